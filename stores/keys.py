@@ -1,0 +1,98 @@
+"""Configuration keys as data: one definition gives the parser, the error messages and the documentation."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["REQUIRED", "Key", "Value", "read", "unknown"]
+
+Value = str | int | float | bool | list[str]
+Kind = Literal["string", "int", "float", "boolean", "list"]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "(required)"
+
+
+REQUIRED = _Required()
+
+_PYTHON: Mapping[Kind, tuple[type, ...]] = {
+    "string": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "boolean": (bool,),
+    "list": (list,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the configuration.
+
+    Attributes:
+        name: the dotted name, as in the file.
+        kind: the type in the file.
+        doc: what it does, for the reference page; says the unit where the name does not.
+        default: the value where the file has none; REQUIRED where it must have one; None for "not set".
+        allowed: the only values that may stand there; empty for any.
+        minimum: the least value of a number.
+        secret: never printed.
+    """
+
+    name: str
+    kind: Kind
+    doc: str
+    default: Value | _Required | None = None
+    allowed: tuple[str, ...] = ()
+    minimum: float | None = None
+    secret: bool = False
+
+    def check(self, value: object) -> Value:
+        """`value` if it may stand under this key.
+
+        Raises:
+            ConfigurationError: wrong type, not one of the allowed values, or below the minimum.
+        """
+        found = "***" if self.secret else repr(value)
+        right = isinstance(value, _PYTHON[self.kind]) and (self.kind == "boolean" or not isinstance(value, bool))
+        if right and isinstance(value, list):
+            right = all(isinstance(item, str) for item in value)
+        if not right:
+            what = "a list of strings" if self.kind == "list" else f"a value of type {self.kind}"
+            raise ConfigurationError(self.name, f"found {found}, allowed is {what}")
+        assert isinstance(value, (str, int, float, list))
+        if self.allowed and value not in self.allowed:
+            raise ConfigurationError(self.name, f"found {found}, allowed is one of: {', '.join(self.allowed)}")
+        if self.minimum is not None and isinstance(value, (int, float)) and value < self.minimum:
+            raise ConfigurationError(self.name, f"found {found}, allowed is {self.minimum:g} or more")
+        return value
+
+
+def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value | None]:
+    """The value of every key, checked, with defaults filled in; keys of `config` that are not in `keys` are left.
+
+    Raises:
+        ConfigurationError: a required key is missing, or a value may not stand under its key.
+    """
+    values: dict[str, Value | None] = {}
+    for key in keys:
+        if key.name in config:
+            values[key.name] = key.check(config[key.name])
+        elif isinstance(key.default, _Required):
+            raise ConfigurationError(key.name, f"is missing; it is required: {key.doc}")
+        else:
+            values[key.name] = key.default
+    return values
+
+
+def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+    """The error for a key that nobody knows, with the nearest known name."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return ConfigurationError(name, f"is not a key that is known here{hint}")

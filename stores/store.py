@@ -1,0 +1,254 @@
+"""What a payload store is: the seed's interface, and what a store may offer besides.
+
+Source: seed 000, "PayloadStore". `PayloadStore` is all that a user's own class needs. The other protocols are one
+capability each; a function asks for the one that it uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Protocol, runtime_checkable
+
+from stores.keys import Key, Value, read, unknown
+from transforms.errors import ConfigurationError
+
+__all__ = [
+    "COMMON_KEYS",
+    "Delete",
+    "Get",
+    "List",
+    "PayloadInfo",
+    "PayloadStore",
+    "Put",
+    "Stat",
+    "Store",
+    "check_object_id",
+    "check_topic",
+]
+
+COMMON_KEYS: Sequence[Key] = (
+    Key(
+        "large.message.id.generator",
+        "string",
+        "How a payload is named. `sha256`: by its stored bytes, so that a replay rewrites the same object and equal "
+        "payloads share one. `uuid`: at random, the seed's default.",
+        default="sha256",
+        allowed=("sha256", "uuid"),
+    ),
+    Key(
+        "large.message.max.bytes",
+        "int",
+        "The largest payload, stored or decompressed, that is read. A larger one is refused before it is read.",
+        default=268_435_456,
+        minimum=1,
+    ),
+    Key(
+        "large.message.store.timeout.ms",
+        "int",
+        "The most time that one call of the store may take, its retries included. Must be less than "
+        "`consumer.max.poll.interval.ms`.",
+        default=60_000,
+        minimum=1,
+    ),
+)
+
+
+class PayloadStore(Protocol):
+    """The seed's interface. Calls block and come from several threads at once.
+
+    Raises of every method: `PayloadStoreError` with `retriable` set, and nothing else for what the store does.
+    """
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Takes the keys of the pipeline, once, before anything else. Makes no request.
+
+        Raises:
+            ConfigurationError: a key is missing, unknown or wrong.
+        """
+        ...
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Stores `data` and returns the full path, once it is durable.
+
+        Atomic: no reader ever sees a part of it. Publishing again what is there already writes it again, so that its
+        age begins anew: a lifecycle rule must not delete an object to which a new record refers.
+        """
+        ...
+
+    def download(self, full_path: str) -> bytes:
+        """The bytes that `publish` stored under this path; a publish that has returned is seen.
+
+        Raises:
+            ReferenceRefusedError: the path is not below the store's root; nothing was requested.
+            PayloadNotFoundError: there is no such payload.
+        """
+        ...
+
+    def id(self, data: bytes) -> str:
+        """The name of the object for `data`, not its path."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the store holds; may be called twice. No other call may follow."""
+        ...
+
+
+@runtime_checkable
+class Put(Protocol):
+    """Stores under a name that the caller has chosen, for instance a digest that it has computed already."""
+
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        """As `publish`, under `object_id`."""
+        ...
+
+
+@runtime_checkable
+class Get(Protocol):
+    """Reads no more than the caller is willing to hold."""
+
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        """As `download`.
+
+        Raises:
+            PayloadTooLargeError: there is more than `max_bytes`; the body was not read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadInfo:
+    """One payload as the store lists it.
+
+    Attributes:
+        path: the full path, as `publish` returned it.
+        size: stored bytes.
+        modified: when it was last published, with time zone.
+    """
+
+    path: str
+    size: int
+    modified: datetime
+
+
+@runtime_checkable
+class Stat(Protocol):
+    """Looks at a payload without reading it."""
+
+    def stat(self, full_path: str) -> PayloadInfo:
+        """Size and age of one payload; raises what `download` raises."""
+        ...
+
+
+@runtime_checkable
+class Delete(Protocol):
+    """Removes payloads."""
+
+    def delete(self, full_path: str) -> None:
+        """Removes one payload. One that is not there is no error: a second sweep must be able to follow a first.
+
+        Raises:
+            ReferenceRefusedError: the path is not below the store's root.
+        """
+        ...
+
+
+@runtime_checkable
+class List(Protocol):
+    """Lists payloads."""
+
+    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
+        """Every payload, or those of one topic, in no promised order; page by page, never all in memory.
+
+        Foreign objects below the root (unfinished writes, nested folders) are passed over.
+        """
+        ...
+
+
+class Store(ABC):
+    """What the stores of the project share: the keys, the ids, and the seed's methods in terms of `put` and `get`.
+
+    A subclass gives `KEYS`, `open`, `put` and `get`.
+    """
+
+    KEYS: ClassVar[Sequence[Key]] = ()
+
+    def __init__(self) -> None:
+        self.max_bytes = 0
+        self.timeout_ms = 0
+        self._by_digest = True
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """See `PayloadStore.configure`. Keys of other owners must have been taken out."""
+        keys = (*COMMON_KEYS, *self.KEYS)
+        known = [key.name for key in keys]
+        for name in config:
+            if name not in known:
+                raise unknown(name, known)
+        values = read(keys, config)
+        max_bytes, timeout_ms = values["large.message.max.bytes"], values["large.message.store.timeout.ms"]
+        assert isinstance(max_bytes, int)
+        assert isinstance(timeout_ms, int)
+        self.max_bytes = max_bytes
+        self.timeout_ms = timeout_ms
+        self._by_digest = values["large.message.id.generator"] == "sha256"
+        self.open(values)
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        return self.put(topic, self.id(data), data)
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`; bounded by `large.message.max.bytes`."""
+        return self.get(full_path, self.max_bytes)
+
+    def id(self, data: bytes) -> str:
+        """SHA-256 of `data` in hex, or a random UUID: `large.message.id.generator`."""
+        return hashlib.sha256(data).hexdigest() if self._by_digest else str(uuid.uuid4())
+
+    @abstractmethod
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """Takes the store's own keys, checked and with defaults."""
+
+    @abstractmethod
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        """See `Put.put`."""
+
+    @abstractmethod
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        """See `Get.get`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `PayloadStore.close`."""
+
+
+_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_ID_LENGTH = 249  # that of a topic name; a path segment of any file system and of S3 takes it
+
+
+def check_object_id(object_id: str) -> str:
+    """`object_id` if it can be a segment of a path.
+
+    Raises:
+        ValueError: empty, over 249 characters, `.`, `..`, or with a character outside `[a-zA-Z0-9._-]`.
+    """
+    if not object_id or len(object_id) > _ID_LENGTH or object_id in {".", ".."} or not _ID_CHARACTERS.issuperset(object_id):
+        raise ValueError(f"{object_id!r} cannot be the name of an object")
+    return object_id
+
+
+def check_topic(topic: str) -> str:
+    """`topic` if it is a legal topic name, which has the alphabet and the length of an object id.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    try:
+        return check_object_id(topic)
+    except ValueError:
+        raise ConfigurationError("topic", f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]") from None

@@ -1,0 +1,76 @@
+"""Compression of stored payloads: four codecs, each by cramjam, never past a size that was agreed before.
+
+The formats: gzip (RFC 1952), snappy (one raw block, format_description.txt), lz4 (LZ4 frame), zstd (RFC 8878 frame).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import cramjam
+
+__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress"]
+
+Codec = Literal["gzip", "snappy", "lz4", "zstd"]
+CODECS: tuple[Codec, ...] = get_args(Codec)
+
+# The levels that Kafka uses where a user names none (KIP-390); cramjam's own zstd default, 11, is several times slower.
+_GZIP_LEVEL = 6
+_LZ4_LEVEL = 1
+_ZSTD_LEVEL = 3
+
+
+class CompressionError(ValueError):
+    """The bytes are not one whole compressed value of the size that was promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Functions:
+    compress: Callable[[bytes], bytes]
+    decompress_into: Callable[[bytes, bytearray], int]
+
+
+_FUNCTIONS: Mapping[Codec, _Functions] = {
+    "gzip": _Functions(
+        lambda data: bytes(cramjam.gzip.compress(data, level=_GZIP_LEVEL)),
+        cramjam.gzip.decompress_into,
+    ),
+    "snappy": _Functions(
+        lambda data: bytes(cramjam.snappy.compress_raw(data)),
+        cramjam.snappy.decompress_raw_into,
+    ),
+    "lz4": _Functions(
+        lambda data: bytes(cramjam.lz4.compress(data, level=_LZ4_LEVEL)),
+        cramjam.lz4.decompress_into,
+    ),
+    "zstd": _Functions(
+        lambda data: bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL)),
+        cramjam.zstd.decompress_into,
+    ),
+}
+
+
+def compress(codec: Codec, data: bytes) -> bytes:
+    """`data` as one compressed block or frame of the codec."""
+    return _FUNCTIONS[codec].compress(data)
+
+
+def decompress(codec: Codec, data: bytes, size: int) -> bytes:
+    """The `size` bytes that `data` holds.
+
+    The output is a buffer of exactly `size` bytes that the decoder cannot leave, so a compression bomb ends as an
+    error, not as memory. The caller has checked `size` against what is allowed.
+
+    Raises:
+        CompressionError: `data` is damaged, or holds more or fewer than `size` bytes.
+    """
+    buffer = bytearray(size)
+    try:
+        written = _FUNCTIONS[codec].decompress_into(data, buffer)
+    except cramjam.DecompressionError as exc:
+        raise CompressionError(f"not one whole {codec} value of {size} bytes: {exc}") from exc
+    if written != size:
+        raise CompressionError(f"a {codec} value of {written} bytes, not of {size}")
+    return bytes(buffer)

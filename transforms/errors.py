@@ -1,0 +1,204 @@
+"""Every error of the project, grouped by what the caller can do about it.
+
+WideloadError
+├── ConfigurationError            refuse at start; the user changes the configuration
+├── TransformError                this record can never succeed; `errors.tolerance` decides
+│   ├── MalformedReferenceError   the value or a header is not what the format allows
+│   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
+│   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
+│   └── RecordTooLargeError       the record is over what the sink topic takes
+└── PayloadStoreError             the store; `retriable` says whether to try again
+    ├── PayloadNotFoundError      there is no such payload; final
+    └── ReferenceRefusedError     the reference points outside the store's root; final
+
+Each carries its data as attributes and builds its message from them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "MalformedReferenceError",
+    "PayloadCorruptError",
+    "PayloadNotFoundError",
+    "PayloadStoreError",
+    "PayloadTooLargeError",
+    "RecordTooLargeError",
+    "ReferenceRefusedError",
+    "TransformError",
+    "WideloadError",
+]
+
+_SHOWN_CHARACTERS = 200
+
+
+def shown(text: str) -> str:
+    """`text` as it may stand in a message: quoted, and cut in the middle when it is long.
+
+    Paths come from records that anyone may write, and may be a megabyte long or hold control characters.
+    """
+    if len(text) > _SHOWN_CHARACTERS:
+        half = _SHOWN_CHARACTERS // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return repr(text)
+
+
+class WideloadError(Exception):
+    """The root of the project's errors."""
+
+
+class ConfigurationError(WideloadError):
+    """The configuration cannot work.
+
+    Attributes:
+        key: the key of the configuration that is at fault, as the user wrote it.
+        reason: what was found, what is allowed, what to do.
+        pipeline: the pipeline that the key belongs to; None for a key of the worker.
+    """
+
+    def __init__(self, key: str, reason: str, *, pipeline: str | None = None) -> None:
+        super().__init__(key, reason, pipeline)
+        self.key = key
+        self.reason = reason
+        self.pipeline = pipeline
+
+    def __str__(self) -> str:
+        where = f"[pipeline.{self.pipeline}] " if self.pipeline else ""
+        return f"{where}{self.key}: {self.reason}"
+
+    def within(self, pipeline: str) -> ConfigurationError:
+        """The same error, said of one pipeline."""
+        return ConfigurationError(self.key, self.reason, pipeline=pipeline)
+
+
+class TransformError(WideloadError):
+    """This record can never succeed, however often it is tried."""
+
+
+class MalformedReferenceError(TransformError):
+    """The value or a header of a reference record is not what the format allows.
+
+    Attributes:
+        field: the header, or "value".
+        found: what stood there.
+        allowed: what may stand there.
+    """
+
+    def __init__(self, field: str, found: str, allowed: str) -> None:
+        super().__init__(field, found, allowed)
+        self.field = field
+        self.found = found
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"malformed reference: {self.field} is {shown(self.found)}; allowed: {self.allowed}"
+
+
+class PayloadCorruptError(TransformError):
+    """The payload in the store is not the value that the reference describes.
+
+    Attributes:
+        path: the full path of the payload.
+        what: what differs: "size", "checksum" or "compression".
+        expected: what the reference says.
+        found: what the payload has.
+    """
+
+    def __init__(self, path: str, what: str, *, expected: str, found: str) -> None:
+        super().__init__(path, what, expected, found)
+        self.path = path
+        self.what = what
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"payload {shown(self.path)} is corrupt: {self.what} is {self.found}, the reference says {self.expected}"
+        )
+
+
+class PayloadTooLargeError(TransformError):
+    """A payload, stored or decompressed, is over the limit.
+
+    Attributes:
+        path: the full path of the payload.
+        size: its length in bytes; None where it is only known to be over the limit.
+        limit: the limit in bytes.
+    """
+
+    def __init__(self, path: str, size: int | None, limit: int) -> None:
+        super().__init__(path, size, limit)
+        self.path = path
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        size = "more" if self.size is None else f"{self.size:,} bytes"
+        return (
+            f"payload {shown(self.path)} is too large: {size}, the limit is {self.limit:,} bytes; "
+            "raise large.message.max.bytes if such payloads are meant to pass"
+        )
+
+
+class RecordTooLargeError(TransformError):
+    """A record is over the `max.message.bytes` of the topic that it should go to.
+
+    Attributes:
+        topic: the sink topic.
+        size: the record's size as a batch of one, in bytes.
+        limit: the topic's `max.message.bytes`.
+    """
+
+    def __init__(self, topic: str, size: int, limit: int) -> None:
+        super().__init__(topic, size, limit)
+        self.topic = topic
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"the record takes {self.size:,} bytes as a batch of one, topic {self.topic} takes {self.limit:,}; "
+            f"raise max.message.bytes of topic {self.topic}"
+        )
+
+
+class PayloadStoreError(WideloadError):
+    """A store could not do what it was asked to (seed 000, "PayloadStoreException").
+
+    Attributes:
+        retriable: True for what may pass by itself (throttling, 5xx, time-outs, connections cut), False for what
+            stays as it is until somebody acts (access denied, no such bucket).
+    """
+
+    retriable: bool = False
+
+    def __init__(self, message: str, *, retriable: bool | None = None) -> None:
+        super().__init__(message)
+        if retriable is not None:
+            self.retriable = retriable
+
+
+class PayloadNotFoundError(PayloadStoreError, LookupError):
+    """There is no payload at this path.
+
+    Attributes:
+        path: the full path that was asked for.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is no payload at {shown(path)}")
+        self.path = path
+
+
+class ReferenceRefusedError(PayloadStoreError):
+    """A path is not below the store's own root; nothing was requested.
+
+    Attributes:
+        path: the path that was refused.
+        root: what a path must begin with.
+    """
+
+    def __init__(self, path: str, root: str, reason: str = "it is not below the store's root") -> None:
+        super().__init__(f"reference {shown(path)} is refused: {reason} {shown(root)}")
+        self.path = path
+        self.root = root

@@ -1,0 +1,101 @@
+"""Inflate: the value comes back into the record. The reverse of offload, verified; the store is elsewhere.
+
+Source: seed 000, "Deserializer"; design, "Reference".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from transforms.compression import CompressionError, decompress
+from transforms.errors import PayloadCorruptError, PayloadTooLargeError, TransformError
+from transforms.record import Header, Record, RecordLike
+from transforms.reference import Reference, is_reference
+
+__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation"]
+
+DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Inflation:
+    """A reference on its way to becoming the value again.
+
+    Attributes:
+        reference: what the record said.
+        headers: the record's own headers.
+        stored_limit_bytes: the most that the payload may have in the store.
+    """
+
+    reference: Reference
+    headers: tuple[Header, ...]
+    stored_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inflate:
+    """Which records are references, and how the value is restored.
+
+    Attributes:
+        max_bytes: the largest payload, stored or decompressed.
+    """
+
+    max_bytes: int = DEFAULT_MAX_BYTES
+
+    def wants(self, record: RecordLike) -> bool:
+        """True where the record is a reference. A tombstone never is."""
+        return bool(record.headers) and record.value is not None and is_reference(record.headers)
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """How much memory the restored value may take: what the reference says, else all that is allowed.
+
+        Never raises; what is malformed takes none, since nothing is read for it.
+        """
+        try:
+            return self.begin(record).stored_limit_bytes
+        except TransformError:
+            return 0
+
+    def begin(self, record: RecordLike) -> Inflation:
+        """Reads the reference; nothing is requested for one that is not right.
+
+        Raises:
+            MalformedReferenceError: the value or a header is not what the format allows.
+            PayloadTooLargeError: the reference itself says more than `max_bytes`.
+        """
+        reference, headers = Reference.parse(record)
+        if reference.size is None:
+            return Inflation(reference, headers, self.max_bytes)
+        if reference.size > self.max_bytes:
+            raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
+        # Compressed bytes are used only where they are fewer, so no payload is longer than its value.
+        return Inflation(reference, headers, reference.size)
+
+    def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
+        """The record as it was before offload.
+
+        Raises:
+            PayloadCorruptError: size or checksum differ from the reference, or the bytes do not decompress.
+            PayloadTooLargeError: there are more bytes than allowed.
+        """
+        reference = inflation.reference
+        if len(stored) > self.max_bytes:
+            raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
+        value = stored
+        if reference.codec is not None:
+            assert reference.size is not None
+            try:
+                value = decompress(reference.codec, stored, reference.size)
+            except CompressionError as exc:
+                expected = f"{reference.codec} of {reference.size:,} bytes"
+                raise PayloadCorruptError(reference.path, "compression", expected=expected, found=str(exc)) from exc
+        if reference.size is not None and len(value) != reference.size:
+            raise PayloadCorruptError(
+                reference.path, "size", expected=f"{reference.size:,} bytes", found=f"{len(value):,} bytes"
+            )
+        if reference.checksum is not None:
+            found = hashlib.sha256(value).hexdigest()
+            if found != reference.checksum:
+                raise PayloadCorruptError(reference.path, "checksum", expected=reference.checksum, found=found)
+        return Record(record.key, value, inflation.headers, record.timestamp)

@@ -1,0 +1,91 @@
+"""Offload: a large value leaves the record, a reference takes its place. Decisions and formats; the store is elsewhere.
+
+Source: seed 000, "Serializer"; design, "Reference".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from transforms.compression import Codec, compress
+from transforms.record import Record, RecordLike
+from transforms.reference import Reference
+from transforms.size import batch_of_one_bytes
+
+__all__ = ["DEFAULT_THRESHOLD_BYTES", "Offload", "Payload"]
+
+DEFAULT_THRESHOLD_BYTES = 1_048_576  # seed 000: "1MB (Default of max.message.bytes)"
+
+
+# A batch of one without headers: 61 bytes of batch, five-byte varints for record, key and value, 4 bytes besides.
+_OVERHEAD_BOUND_BYTES = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A value on its way to the store.
+
+    Attributes:
+        data: the bytes to store: the value, or the value compressed.
+        size: bytes of the value.
+        checksum: SHA-256 of the value, hex.
+        codec: how `data` is compressed; None where it is the value.
+    """
+
+    data: bytes
+    size: int
+    checksum: str
+    codec: Codec | None
+
+    def reference(self, path: str) -> Reference:
+        """The reference, once the store has said where the payload is."""
+        return Reference(path, self.size, self.checksum, self.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Which records are large, and what becomes of them.
+
+    Attributes:
+        threshold_bytes: a value longer than this is large.
+        sink_limit_bytes: `max.message.bytes` of the topic that the record goes to; a record over it as a batch of one
+            is large whatever the threshold says. None where there is no such limit.
+        codec: how payloads are compressed; None for not at all.
+    """
+
+    threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
+    sink_limit_bytes: int | None = None
+    codec: Codec | None = None
+
+    def wants(self, record: RecordLike) -> bool:
+        """True where the value is to be offloaded. A tombstone and an empty value never are."""
+        value = record.value
+        if not value:
+            return False
+        if len(value) > self.threshold_bytes:
+            return True
+        limit = self.sink_limit_bytes
+        if limit is None:
+            return False
+        if not record.headers and len(value) + len(record.key or b"") + _OVERHEAD_BOUND_BYTES <= limit:
+            return False  # nearly every record ends here, for a tenth of what the exact size costs
+        return batch_of_one_bytes(record) > limit
+
+    def payload(self, value: bytes) -> Payload:
+        """What to store for `value`. Compressed bytes that are no fewer than the value are not used."""
+        checksum = hashlib.sha256(value).hexdigest()
+        if self.codec is not None:
+            compressed = compress(self.codec, value)
+            if len(compressed) < len(value):
+                return Payload(compressed, len(value), checksum, self.codec)
+        return Payload(value, len(value), checksum, None)
+
+    def refer(self, record: RecordLike, reference: Reference) -> Record:
+        """The record with the reference in place of its value: key, timestamp and own headers as they were."""
+        return Record(
+            record.key,
+            reference.path.encode(),
+            (*record.headers, *reference.headers()),
+            record.timestamp,
+        )

@@ -1,0 +1,148 @@
+"""The reference record: a path in place of a value, and headers that say what lies there.
+
+    value                        the full path, UTF-8, as the store's `publish` returned it
+    header large-message         "true"
+    header .size                 length of the original value in bytes, decimal
+    header .checksum             "sha256:" and 64 lower-case hex digits, of the original value
+    header .compression          gzip, snappy, lz4 or zstd; absent where the stored bytes are the value itself
+
+Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
+The four headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
+same name that the original record had, and taking them off restores it exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transforms.compression import CODECS, Codec
+from transforms.errors import MalformedReferenceError
+from transforms.record import Header, RecordLike
+
+__all__ = ["LARGE_MESSAGE", "MAX_PATH_BYTES", "Reference", "is_reference"]
+
+LARGE_MESSAGE = "large-message"
+_SIZE = "large-message.size"
+_CHECKSUM = "large-message.checksum"
+_COMPRESSION = "large-message.compression"
+_DETAILS = frozenset({_SIZE, _CHECKSUM, _COMPRESSION})
+_TRUE = b"true"
+
+# The longest path that a store of ours can return: PATH_MAX (4,096) percent-encoded would be 12,288.
+MAX_PATH_BYTES = 16_384
+
+_SIZE_FORM = re.compile(rb"[0-9]{1,19}", re.ASCII)
+_CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
+
+
+def is_reference(headers: Sequence[Header]) -> bool:
+    """True where the last `large-message` header says `true`."""
+    for name, value in reversed(headers):
+        if name == LARGE_MESSAGE:
+            return value == _TRUE
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a reference record says of its payload.
+
+    Attributes:
+        path: the full path in the store.
+        size: bytes of the original value; None where the writer did not say (the seed's own format).
+        checksum: SHA-256 of the original value, 64 hex digits; None likewise.
+        codec: how the stored bytes are compressed; None where they are the value itself.
+    """
+
+    path: str
+    size: int | None = None
+    checksum: str | None = None
+    codec: Codec | None = None
+
+    def headers(self) -> tuple[Header, ...]:
+        """The headers that go behind the record's own."""
+        headers: list[Header] = [(LARGE_MESSAGE, _TRUE)]
+        if self.size is not None:
+            headers.append((_SIZE, b"%d" % self.size))
+        if self.checksum is not None:
+            headers.append((_CHECKSUM, b"sha256:" + self.checksum.encode()))
+        if self.codec is not None:
+            headers.append((_COMPRESSION, self.codec.encode()))
+        return tuple(headers)
+
+    @classmethod
+    def parse(cls, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
+        """The reference that a record holds, and the record's own headers without those of the reference.
+
+        The caller has asked `is_reference`.
+
+        Raises:
+            MalformedReferenceError: the value or a header is not as above. Nothing was requested.
+        """
+        ours, own = _partition(record.headers)
+        size = _size(ours[_SIZE]) if _SIZE in ours else None
+        codec = _codec(ours[_COMPRESSION]) if _COMPRESSION in ours else None
+        if codec is not None and size is None:
+            raise MalformedReferenceError(_SIZE, "absent", f"a size, which {_COMPRESSION} needs as its bound")
+        checksum = _checksum(ours[_CHECKSUM]) if _CHECKSUM in ours else None
+        return cls(_path(record.value), size, checksum, codec), own
+
+
+def _partition(headers: Sequence[Header]) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
+    """The reference's headers and the others.
+
+    They are looked for behind the last `large-message`. Where none follows it, the writer was another one (seed 000
+    knows just the first header, and promises no order): then the last of each name counts, wherever it stands.
+    """
+    start = max(i for i, (name, _) in enumerate(headers) if name == LARGE_MESSAGE)
+    end = start + 1
+    taken = {start}
+    ours: dict[str, bytes | None] = {}
+    while end < len(headers) and headers[end][0] in _DETAILS and headers[end][0] not in ours:
+        ours[headers[end][0]] = headers[end][1]
+        taken.add(end)
+        end += 1
+    if not ours:
+        for i, (name, value) in enumerate(headers):
+            if name in _DETAILS:
+                ours[name] = value
+                taken.add(i)
+    return ours, tuple(header for i, header in enumerate(headers) if i not in taken)
+
+
+def _path(value: bytes | None) -> str:
+    allowed = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
+    if value is None:
+        raise MalformedReferenceError("value", "null", allowed)
+    if not 0 < len(value) <= MAX_PATH_BYTES:
+        raise MalformedReferenceError("value", f"{len(value):,} bytes", allowed)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as exc:
+        raise MalformedReferenceError("value", f"not UTF-8 at byte {exc.start}", allowed) from exc
+
+
+def _size(value: bytes | None) -> int:
+    if value is None or not _SIZE_FORM.fullmatch(value):
+        raise MalformedReferenceError(_SIZE, _text(value), "a decimal number of bytes")
+    return int(value)
+
+
+def _checksum(value: bytes | None) -> str:
+    match = None if value is None else _CHECKSUM_FORM.fullmatch(value)
+    if match is None:
+        raise MalformedReferenceError(_CHECKSUM, _text(value), "sha256: and 64 lower-case hex digits")
+    return match[1].decode()
+
+
+def _codec(value: bytes | None) -> Codec:
+    for codec in CODECS:
+        if value == codec.encode():
+            return codec
+    raise MalformedReferenceError(_COMPRESSION, _text(value), ", ".join(CODECS))
+
+
+def _text(value: bytes | None) -> str:
+    return "null" if value is None else value[:100].decode(errors="replace")
