@@ -1,0 +1,109 @@
+"""One checkpoint, one output, one subscription: the tie that exactly-once stands on.
+
+Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`), each counted by
+batch number, and ties neither to the other. A fresh checkpoint over an old output makes Spark take batch 0 for written
+already and skip it, in silence; a checkpoint of another topic reads offsets that mean nothing. So the job writes down
+what belongs together, in the checkpoint, and refuses the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["Binding", "bind"]
+
+_FILE = "wideload.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a checkpoint belongs to.
+
+    Attributes:
+        job: the job's name.
+        source: what is read, as the user subscribed to it.
+        output: the folder that is written, as a full address.
+    """
+
+    job: str
+    source: str
+    output: str
+
+
+def bind(spark: SparkSession, checkpoint: str, output: str, *, job: str, source: str) -> None:
+    """Tie `checkpoint` to `job`, `source` and `output`, or check that it is tied to them already.
+
+    A checkpoint in which no batch was begun may be tied anew: nothing was read by it.
+
+    Raises:
+        ConfigurationError: the checkpoint belongs to something else, or the output to another checkpoint.
+    """
+    files = _Files(spark)
+    wanted = Binding(job=job, source=source, output=files.qualified(output))
+    if not files.any_in(f"{checkpoint}/offsets"):
+        if files.any_in(f"{output}/_spark_metadata"):
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{output} was written with another checkpoint than {checkpoint}, and Spark would skip as many batches "
+                "as it finds there; give that checkpoint, or a new --output",
+            )
+        files.write(f"{checkpoint}/{_FILE}", json.dumps(asdict(wanted)))
+        return
+    text = files.read(f"{checkpoint}/{_FILE}")
+    if text is None:
+        raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
+    found = json.loads(text)
+    for part, value in asdict(wanted).items():
+        if found.get(part) != value:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{checkpoint} belongs to {part} {found.get(part)}, this is {part} {value}; "
+                "give a new --checkpoint and a new --output",
+            )
+
+
+class _Files:
+    """Files wherever Spark may write: Hadoop's own file systems, as they are configured for the session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context: Any = spark.sparkContext
+        self._jvm: Any = context._jvm
+        self._configuration: Any = context._jsc.hadoopConfiguration()
+
+    def qualified(self, path: str) -> str:
+        file_system, location = self._locate(path)
+        return str(file_system.makeQualified(location).toString())
+
+    def any_in(self, folder: str) -> bool:
+        file_system, location = self._locate(folder)
+        return bool(file_system.exists(location)) and any(
+            not status.getPath().getName().startswith(".") for status in file_system.listStatus(location)
+        )
+
+    def read(self, path: str) -> str | None:
+        file_system, location = self._locate(path)
+        if not file_system.exists(location):
+            return None
+        stream = file_system.open(location)
+        try:
+            return bytes(stream.readAllBytes()).decode("utf-8")
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        file_system, location = self._locate(path)
+        stream = file_system.create(location, True)
+        try:
+            stream.write(bytearray(text, "utf-8"))
+        finally:
+            stream.close()
+
+    def _locate(self, path: str) -> tuple[Any, Any]:
+        location = self._jvm.org.apache.hadoop.fs.Path(path)
+        return location.getFileSystem(self._configuration), location

@@ -1,0 +1,156 @@
+"""The Spark session of a job: where its JVM, its memory and the Kafka connector come from.
+
+Under `spark-submit` the JVM runs already and all of that is the caller's; what is here then does nothing. Under
+`python -m jobs.NAME` it is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyspark
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "open_session", "submitted"]
+
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+"""The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
+
+# A failed query is reported by the job itself, in one sentence; Spark would log the same with its whole stack.
+_QUIET_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = error
+logger.query.name = org.apache.spark.sql.execution.streaming.MicroBatchExecution
+logger.query.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec
+logger.write.level = off
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a session is made of.
+
+    Attributes:
+        name: what Spark's own pages call it.
+        jars: files of the Kafka connector; empty lets Spark fetch `CONNECTOR` by itself.
+        master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
+        driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
+        conf: further Spark settings, which win over all others.
+        verbose: leave Spark's log as it is.
+    """
+
+    name: str
+    jars: tuple[str, ...] = ()
+    master: str | None = None
+    driver_memory: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    verbose: bool = False
+
+
+def submitted() -> bool:
+    """Whether `spark-submit` started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def connector_jars(listed: str) -> tuple[str, ...]:
+    """The jars of a comma-separated list of files and folders, without those that PySpark ships itself.
+
+    An Ivy fetch of the connector brings Hadoop, Scala and more once again; a second copy of a class in another class
+    loader makes casts between the two fail.
+
+    Raises:
+        ConfigurationError: an entry is not there, or a folder holds no jar.
+    """
+    shipped = {path.name for path in _pyspark_jars().glob("*.jar")}
+    jars: list[Path] = []
+    for entry in filter(None, (part.strip() for part in listed.split(","))):
+        path = Path(entry).expanduser()
+        if path.is_dir():
+            found = sorted(path.glob("*.jar"))
+            if not found:
+                raise ConfigurationError("--jars", f"folder {entry} holds no .jar file")
+            jars += found
+        elif path.is_file():
+            jars.append(path)
+        else:
+            raise ConfigurationError("--jars", f"{entry} is neither a file nor a folder")
+    return tuple(str(path.resolve()) for path in jars if path.name not in shipped)
+
+
+@contextmanager
+def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
+    """A session for the length of a `with` block; stopped at its end.
+
+    Raises:
+        ConfigurationError: there is no Java, or Spark's JVM did not start.
+    """
+    if not submitted():
+        _require_java()
+    with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
+        try:
+            spark = _builder(settings, Path(folder)).getOrCreate()
+        except PySparkRuntimeError as error:
+            raise ConfigurationError(
+                "spark", f"Spark's Java process did not start ({error.getCondition()}); what it said is above"
+            ) from error
+        if submitted() and not settings.verbose:
+            spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
+    builder: SparkSession.Builder = SparkSession.builder.appName(settings.name)
+    # Parquet's older default, INT96, is deprecated and only Spark writes it.
+    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    if not submitted():
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        if settings.jars:
+            builder = builder.config("spark.jars", ",".join(settings.jars))
+        else:
+            builder = builder.config("spark.jars.packages", CONNECTOR)
+        if settings.driver_memory:
+            builder = builder.config("spark.driver.memory", settings.driver_memory)
+        if not settings.verbose:
+            logging = folder / "log4j2.properties"
+            logging.write_text(_QUIET_LOGGING, encoding="utf-8")
+            builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    if settings.master:
+        builder = builder.master(settings.master)
+    for key, value in settings.conf.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if home and not (Path(home) / "bin" / "java").is_file():
+        raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a JDK 17 or newer, or unset it")
+    if not home and shutil.which("java") is None:
+        raise ConfigurationError(
+            "java", "not found, and Spark runs on it; install Java 17 or newer (Debian: openjdk-17-jre-headless)"
+        )
+
+
+def _pyspark_jars() -> Path:
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"
