@@ -15,10 +15,12 @@ from datetime import datetime
 from typing import ClassVar, Protocol, runtime_checkable
 
 from stores.keys import Key, Value, read, unknown
+from stores.root import Root, check_object_id
 from transforms.errors import ConfigurationError
 
 __all__ = [
     "COMMON_KEYS",
+    "Check",
     "Delete",
     "Get",
     "List",
@@ -62,6 +64,7 @@ class PayloadStore(Protocol):
     """The seed's interface. Calls block and come from several threads at once.
 
     Raises of every method: `PayloadStoreError` with `retriable` set, and nothing else for what the store does.
+    A topic is 1 to 249 characters of `[a-zA-Z0-9._-]`, as Kafka has it; another one is a `ValueError`.
     """
 
     def configure(self, config: Mapping[str, object]) -> None:
@@ -86,6 +89,7 @@ class PayloadStore(Protocol):
         Raises:
             ReferenceRefusedError: the path is not below the store's root; nothing was requested.
             PayloadNotFoundError: there is no such payload.
+            PayloadTooLargeError: it is over `large.message.max.bytes`; the body was not read.
         """
         ...
 
@@ -103,7 +107,11 @@ class Put(Protocol):
     """Stores under a name that the caller has chosen, for instance a digest that it has computed already."""
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        """As `publish`, under `object_id`."""
+        """As `publish`, under `object_id`.
+
+        Raises:
+            ValueError: `topic` or `object_id` is not 1 to 249 characters of `[a-zA-Z0-9._-]`; the caller's mistake.
+        """
         ...
 
 
@@ -127,7 +135,7 @@ class PayloadInfo:
     Attributes:
         path: the full path, as `publish` returned it.
         size: stored bytes.
-        modified: when it was last published, with time zone.
+        modified: when it was last published, with time zone; S3 has whole seconds.
     """
 
     path: str
@@ -169,13 +177,36 @@ class List(Protocol):
         ...
 
 
-class Store(ABC):
+@runtime_checkable
+class Check(Protocol):
+    """Can be asked, before any record is read, whether it will work."""
+
+    def check(self, *, writing: bool = True) -> None:
+        """Makes one harmless request to prove that the store is reachable and usable.
+
+        Args:
+            writing: whether payloads are going to be published; a reader may have a store that it cannot write to.
+
+        Raises:
+            PayloadStoreError: it is not; the message says what is missing.
+        """
+        ...
+
+
+class Store(Put, Get, Check, ABC):
     """What the stores of the project share: the keys, the ids, and the seed's methods in terms of `put` and `get`.
 
-    A subclass gives `KEYS`, `open`, `put` and `get`.
+    A subclass gives `KEYS`, `open` (which sets `root`), `put`, `get`, `check` and `close`.
+
+    Attributes:
+        root: what every path begins with.
+        max_bytes: `large.message.max.bytes`.
+        timeout_ms: `large.message.store.timeout.ms`.
     """
 
     KEYS: ClassVar[Sequence[Key]] = ()
+
+    root: Root
 
     def __init__(self) -> None:
         self.max_bytes = 0
@@ -212,7 +243,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, values: Mapping[str, Value | None]) -> None:
-        """Takes the store's own keys, checked and with defaults."""
+        """Takes the store's own keys, checked and with defaults; sets `root`."""
 
     @abstractmethod
     def put(self, topic: str, object_id: str, data: bytes) -> str:
@@ -223,23 +254,12 @@ class Store(ABC):
         """See `Get.get`."""
 
     @abstractmethod
+    def check(self, *, writing: bool = True) -> None:
+        """See `Check.check`."""
+
+    @abstractmethod
     def close(self) -> None:
         """See `PayloadStore.close`."""
-
-
-_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_ID_LENGTH = 249  # that of a topic name; a path segment of any file system and of S3 takes it
-
-
-def check_object_id(object_id: str) -> str:
-    """`object_id` if it can be a segment of a path.
-
-    Raises:
-        ValueError: empty, over 249 characters, `.`, `..`, or with a character outside `[a-zA-Z0-9._-]`.
-    """
-    if not object_id or len(object_id) > _ID_LENGTH or object_id in {".", ".."} or not _ID_CHARACTERS.issuperset(object_id):
-        raise ValueError(f"{object_id!r} cannot be the name of an object")
-    return object_id
 
 
 def check_topic(topic: str) -> str:
@@ -251,4 +271,6 @@ def check_topic(topic: str) -> str:
     try:
         return check_object_id(topic)
     except ValueError:
-        raise ConfigurationError("topic", f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]") from None
+        raise ConfigurationError(
+            "topic", f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]"
+        ) from None

@@ -1,0 +1,69 @@
+"""The root of a store as a URI, and the paths below it: `<root>/<topic>/<id>`.
+
+Nothing in a path is ever decoded, resolved or normalized. A path is below the root if it begins with the root's own
+characters and the rest is a topic, a slash and an id, both of `[a-zA-Z0-9._-]`. So `..`, `%2e%2e`, an encoded slash, a
+query, a NUL and whatever else a forged reference may try are refused without a rule of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transforms.errors import ReferenceRefusedError
+
+__all__ = ["Root", "check_object_id"]
+
+_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_LENGTH = 249  # that of a topic name; a path segment of any file system and of S3 takes it
+
+
+def check_object_id(object_id: str) -> str:
+    """`object_id` if it can be a segment of a path.
+
+    Raises:
+        ValueError: empty, over 249 characters, `.`, `..`, or with a character outside `[a-zA-Z0-9._-]`.
+    """
+    if not object_id or len(object_id) > _LENGTH or object_id in {".", ".."} or not _CHARACTERS.issuperset(object_id):
+        raise ValueError(f"{object_id!r} cannot be the name of an object")
+    return object_id
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where a store keeps its payloads.
+
+    Attributes:
+        uri: scheme, authority and folders, with a slash at the end: `s3://bucket/prefix/`, `file:///root/`.
+    """
+
+    uri: str
+
+    def path(self, topic: str, object_id: str) -> str:
+        """The full path of a payload.
+
+        Raises:
+            ValueError: `topic` or `object_id` cannot be a segment of a path.
+        """
+        return f"{self.uri}{check_object_id(topic)}/{check_object_id(object_id)}"
+
+    def holds(self, full_path: str) -> bool:
+        """Whether `split` takes it."""
+        try:
+            self.split(full_path)
+        except ReferenceRefusedError:
+            return False
+        return True
+
+    def split(self, full_path: str) -> tuple[str, str]:
+        """Topic and id of a path that `path` has made; the inverse of it.
+
+        Raises:
+            ReferenceRefusedError: no call of `path` gives this.
+        """
+        if not full_path.startswith(self.uri):
+            raise ReferenceRefusedError(full_path, self.uri)
+        topic, _, object_id = full_path[len(self.uri) :].partition("/")
+        try:
+            return check_object_id(topic), check_object_id(object_id)
+        except ValueError:
+            raise ReferenceRefusedError(full_path, self.uri, "it is not a topic and an id below") from None
