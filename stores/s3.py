@@ -1,0 +1,381 @@
+"""Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. The only module that knows boto3.
+
+What S3 itself promises is what `PayloadStore` promises: a put is atomic and durable when it returns, and seen by every
+read after it. Permissions needed are s3:PutObject, s3:GetObject and, for the sweep, s3:DeleteObject, all below the
+prefix; and s3:ListBucket, without which S3 answers 403 instead of 404 for a payload that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from stores.keys import REQUIRED, Key, Value
+from stores.root import Root, check_object_id
+from stores.store import PayloadInfo, Store
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadTooLargeError
+
+try:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from stores.s3_errors import status, translated
+except ImportError as exc:
+    raise ConfigurationError(
+        "large.message.payload.store.class",
+        f"found 's3', which needs boto3 ({exc}); install it with: pip install 'wideload[s3]'",
+    ) from exc
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from urllib3.response import HTTPResponse
+
+__all__ = ["S3Store"]
+
+# S3's longest key is 1,024 bytes, and topic and id with their slashes take up to 500 of them.
+_LONGEST_PREFIX = 1024 - 500
+
+_SEND_BYTES = 1 << 20
+_RECEIVE_BYTES = 1 << 18
+
+# No topic can have this name, so no payload is ever there.
+_ABSENT = "~wideload-check"
+
+
+class S3Store(Store):
+    """One client for all threads, with a pool of connections."""
+
+    KEYS: ClassVar[Sequence[Key]] = (
+        Key("s3.bucket", "string", "The bucket. It must be there.", default=REQUIRED),
+        Key(
+            "s3.prefix",
+            "string",
+            "What the keys of all payloads begin with, without a slash at either end: `s3://bucket/prefix/topic/id`.",
+            default="",
+        ),
+        Key(
+            "s3.endpoint",
+            "string",
+            "The URL of an S3 server other than Amazon's. Where it is not set, `AWS_ENDPOINT_URL` counts.",
+        ),
+        Key("s3.region", "string", "The region of the bucket. Where it is not set, AWS's own settings count."),
+        Key(
+            "s3.access.key",
+            "string",
+            "The access key, together with `s3.secret.key`. Where they are not set, AWS's own chain counts: "
+            "environment, profile, web identity, instance metadata.",
+        ),
+        Key("s3.secret.key", "string", "The secret key that belongs to `s3.access.key`.", secret=True),
+        Key("s3.session.token", "string", "The session token of temporary keys.", secret=True),
+        Key(
+            "s3.path.style",
+            "boolean",
+            "Whether the bucket stands in the path of a URL, instead of in its host name. Where it is not set: yes if "
+            "`s3.endpoint` is set.",
+        ),
+        Key(
+            "s3.connection.timeout.ms",
+            "int",
+            "The longest wait for a connection, and for the server to take the next MiB of a payload.",
+            default=5000,
+            minimum=1,
+        ),
+        Key(
+            "s3.read.timeout.ms",
+            "int",
+            "The longest wait for the server to say anything, from the end of a request on.",
+            default=10_000,
+            minimum=1,
+        ),
+        Key(
+            "s3.retry.attempts",
+            "int",
+            "How often a request is made at most, the first one included. Before the second there is a pause of up to "
+            "a second, before each later one up to twice the last, 20 at most (botocore's `standard` mode), and up to "
+            "5 more where the server asks for it.",
+            default=3,
+            minimum=1,
+        ),
+        Key(
+            "s3.sse",
+            "string",
+            "Encryption at rest that each put asks for. Where it is not set, the bucket's own default counts.",
+            allowed=("AES256", "aws:kms", "aws:kms:dsse"),
+        ),
+        Key("s3.sse.kms.key.id", "string", "The KMS key of `s3.sse`; where it is not set, the account's key for S3."),
+        Key(
+            "s3.payload.signing",
+            "boolean",
+            "Whether a put is signed over its payload and carries a CRC. Both cost CPU, more than sending it; the "
+            "reference has a SHA-256 in any case, and TLS protects it on the way.",
+            default=False,
+        ),
+        Key(
+            "s3.max.connections",
+            "int",
+            "How many connections are kept. More threads than this may call; the connections above it are not kept.",
+            default=16,
+            minimum=1,
+        ),
+    )
+
+    def open(self, values: Mapping[str, Value | None]) -> None:
+        """See `Store.open`. Credentials are looked up here, which may ask the instance's metadata service."""
+        self._bucket = cast("str", values["s3.bucket"])
+        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,254}", self._bucket):
+            raise ConfigurationError(
+                "s3.bucket",
+                f"found {self._bucket!r}, allowed is a bucket's name: letters, digits, '.', '_' and '-'",
+            )
+        prefix = _prefix(cast("str", values["s3.prefix"]))
+        self._bucket_uri = f"s3://{self._bucket}/"
+        self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
+        self._encryption = _encryption(values)
+        # A body that has begun to flow is asked about the time before each piece, and the last wait may still be whole.
+        longest_wait_ms = max(cast("int", values[name]) for name in ("s3.connection.timeout.ms", "s3.read.timeout.ms"))
+        _check_time(values, self.timeout_ms)
+        self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
+        self._client = _client(values)
+
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        """See `Put.put`."""
+        path = self.root.path(topic, object_id)
+        body = _Upload(data, time.monotonic() + self._transfer_seconds) if data else b""
+        with self._translated("PutObject", path):
+            self._client.put_object(
+                Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption
+            )
+        return path
+
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        """See `Get.get`."""
+        self.root.split(full_path)
+        deadline = time.monotonic() + self._transfer_seconds
+        with self._translated("GetObject", full_path):
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))
+            # StreamingBody gives its raw stream as a context manager only, and closes it at the end of this. Its own
+            # `read` goes on for as long as a byte comes before each time-out; `read1` of the stream returns after one.
+            with cast("Any", response["Body"]) as stream:
+                return _receive(
+                    stream, full_path, cast("int | None", response.get("ContentLength")), max_bytes, deadline
+                )
+
+    def stat(self, full_path: str) -> PayloadInfo:
+        """See `Stat.stat`."""
+        self.root.split(full_path)
+        with self._translated("HeadObject", full_path):
+            try:
+                response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))
+            except ClientError as exc:
+                # The answer to a HEAD has no body, so 404 does not say whether it means the payload or the bucket.
+                if status(exc) == HTTPStatus.NOT_FOUND:
+                    self._client.head_bucket(Bucket=self._bucket)
+                    raise PayloadNotFoundError(full_path) from exc
+                raise
+        return _info(full_path, response["ContentLength"], response["LastModified"])
+
+    def delete(self, full_path: str) -> None:
+        """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
+        self.root.split(full_path)
+        with contextlib.suppress(PayloadNotFoundError), self._translated("DeleteObject", full_path):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(full_path))
+
+    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
+        """See `List.list`; a request for every 1,000 objects."""
+        start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
+        pages = iter(
+            self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._key(start))
+        )
+        while True:
+            with self._translated("ListObjectsV2", start):
+                page = next(pages, None)
+            if page is None:
+                return
+            for item in page.get("Contents", ()):
+                path = f"{self._bucket_uri}{item['Key']}"
+                if self.root.holds(path):
+                    yield _info(path, item["Size"], item["LastModified"])
+
+    def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
+        """See `Check.check`: asks for a payload that is never there.
+
+        Its answer, unlike that to HeadBucket, has a body, which says what is wrong.
+        """
+        path = f"{self.root.uri}{_ABSENT}"
+        with contextlib.suppress(PayloadNotFoundError), self._translated("GetObject", path):
+            self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].close()
+
+    def close(self) -> None:
+        """See `PayloadStore.close`."""
+        self._client.close()
+
+    def _key(self, path: str) -> str:
+        return path[len(self._bucket_uri) :]
+
+    def _translated(self, operation: str, path: str) -> contextlib.AbstractContextManager[None]:
+        return translated(operation, path, self._bucket)
+
+
+def _info(path: str, size: int, modified: datetime) -> PayloadInfo:
+    # A listing may have milliseconds (MinIO), the answer to HeadObject never has.
+    return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
+
+
+class _LateError(Exception):
+    """The time for a put is spent. No `OSError`: urllib3 would call those a connection that was cut."""
+
+
+class _Upload:
+    """The body of a put, sent a piece at a time without a copy.
+
+    As a file it makes botocore ask before it sends (`Expect: 100-continue`), so that a refusal is read as one; a server
+    that refuses 20 MB of bytes closes the connection while they are being sent, and all there is to see is a cut. The
+    pieces matter because the time-out of a socket covers one whole `sendall`: 256 MB would have 5 seconds.
+    """
+
+    def __init__(self, data: bytes, deadline: float) -> None:
+        self._view = memoryview(data)
+        self._deadline = deadline
+        self._position = 0
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def read(self, size: int = -1) -> memoryview:
+        """The next piece; the size asked for is urllib3's 16 KiB, and each call costs."""
+        if time.monotonic() > self._deadline:
+            raise _LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
+        piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
+        self._position += len(piece)
+        return piece
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = (0, self._position, len(self._view))[whence] + offset
+        return self._position
+
+
+def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, deadline: float) -> bytes:
+    if size is not None and size > max_bytes:
+        raise PayloadTooLargeError(path, size, max_bytes)
+    pieces: list[bytes] = []
+    received = 0
+    # At least one read, also of nothing, gives the connection back.
+    while True:
+        piece = stream.read1(_RECEIVE_BYTES)
+        pieces.append(piece)
+        received += len(piece)
+        if received > max_bytes:
+            raise PayloadTooLargeError(path, None, max_bytes)
+        if not piece or received == size:
+            break
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{received:,} of {'?' if size is None else f'{size:,}'} bytes came in the time allowed")
+    if size is not None and received < size:
+        raise ConnectionError(f"the connection was cut after {received:,} of {size:,} bytes")
+    return b"".join(pieces)
+
+
+def _prefix(prefix: str) -> str:
+    prefix = prefix.removesuffix("/")
+    segments = prefix.split("/")
+    if prefix and ({"", ".", ".."} & set(segments) or not prefix.isprintable()):
+        raise ConfigurationError(
+            "s3.prefix", f"found {prefix!r}, allowed are names with a slash between them, none empty, '.' or '..'"
+        )
+    if len(prefix.encode(errors="surrogatepass")) > _LONGEST_PREFIX:
+        raise ConfigurationError(
+            "s3.prefix", f"is too long; allowed are {_LONGEST_PREFIX} bytes of S3's 1,024 for a key"
+        )
+    return prefix
+
+
+def _encryption(values: Mapping[str, Value | None]) -> dict[str, Any]:
+    sse, key_id = values["s3.sse"], values["s3.sse.kms.key.id"]
+    if key_id is not None and sse not in {"aws:kms", "aws:kms:dsse"}:
+        raise ConfigurationError("s3.sse.kms.key.id", "needs s3.sse = 'aws:kms' or 'aws:kms:dsse'")
+    return {
+        name: value for name, value in {"ServerSideEncryption": sse, "SSEKMSKeyId": key_id}.items() if value is not None
+    }
+
+
+def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
+    attempts, connect_ms, read_ms = (
+        cast("int", values[name]) for name in ("s3.retry.attempts", "s3.connection.timeout.ms", "s3.read.timeout.ms")
+    )
+    pauses_ms = sum(min(2**i, 20) * 1000 + 5000 for i in range(attempts - 1))
+    needed_ms = attempts * (connect_ms + read_ms) + pauses_ms
+    if needed_ms > allowed_ms:
+        raise ConfigurationError(
+            "large.message.store.timeout.ms",
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect and {read_ms:,} ms to read "
+            f"with {pauses_ms:,} ms of pauses may take {needed_ms:,} ms; raise it, or lower s3.retry.attempts, "
+            "s3.connection.timeout.ms or s3.read.timeout.ms",
+        )
+
+
+def _client(values: Mapping[str, Value | None]) -> S3Client:
+    access, secret, token = (
+        cast("str | None", values[name]) for name in ("s3.access.key", "s3.secret.key", "s3.session.token")
+    )
+    for name, other, value, partner in (
+        ("s3.access.key", "s3.secret.key", access, secret),
+        ("s3.secret.key", "s3.access.key", secret, access),
+        ("s3.session.token", "s3.access.key", token, access),
+    ):
+        if value and not partner:
+            raise ConfigurationError(name, f"needs {other} beside it")
+    endpoint = cast("str | None", values["s3.endpoint"])
+    if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
+        raise ConfigurationError("s3.endpoint", "allowed is http:// or https://, host and port, and nothing else")
+    styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
+    signing = cast("bool", values["s3.payload.signing"])
+    checksums: Any = "when_supported" if signing else "when_required"
+    config = Config(
+        connect_timeout=cast("int", values["s3.connection.timeout.ms"]) / 1000,
+        read_timeout=cast("int", values["s3.read.timeout.ms"]) / 1000,
+        retries={"mode": "standard", "total_max_attempts": cast("int", values["s3.retry.attempts"])},
+        max_pool_connections=cast("int", values["s3.max.connections"]),
+        request_checksum_calculation=checksums,
+        response_checksum_validation="when_required",
+        s3=cast(
+            "Any",
+            {
+                "addressing_style": styles[cast("bool | None", values["s3.path.style"])],
+                "payload_signing_enabled": signing,
+            },
+        ),
+        user_agent_extra="wideload",
+    )
+    try:
+        # A session of its own: the default one may not be used by two threads at once.
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=cast("str | None", values["s3.region"]),
+            aws_access_key_id=access,
+            aws_secret_access_key=secret,
+            aws_session_token=token,
+            config=config,
+        )
+    except (ValueError, BotoCoreError) as exc:
+        raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
+    client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
+    return client
+
+
+def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:
+    """Ends what would go on until the stack is full.
+
+    Where a request is redirected botocore asks HeadBucket for the region, and where that is redirected too, again: so
+    it is with each server that redirects everything, for instance from http to https.
+    """
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True

@@ -1,0 +1,113 @@
+"""What botocore raises, as the project's errors. One table, used at the edge of `stores.s3` only."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+
+import botocore.exceptions as aws
+import urllib3.exceptions
+
+from transforms.errors import PayloadNotFoundError, PayloadStoreError
+
+__all__ = ["status", "translated"]
+
+# Checked in this order; the first class that fits decides. What is in neither table stays until somebody acts.
+_MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
+    (aws.NoCredentialsError, False),
+    (aws.PartialCredentialsError, False),
+    (aws.ProxyConnectionError, True),
+    (aws.ConnectionError, True),  # refused, unknown host, time-out while connecting
+    (aws.HTTPClientError, True),  # closed, time-out while reading, a response that breaks off
+    (aws.IncompleteReadError, True),
+    (aws.FlexibleChecksumError, True),
+    (aws.CredentialRetrievalError, True),  # a metadata or token service that is down
+    (aws.MetadataRetrievalError, True),
+    (urllib3.exceptions.HTTPError, True),  # from the body, which is read without botocore
+    (OSError, True),
+)
+
+_CODES_THAT_MAY_PASS = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",
+        "IncompleteBody",
+        "InternalError",
+        "OperationAborted",
+        "PriorRequestNotComplete",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+
+_STATUSES_THAT_MAY_PASS = frozenset({HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED})
+
+_REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
+
+_ADVICE: Mapping[str, str] = {
+    "403": "check the credentials and the permissions",
+    "AccessDenied": "it takes s3:GetObject, s3:PutObject and s3:ListBucket",
+    "AuthorizationHeaderMalformed": "check s3.region",
+    "IllegalLocationConstraintException": "check s3.region",
+    "InvalidAccessKeyId": "check s3.access.key",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "XAdminUserNotFound": "check s3.access.key",  # versitygw's word for it
+    "SignatureDoesNotMatch": "check s3.secret.key and s3.region",
+}
+
+
+@contextlib.contextmanager
+def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
+    """Turns what a request to S3 raises into `PayloadStoreError`.
+
+    Args:
+        operation: S3's name of the request.
+        path: what it is about, for the message.
+        bucket: the bucket that it goes to.
+
+    Raises:
+        PayloadNotFoundError: the key is not there. A bucket that is not there is another matter.
+        PayloadStoreError: everything else, `retriable` by the tables above.
+    """
+    try:
+        yield
+    except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as exc:
+        if isinstance(exc, aws.ClientError) and _code(exc) == "NoSuchKey":
+            raise PayloadNotFoundError(path) from exc
+        raise PayloadStoreError(f"{operation} {path} failed: {_reason(exc, bucket)}", retriable=_may_pass(exc)) from exc
+
+
+def status(exc: aws.ClientError) -> int:
+    """The HTTP status that S3 answered with; 0 where there was none."""
+    return int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _code(exc: aws.ClientError) -> str:
+    return str(exc.response.get("Error", {}).get("Code", ""))
+
+
+def _reason(exc: Exception, bucket: str) -> str:
+    if not isinstance(exc, aws.ClientError):
+        return f"{type(exc).__name__}: {exc}"
+    code = _code(exc)
+    if code == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
+        return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"
+    reason = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
+    advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code)
+    return f"{reason}; {advice}" if advice else reason
+
+
+def _may_pass(exc: Exception) -> bool:
+    if isinstance(exc, aws.ClientError):
+        return _code(exc) in _CODES_THAT_MAY_PASS or status(exc) in _STATUSES_THAT_MAY_PASS
+    # A certificate that does not verify will not do so the next time; a handshake that is cut may.
+    if isinstance(exc, aws.SSLError):
+        return "CERTIFICATE_VERIFY_FAILED" not in str(exc)
+    return next((may_pass for kind, may_pass in _MAY_PASS if isinstance(exc, kind)), False)
