@@ -1,0 +1,132 @@
+"""Stores by name: the built-in ones, and a user's own class by its dotted path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+
+from stores.keys import Key
+from stores.store import Get, PayloadStore, Put, Store
+from stores.user import UserStore, missing_methods
+from transforms.errors import ConfigurationError, PayloadTooLargeError
+
+__all__ = ["STORE_CLASS", "STORE_NAMES", "get", "open_store", "put", "store_keys"]
+
+STORE_CLASS = "large.message.payload.store.class"
+
+# By path: a module is imported when it is asked for, as boto3 takes a third of a second and may not be installed.
+_BUILT_IN: Mapping[str, str] = {
+    "filesystem": "stores.filesystem:FilesystemStore",
+    "memory": "stores.memory:MemoryStore",
+    "s3": "stores.s3:S3Store",
+}
+STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
+
+
+def open_store(config: Mapping[str, object]) -> PayloadStore:
+    """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
+
+    Raises:
+        ConfigurationError: there is no such class, it is no store, or its keys are wrong.
+    """
+    rest = dict(config)
+    name = rest.pop(STORE_CLASS, None)
+    if not isinstance(name, str):
+        found = "is missing" if name is None else f"found {name!r}"
+        raise ConfigurationError(STORE_CLASS, f"{found}; {_allowed()}")
+    cls = _class(name)
+    built_in = name in _BUILT_IN and issubclass(cls, Store)
+    store: PayloadStore = cls() if built_in else UserStore.wrap(_instance(cls, name), name)
+    store.configure(rest)
+    return store
+
+
+def store_keys(name: str) -> Sequence[Key] | None:
+    """The keys of a built-in store, without those that all stores share (`stores.store.COMMON_KEYS`).
+
+    None for a user's class, which takes any key.
+
+    Raises:
+        ConfigurationError: there is no such store, or what it needs is not installed.
+    """
+    if name not in _BUILT_IN and _parts(name) is not None:
+        return None
+    cls = _class(name)
+    assert issubclass(cls, Store)
+    return cls.KEYS
+
+
+def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:
+    """Publishes `data` under `object_id` where the store lets the caller choose, else under its own `id`.
+
+    Raises:
+        PayloadStoreError: see `PayloadStore.publish`.
+    """
+    return store.put(topic, object_id, data) if isinstance(store, Put) else store.publish(topic, data)
+
+
+def get(store: PayloadStore, full_path: str, max_bytes: int) -> bytes:
+    """The payload at `full_path`, refused before it is read where the store can do so, else afterwards.
+
+    Raises:
+        PayloadTooLargeError: there is more than `max_bytes`.
+        PayloadStoreError: see `PayloadStore.download`.
+    """
+    if isinstance(store, Get):
+        return store.get(full_path, max_bytes)
+    data = store.download(full_path)
+    if len(data) > max_bytes:
+        raise PayloadTooLargeError(full_path, len(data), max_bytes)
+    return data
+
+
+def _allowed() -> str:
+    return f"allowed are {', '.join(STORE_NAMES)}, or a class as package.module:Class"
+
+
+def _parts(name: str) -> tuple[str, str] | None:
+    """Module and class of a dotted path; None where it is none."""
+    module, separator, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    well_formed = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+    return (module, attribute) if separator and well_formed else None
+
+
+def _class(name: str) -> type:
+    parts = _parts(_BUILT_IN.get(name, name))
+    if parts is None:
+        near = difflib.get_close_matches(name, STORE_NAMES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(STORE_CLASS, f"found {name!r}, {_allowed()}{hint}")
+    module_name, attribute = parts
+    try:
+        found: object = importlib.import_module(module_name)
+    except ConfigurationError:
+        raise
+    except Exception as exc:
+        raise ConfigurationError(
+            STORE_CLASS,
+            f"found {name!r}, but module {module_name} cannot be imported ({type(exc).__name__}: {exc}); "
+            "install it, or set PYTHONPATH to the folder that it is in",
+        ) from exc
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise ConfigurationError(STORE_CLASS, f"found {name!r}, but module {module_name} has no {attribute}")
+    if not isinstance(found, type):
+        raise ConfigurationError(STORE_CLASS, f"found {name!r}, which is not a class but a {type(found).__name__}")
+    missing = missing_methods(found)
+    if missing:
+        raise ConfigurationError(
+            STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see PayloadStore in stores/store.py"
+        )
+    return found
+
+
+def _instance(cls: type, name: str) -> object:
+    try:
+        return cls()
+    except Exception as exc:
+        raise ConfigurationError(
+            STORE_CLASS, f"{name} cannot be made without arguments ({type(exc).__name__}: {exc})"
+        ) from exc

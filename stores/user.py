@@ -1,0 +1,159 @@
+"""A user's own class as a store: what it leaves out is filled in, and what it raises is made ours.
+
+The class needs `publish` and `download`, and nothing of this project. `configure`, `id` and `close` are called if they
+are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `List`, `Check`) counts where
+the class inherits from that protocol: that it has a method called `get` does not say what the method does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from stores.keys import read
+from stores.store import COMMON_KEYS, Check, Delete, Get, List, PayloadInfo, Put, Stat
+from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
+
+__all__ = ["UserStore", "missing_methods"]
+
+_REQUIRED = ("publish", "download")
+
+
+def missing_methods(cls: type) -> Sequence[str]:
+    """The methods of the seed's interface that a store cannot do without, and that `cls` lacks."""
+    return [name for name in _REQUIRED if not callable(getattr(cls, name, None))]
+
+
+_T = TypeVar("_T")
+
+
+class UserStore:
+    """A `PayloadStore` around an instance of a user's class.
+
+    What the instance raises passes if it is an error of this project. `TimeoutError` and `ConnectionError` become a
+    `PayloadStoreError` that may be retried, everything else one that may not. A payload over `large.message.max.bytes`
+    is refused, if only after the download.
+    """
+
+    def __init__(self, inner: object, name: str) -> None:
+        """Wraps `inner`, an instance of the class that the configuration calls `name`. See `wrap`."""
+        self._inner = inner
+        self._name = name
+        self._max_bytes = 0
+        self._by_digest = True
+
+    @classmethod
+    def wrap(cls, inner: object, name: str) -> UserStore:
+        """A store that offers the capabilities that the class of `inner` inherits, and no more."""
+        offered = tuple(ours for protocol, ours in _CAPABILITIES.items() if protocol in type(inner).__mro__)
+        return type("UserStore", (*offered, cls), {})(inner, name) if offered else cls(inner, name)
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """See `PayloadStore.configure`. The instance gets all of `config`, and checks its own keys itself."""
+        values = read(COMMON_KEYS, config)
+        max_bytes = values["large.message.max.bytes"]
+        assert isinstance(max_bytes, int)
+        self._max_bytes = max_bytes
+        self._by_digest = values["large.message.id.generator"] == "sha256"
+        if hasattr(self._inner, "configure"):
+            try:
+                self._inner.configure(dict(config))
+            except WideloadError:
+                raise
+            except Exception as exc:
+                raise ConfigurationError(
+                    "large.message.payload.store.class", f"{self._name}.configure raised {_named(exc)}"
+                ) from exc
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        return _typed(self._call("publish", topic, data), str, f"{self._name}.publish")
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`."""
+        data = _typed(self._call("download", full_path), bytes, f"{self._name}.download")
+        if len(data) > self._max_bytes:
+            raise PayloadTooLargeError(full_path, len(data), self._max_bytes)
+        return data
+
+    def id(self, data: bytes) -> str:
+        """See `PayloadStore.id`; by `large.message.id.generator` where the class does not say."""
+        if hasattr(self._inner, "id"):
+            return _typed(self._call("id", data), str, f"{self._name}.id")
+        return hashlib.sha256(data).hexdigest() if self._by_digest else str(uuid.uuid4())
+
+    def close(self) -> None:
+        """See `PayloadStore.close`."""
+        if hasattr(self._inner, "close"):
+            self._call("close")
+
+    def _call(self, method: str, *arguments: object) -> object:
+        with self._translated(method):
+            return getattr(self._inner, method)(*arguments)
+
+    @contextlib.contextmanager
+    def _translated(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except WideloadError:
+            raise
+        except Exception as exc:
+            may_pass = isinstance(exc, (TimeoutError, ConnectionError))
+            raise PayloadStoreError(f"{self._name}.{method} raised {_named(exc)}", retriable=may_pass) from exc
+
+
+class _WithPut(UserStore):
+    def put(self, topic: str, object_id: str, data: bytes) -> str:
+        return _typed(self._call("put", topic, object_id, data), str, f"{self._name}.put")
+
+
+class _WithGet(UserStore):
+    def get(self, full_path: str, max_bytes: int) -> bytes:
+        return _typed(self._call("get", full_path, max_bytes), bytes, f"{self._name}.get")
+
+
+class _WithStat(UserStore):
+    def stat(self, full_path: str) -> PayloadInfo:
+        return _typed(self._call("stat", full_path), PayloadInfo, f"{self._name}.stat")
+
+
+class _WithDelete(UserStore):
+    def delete(self, full_path: str) -> None:
+        self._call("delete", full_path)
+
+
+class _WithList(UserStore):
+    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
+        assert isinstance(self._inner, List)
+        with self._translated("list"):
+            yield from self._inner.list(topic)
+
+
+class _WithCheck(UserStore):
+    def check(self, *, writing: bool = True) -> None:
+        assert isinstance(self._inner, Check)
+        with self._translated("check"):
+            self._inner.check(writing=writing)
+
+
+_CAPABILITIES: Mapping[type, type[UserStore]] = {
+    Put: _WithPut,
+    Get: _WithGet,
+    Stat: _WithStat,
+    Delete: _WithDelete,
+    List: _WithList,
+    Check: _WithCheck,
+}
+
+
+def _typed(value: object, kind: type[_T], what: str) -> _T:
+    if isinstance(value, kind):
+        return value
+    raise PayloadStoreError(f"{what} returned {type(value).__name__}, it must return {kind.__name__}")
+
+
+def _named(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
