@@ -1,0 +1,207 @@
+"""Real S3 servers for the tests and the benchmark: versitygw or MinIO, each a process of its own.
+
+The binaries come from `bin` in the cache folder (`WIDELOAD_CACHE`, by default `~/.cache/wideload`), where the set-up of
+the tests puts them if Go is there. Without a binary, and with a Docker engine that answers, MinIO runs in a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import boto3
+from botocore.config import Config
+
+__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server"]
+
+Kind = Literal["versitygw", "minio"]
+KINDS: tuple[Kind, ...] = ("versitygw", "minio")
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_REGION = "us-east-1"
+_IMAGE = "minio/minio:RELEASE.2025-09-07T16-13-09Z"
+_MODULES = {
+    "versitygw": "github.com/versity/versitygw/cmd/versitygw@v1.8.0",
+    "minio": "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c",
+}
+
+
+class S3UnavailableError(Exception):
+    """There is no such server on this machine; the message says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A server that answers, with one empty bucket.
+
+    Attributes:
+        kind: "versitygw" or "minio".
+        endpoint: its URL.
+        access_key: the access key of its only user.
+        secret_key: the secret key.
+        bucket: a bucket that is there.
+        region: its region.
+    """
+
+    kind: Kind
+    endpoint: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    bucket: str = "payloads"
+    region: str = _REGION
+
+    def config(self, prefix: str = "") -> dict[str, object]:
+        """The keys of a store below `prefix`, without the store's class."""
+        return {
+            "s3.bucket": self.bucket,
+            "s3.prefix": prefix,
+            "s3.endpoint": self.endpoint,
+            "s3.region": self.region,
+            "s3.access.key": self.access_key,
+            "s3.secret.key": self.secret_key,
+        }
+
+
+@contextlib.contextmanager
+def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
+    """Runs a server that keeps its objects in `directory`, and stops it at the end.
+
+    Raises:
+        S3UnavailableError: there is neither a binary nor, for MinIO, a Docker engine.
+        RuntimeError: the server did not answer in time; the message has the end of its log.
+    """
+    binary = _cache() / "bin" / kind
+    access_key, secret_key = f"key{secrets.token_hex(6)}", secrets.token_hex(20)
+    if os.access(binary, os.X_OK):
+        running = _process(kind, binary, directory, access_key, secret_key)
+    elif kind == "minio" and _docker_answers():
+        running = _container(access_key, secret_key)
+    else:
+        raise S3UnavailableError(f"no {kind}: install Go and run `GOBIN={binary.parent} go install {_MODULES[kind]}`")
+    with running as endpoint:
+        server = S3Server(kind, endpoint, access_key, secret_key)
+        _create_bucket(server)
+        yield server
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("WIDELOAD_CACHE") or Path.home() / ".cache" / "wideload")
+
+
+@contextlib.contextmanager
+def _process(kind: Kind, binary: Path, directory: Path, access_key: str, secret_key: str) -> Iterator[str]:
+    data = directory / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    log_path = directory / f"{kind}.log"
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    if kind == "versitygw":
+        # Without keep-alive it closes the connection after each request, which S3 itself does not do.
+        command = [
+            str(binary),
+            "--port",
+            address,
+            "--keep-alive",
+            "--quiet",
+            "--health",
+            "/healthy",
+            "posix",
+            str(data),
+        ]
+        credentials = {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key}
+        health = "/healthy"
+    else:
+        console = f"127.0.0.1:{free_port()}"
+        command = [str(binary), "server", "--quiet", "--address", address, "--console-address", console, str(data)]
+        credentials = {"MINIO_ROOT_USER": access_key, "MINIO_ROOT_PASSWORD": secret_key, "MINIO_BROWSER": "off"}
+        health = "/minio/health/live"
+    environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(directory), **credentials}
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            if not _answers(f"http://{address}{health}", process):
+                end = log_path.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{kind} did not answer on {address} within {_START_SECONDS:g} s:\n{end}")
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _answers(url: str, process: subprocess.Popen[bytes] | None) -> bool:
+    deadline = time.monotonic() + _START_SECONDS
+    # No proxy of the environment may stand between a test and its own machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while time.monotonic() < deadline and (process is None or process.poll() is None):
+        try:
+            with opener.open(url, timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    return False
+
+
+def _docker_answers() -> bool:
+    # Only needed where there is no binary.
+    from docker.errors import DockerException  # type: ignore[import-untyped]  # the project has no stubs for it
+    from testcontainers.core.docker_client import DockerClient
+
+    try:
+        return bool(DockerClient().client.ping())
+    except DockerException:
+        return False
+
+
+@contextlib.contextmanager
+def _container(access_key: str, secret_key: str) -> Iterator[str]:
+    from testcontainers.core.container import DockerContainer
+
+    container = (
+        DockerContainer(_IMAGE)
+        .with_env("MINIO_ROOT_USER", access_key)
+        .with_env("MINIO_ROOT_PASSWORD", secret_key)
+        .with_exposed_ports(9000)
+        .with_command("server /data")
+    )
+    with container:
+        endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(9000)}"
+        if not _answers(f"{endpoint}/minio/health/live", None):
+            raise RuntimeError(f"{_IMAGE} did not answer on {endpoint} within {_START_SECONDS:g} s")
+        yield endpoint
+
+
+def _create_bucket(server: S3Server) -> None:
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(s3={"addressing_style": "path"}, proxies={}),
+    )
+    with contextlib.closing(client):
+        client.create_bucket(Bucket=server.bucket)
