@@ -1,0 +1,152 @@
+"""A server that breaks S3's rules as a test tells it to: what no real server does when it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["Request", "ScriptedServer", "Wire", "error", "payload", "scripted_server", "slow_reader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the client sent, as far as the server read it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The server's end of a connection.
+
+    Attributes:
+        write: sends bytes as they are.
+        stopped: set when the test is over, for a script that waits.
+    """
+
+    write: Callable[[bytes], object]
+    stopped: threading.Event
+
+
+Script = Callable[[Request, Wire], bool]
+
+
+@dataclass(slots=True)
+class ScriptedServer:
+    """A running server. A script answers a request and says whether the connection stays open."""
+
+    endpoint: str
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+
+    def config(self, **more: object) -> dict[str, object]:
+        """The keys of a store on this server, with short waits."""
+        return {
+            "s3.bucket": "payloads",
+            "s3.endpoint": self.endpoint,
+            "s3.access.key": "AKIASCRIPTED",
+            "s3.secret.key": "the-secret-key",
+            "s3.connection.timeout.ms": 200,
+            "s3.read.timeout.ms": 300,
+            "s3.retry.attempts": 1,
+            **{name.replace("_", "."): value for name, value in more.items()},
+        }
+
+
+def error(status: int, code: str) -> Script:
+    """Answers with an error as S3 words it."""
+
+    def script(request: Request, wire: Wire) -> bool:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>Said so.</Message></Error>".encode()
+        sent = b"" if request.method == "HEAD" else body
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), sent))
+        return True
+
+    return script
+
+
+def payload(body: bytes, *, length: int | None = None) -> Script:
+    """Answers with `body` and closes; `length` is the Content-Length, which may be a lie; None for none at all."""
+
+    def script(_: Request, wire: Wire) -> bool:
+        head = b"" if length is None else b"Content-Length: %d\r\n" % length
+        wire.write(b"HTTP/1.1 200 OK\r\n%bConnection: close\r\n\r\n%b" % (head, body))
+        return False
+
+    return script
+
+
+@contextlib.contextmanager
+def scripted_server(script: Script) -> Iterator[ScriptedServer]:
+    """Runs a server on 127.0.0.1 that answers each request by `script`."""
+    stopped = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            state.connections += 1
+
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            state.requests.append(request)
+            self.close_connection = not script(request, Wire(self.wfile.write, stopped))
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815  # the names that http.server calls
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """The client going away is what the tests are about."""
+
+        def shutdown_request(self, request: Any) -> None:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+            super().shutdown_request(request)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        state = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield state
+        finally:
+            stopped.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def slow_reader(piece_bytes: int, pause_seconds: float) -> Iterator[str]:
+    """Runs a server that reads the one body it is sent piece by piece, and never answers; its endpoint."""
+    stopped = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            while not stopped.wait(pause_seconds):
+                connection.recv(piece_bytes)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            stopped.set()
+            thread.join()

@@ -1,0 +1,520 @@
+"""What is S3's own: its errors, its time, its settings. The behaviour of any store is in `test_store_behaviour`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.awsrequest import AWSPreparedRequest
+
+from stores.s3 import S3Store
+from tests.s3_server import S3Server, free_port
+from tests.stores.scripted_server import Request, Wire, error, payload, scripted_server, slow_reader
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+)
+
+MIB = 1 << 20
+NAME = "orders", "an-id"
+CREDENTIALS = {"s3.access.key": "a", "s3.secret.key": "b"}
+
+
+@contextlib.contextmanager
+def opened(config: Mapping[str, object]) -> Iterator[S3Store]:
+    store = S3Store()
+    store.configure(config)
+    with contextlib.closing(store):
+        yield store
+
+
+def calls(store: S3Store) -> list[Callable[[], object]]:
+    path = store.root.path(*NAME)
+    return [
+        store.check,
+        lambda: store.put(*NAME, b"data"),
+        lambda: store.get(path, 100),
+        lambda: store.stat(path),
+        lambda: store.delete(path),
+        lambda: list(store.list()),
+    ]
+
+
+@pytest.fixture
+def no_aws_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+
+
+# --- real servers: errors -------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_named_by_every_call(server: S3Server) -> None:
+    """A wrong bucket is a final error of the store, with its name and what to do, and not a missing payload."""
+    with opened({**server.config(), "s3.bucket": "nowhere"}) as store:
+        for call in calls(store):
+            with pytest.raises(PayloadStoreError, match="bucket nowhere does not exist") as caught:
+                call()
+            assert not isinstance(caught.value, PayloadNotFoundError)
+            assert not caught.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [("s3.access.key", "InvalidAccessKeyId|XAdminUserNotFound"), ("s3.secret.key", "SignatureDoesNotMatch")],
+)
+def test_wrong_credentials_are_final_and_say_which(server: S3Server, key: str, code: str) -> None:
+    """The message has the code and the key to change, and never the secret."""
+    with opened({**server.config(), key: "wrong-credential"}) as store:
+        for call in (store.check, lambda: store.put(*NAME, b"data"), lambda: store.get(store.root.path(*NAME), 9)):
+            with pytest.raises(PayloadStoreError, match=f"({code}) .*check {re.escape(key)}") as caught:
+                call()
+            assert not caught.value.retriable
+            assert server.secret_key not in str(caught.value)
+            assert not (key == "s3.secret.key" and "wrong-credential" in str(caught.value))
+
+
+def test_a_refused_put_of_a_large_payload_is_still_read_as_a_refusal(server: S3Server) -> None:
+    """A server that refuses 20 MiB does not look like a connection that was cut, which would be tried for ever."""
+    with opened({**server.config(), "s3.access.key": "wrong"}) as store:
+        with pytest.raises(PayloadStoreError, match=r"check s3\.access\.key") as caught:
+            store.put(*NAME, bytes(20 * MIB))
+        assert not caught.value.retriable
+
+
+@pytest.mark.usefixtures("no_aws_settings")
+def test_no_credentials_at_all_are_final(versitygw: S3Server) -> None:
+    """Without keys and without AWS's chain the error says so."""
+    config = {
+        name: value for name, value in versitygw.config().items() if name not in ("s3.access.key", "s3.secret.key")
+    }
+    with opened(config) as store:
+        with pytest.raises(PayloadStoreError, match="NoCredentialsError") as caught:
+            store.check()
+        assert not caught.value.retriable
+
+
+@pytest.mark.usefixtures("no_aws_settings")
+def test_credentials_come_from_the_chain_of_aws(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the configuration has no keys, the environment's are used."""
+    config = {
+        name: value for name, value in versitygw.config().items() if name not in ("s3.access.key", "s3.secret.key")
+    }
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", versitygw.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", versitygw.secret_key)
+    with opened(config) as store:
+        assert store.download(store.publish("orders", b"data")) == b"data"
+
+
+def test_list_passes_over_foreign_objects(server: S3Server) -> None:
+    """Whatever else lies in the bucket, a sweep does not see it."""
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+    with opened(server.config("foreign/ours")) as store, contextlib.closing(client):
+        path = store.publish("orders", b"mine")
+        for key in ("readme.txt", "~a/id", "orders/~b", "orders/deeper/id", "orders/an id", "orders/é"):
+            client.put_object(Bucket=server.bucket, Key=f"foreign/ours/{key}", Body=b"theirs")
+        client.put_object(Bucket=server.bucket, Key="foreign/ours-not/orders/id", Body=b"theirs")
+        assert [info.path for info in store.list()] == [path]
+        assert [info.path for info in store.list("orders")] == [path]
+
+
+def test_a_store_may_have_the_whole_bucket(server: S3Server) -> None:
+    """Without a prefix the topics stand at the top."""
+    with opened(server.config()) as store:
+        path = store.put("whole-bucket", "id", b"data")
+        assert path == f"s3://{server.bucket}/whole-bucket/id"
+        assert store.download(path) == b"data"
+        assert [info.path for info in store.list("whole-bucket")] == [path]
+
+
+def test_two_stores_of_one_prefix_see_each_other(versitygw: S3Server) -> None:
+    """Writer and reader are two processes with the same keys; a slash at the end of a prefix changes nothing."""
+    with opened(versitygw.config("shared/by")) as writer, opened(versitygw.config("shared/by/")) as reader:
+        assert reader.download(writer.publish("orders", b"shared")) == b"shared"
+
+
+@pytest.mark.parametrize("signing", [True, False])
+def test_payload_signing_either_way_is_taken(server: S3Server, signing: bool) -> None:  # noqa: FBT001
+    """A real server takes signed payloads and unsigned ones, empty or not."""
+    with opened({**server.config("signing"), "s3.payload.signing": signing}) as store:
+        for data in (b"", os.urandom(3 * MIB + 1)):
+            assert store.download(store.publish("orders", data)) == data
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there_may_come_back() -> None:
+    """A refused connection is an error that may pass, of every call."""
+    config = {
+        "s3.bucket": "payloads",
+        "s3.endpoint": f"http://127.0.0.1:{free_port()}",
+        **CREDENTIALS,
+        "s3.retry.attempts": 2,
+    }
+    with opened(config) as store:
+        for call in calls(store):
+            with pytest.raises(PayloadStoreError, match="EndpointConnectionError") as caught:
+                call()
+            assert caught.value.retriable
+
+
+def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    """Every call ends within `large.message.store.timeout.ms`, its attempts included."""
+
+    def silent(_: Request, wire: Wire) -> bool:
+        wire.stopped.wait(30)
+        return False
+
+    with scripted_server(silent) as server:
+        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=7_000)
+        with opened(config) as store:
+            for call in calls(store):
+                begin = time.monotonic()
+                with pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
+                    call()
+                assert caught.value.retriable
+                assert time.monotonic() - begin < 7
+        assert len(server.requests) == 2 * 6
+
+
+def test_a_body_that_comes_byte_by_byte_is_given_up_in_time() -> None:
+    """A server that says something before each time-out does not hold a thread for ever."""
+
+    def dribble(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while not wire.stopped.wait(0.02):
+            wire.write(b"x")
+        return False
+
+    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_000)) as store:
+        begin = time.monotonic()
+        with pytest.raises(PayloadStoreError, match=r"of 1,000,000 bytes came in the time allowed") as caught:
+            store.get(store.root.path(*NAME), 2_000_000)
+        assert caught.value.retriable
+        assert time.monotonic() - begin < 1
+
+
+def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
+    """A put ends too, though each of its pieces is taken before its time-out."""
+    with slow_reader(1 << 17, 0.02) as endpoint:
+        config = {
+            "s3.bucket": "payloads",
+            "s3.endpoint": endpoint,
+            **CREDENTIALS,
+            "s3.connection.timeout.ms": 500,
+            "s3.read.timeout.ms": 500,
+            "s3.retry.attempts": 1,
+            "large.message.store.timeout.ms": 1_500,
+        }
+        with opened(config) as store:
+            begin = time.monotonic()
+            with pytest.raises(PayloadStoreError, match=r"bytes were sent in the time allowed") as caught:
+                store.put(*NAME, bytes(64 * MIB))
+            assert caught.value.retriable
+            assert 0.9 < time.monotonic() - begin < 1.5
+
+
+# --- broken servers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "may_pass"),
+    [
+        (503, "SlowDown", True),
+        (503, "ServiceUnavailable", True),
+        (500, "InternalError", True),
+        (502, "", True),
+        (507, "XMinioStorageFull", True),
+        (429, "TooManyRequestsException", True),
+        (400, "RequestTimeout", True),
+        (400, "IncompleteBody", True),
+        (409, "OperationAborted", True),
+        (501, "NotImplemented", False),
+        (403, "AccessDenied", False),
+        (403, "RequestTimeTooSkewed", False),
+        (403, "InvalidObjectState", False),
+        (400, "ExpiredToken", False),
+        (400, "AuthorizationHeaderMalformed", False),
+        (400, "InvalidArgument", False),
+        (404, "NoSuchBucket", False),
+        (404, "SomethingElse", False),
+        (412, "PreconditionFailed", False),
+    ],
+)
+def test_what_s3_answers_may_pass_or_not(status: int, code: str, may_pass: bool) -> None:  # noqa: FBT001
+    """Each answer is sorted by whether waiting helps, with operation, path and code in the message."""
+    with scripted_server(error(status, code)) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        for operation, call in (
+            ("PutObject", lambda: store.put(*NAME, b"data")),
+            ("GetObject", lambda: store.get(path, 9)),
+        ):
+            with pytest.raises(PayloadStoreError, match=f"^{operation} {path} failed: .*{code}") as caught:
+                call()
+            assert caught.value.retriable is may_pass
+            assert not isinstance(caught.value, PayloadNotFoundError)
+            assert caught.value.__cause__ is not None
+            assert "the-secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["PermanentRedirect", "TemporaryRedirect", ""])
+def test_a_bucket_of_another_region_names_the_key_to_change(code: str) -> None:
+    """A redirection that leads nowhere is final after a few requests, and names `s3.region` and `s3.endpoint`."""
+    with scripted_server(error(301, code)) as server, opened(server.config()) as store:
+        for call in calls(store):
+            with pytest.raises(PayloadStoreError, match=r"change s3\.region or s3\.endpoint") as caught:
+                call()
+            assert not caught.value.retriable
+        assert len(server.requests) < 4 * len(calls(store))
+
+
+def test_a_server_that_is_no_s3_server_is_final() -> None:
+    """A web page instead of an answer of S3 is said to be one."""
+
+    def page(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 14\r\n\r\n<html><p>Hello")
+        return True
+
+    with scripted_server(page) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="GetObject") as caught:
+            store.check()
+        assert not caught.value.retriable
+
+
+def test_no_such_key_is_a_missing_payload() -> None:
+    """Only this code of S3 means that the payload is not there."""
+    with scripted_server(error(404, "NoSuchKey")) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadNotFoundError):
+            store.get(store.root.path(*NAME), 9)
+        store.delete(store.root.path(*NAME))
+        store.check()
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_attempts_count_the_first(attempts: int) -> None:
+    """`s3.retry.attempts` is the number of requests, and a put sends its whole body each time."""
+    with scripted_server(error(500, "InternalError")) as server:
+        with opened(server.config(s3_retry_attempts=attempts)) as store, pytest.raises(PayloadStoreError):
+            store.put(*NAME, b"the whole body")
+        assert [request.body for request in server.requests] == [b"the whole body"] * attempts
+
+
+@pytest.mark.parametrize("sent", [0, 1, 99])
+def test_a_connection_cut_in_the_middle_of_a_body_may_be_tried_again(sent: int) -> None:
+    """A payload is never returned in part."""
+    with scripted_server(payload(bytes(sent), length=100)) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match=f"cut after {sent} of 100 bytes") as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert caught.value.retriable
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    """The length that the server states is enough; not a byte of the body has to come."""
+    with scripted_server(payload(b"", length=1 << 40)) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert (caught.value.size, caught.value.limit) == (1 << 40, 1_000)
+
+
+def test_a_body_of_no_stated_length_is_bounded() -> None:
+    """Without Content-Length the payload is read to its end if that is within the limit, and not a MiB further."""
+    with scripted_server(payload(b"12345")) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        assert store.get(path, 5) == b"12345"
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.get(path, 4)
+        assert caught.value.size is None
+
+
+def test_a_forged_reference_makes_no_request() -> None:
+    """What is refused is refused before anybody is asked."""
+    with scripted_server(error(500, "InternalError")) as server, opened(server.config(s3_prefix="ours")) as store:
+        for forged in (
+            "s3://other/ours/orders/id",
+            "s3://payloads/theirs/orders/id",
+            "s3://payloads/ours/../orders/id",
+        ):
+            for call in (lambda path: store.get(path, 9), store.stat, store.delete, store.download):
+                with pytest.raises(ReferenceRefusedError):
+                    call(forged)
+        assert server.requests == []
+        assert server.connections == 0
+
+
+# --- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def accept(request: Request, wire: Wire) -> bool:
+    """Takes each put, and gives `four` to each get."""
+    body = b"four" if request.method == "GET" else b""
+    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    return True
+
+
+def test_a_connection_is_used_again() -> None:
+    """Calls in a row share one connection: after a put, a get, an empty answer and an error."""
+    with scripted_server(accept) as server, opened(server.config()) as store:
+        path = store.put(*NAME, b"data")
+        for _ in range(3):
+            assert store.get(path, 9) == b"four"
+            store.put(*NAME, b"")
+            store.delete(path)
+        assert server.connections == 1
+
+
+def test_a_payload_is_neither_signed_nor_summed_by_default() -> None:
+    """The digests that cost most of a put's CPU are left out; the key is in the path of the URL."""
+    with scripted_server(accept) as server, opened(server.config(s3_prefix="a b")) as store:
+        store.put(*NAME, b"data")
+        sent = server.requests[0]
+    assert sent.path == "/payloads/a%20b/orders/an-id"
+    assert sent.body == b"data"
+    assert sent.headers["content-length"] == "4"
+    assert sent.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert not [name for name in sent.headers if "checksum" in name or name == "content-md5"]
+
+
+def test_payload_signing_signs_and_sums() -> None:
+    """With `s3.payload.signing` the digest of the body is part of the signature, and a CRC goes with it."""
+    with scripted_server(accept) as server, opened(server.config(s3_payload_signing=True)) as store:
+        store.put(*NAME, b"data")
+        headers = server.requests[0].headers
+    assert headers["x-amz-content-sha256"] == hashlib.sha256(b"data").hexdigest()
+    assert "x-amz-checksum-crc32" in headers
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"s3_sse": "AES256"}, {"x-amz-server-side-encryption": "AES256"}),
+        (
+            {"s3_sse": "aws:kms", "s3_sse_kms_key_id": "a-key"},
+            {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": "a-key"},
+        ),
+        ({"s3_sse": "aws:kms:dsse"}, {"x-amz-server-side-encryption": "aws:kms:dsse"}),
+    ],
+)
+def test_encryption_at_rest_is_asked_for(config: dict[str, object], expected: dict[str, str]) -> None:
+    """Each put carries the headers of `s3.sse`."""
+    with scripted_server(accept) as server, opened(server.config(**config)) as store:
+        store.put(*NAME, b"data")
+        headers = server.requests[0].headers
+    assert {name: value for name, value in headers.items() if "encryption" in name} == expected
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "message"),
+    [
+        ({"s3.bucket": None}, "s3.bucket", "is missing"),
+        ({"s3.bucket": ""}, "s3.bucket", "allowed is a bucket's name"),
+        ({"s3.bucket": "a/b"}, "s3.bucket", "allowed is a bucket's name"),
+        ({"s3.buckets": "b"}, "s3.buckets", "did you mean s3.bucket"),
+        ({"s3.prefix": "/a"}, "s3.prefix", "allowed are names"),
+        ({"s3.prefix": "a//b"}, "s3.prefix", "allowed are names"),
+        ({"s3.prefix": "a/../b"}, "s3.prefix", "allowed are names"),
+        ({"s3.prefix": "a\n"}, "s3.prefix", "allowed are names"),
+        ({"s3.prefix": "x" * 525}, "s3.prefix", "too long; allowed are 524"),
+        ({"s3.endpoint": "localhost:9000"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.endpoint": "http://user:secret@host"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.endpoint": "http://host/path"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.endpoint": "http://host:port"}, "s3.endpoint", "http:// or https://"),
+        ({"s3.secret.key": None}, "s3.access.key", "needs s3.secret.key"),
+        ({"s3.access.key": None}, "s3.secret.key", "needs s3.access.key"),
+        (
+            {"s3.access.key": None, "s3.secret.key": None, "s3.session.token": "t"},
+            "s3.session.token",
+            "needs s3.access.key",
+        ),
+        ({"s3.secret.key": 12345}, "s3.secret.key", r"found \*\*\*"),
+        ({"s3.sse": "aes"}, "s3.sse", "allowed is one of: AES256"),
+        ({"s3.sse.kms.key.id": "k"}, "s3.sse.kms.key.id", "needs s3.sse"),
+        ({"s3.sse": "AES256", "s3.sse.kms.key.id": "k"}, "s3.sse.kms.key.id", "needs s3.sse"),
+        ({"s3.retry.attempts": 0}, "s3.retry.attempts", "allowed is 1 or more"),
+        ({"s3.retry.attempts": "3"}, "s3.retry.attempts", "a value of type int"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(config: dict[str, object], key: str, message: str) -> None:
+    """Each mistake is found before any request, said of its key, and without a secret."""
+    merged = {
+        name: value for name, value in {"s3.bucket": "payloads", **CREDENTIALS, **config}.items() if value is not None
+    }
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        S3Store().configure(merged)
+    assert caught.value.key == key
+    assert "secret@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("timeout_ms", "fits"), [(57_999, False), (58_000, True)])
+def test_the_attempts_must_fit_in_the_time_of_a_call(timeout_ms: int, fits: bool) -> None:  # noqa: FBT001
+    """Three attempts of 5 + 10 s and pauses of 1 + 5 and 2 + 5 s are 58 s; the message has both numbers."""
+    config = {"s3.bucket": "payloads", **CREDENTIALS, "large.message.store.timeout.ms": timeout_ms}
+    if fits:
+        with opened(config) as store:
+            assert store.timeout_ms == 58_000
+    else:
+        with pytest.raises(ConfigurationError, match=r"found 57,999, .* 58,000 ms"):
+            S3Store().configure(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "url"),
+    [
+        ({}, "https://payloads.s3.eu-central-1.amazonaws.com/orders/an-id"),
+        ({"s3.path.style": True}, "https://s3.eu-central-1.amazonaws.com/payloads/orders/an-id"),
+        ({"s3.endpoint": "http://s3.test:9000"}, "http://s3.test:9000/payloads/orders/an-id"),
+        ({"s3.endpoint": "http://s3.test", "s3.path.style": False}, "http://payloads.s3.test/orders/an-id"),
+    ],
+)
+@pytest.mark.usefixtures("no_aws_settings")
+def test_where_the_bucket_stands_in_a_url(config: dict[str, object], url: str) -> None:
+    """In the host name on Amazon, in the path elsewhere, unless `s3.path.style` says otherwise."""
+
+    class SentError(Exception):
+        pass
+
+    def stop(request: AWSPreparedRequest, **_: object) -> None:
+        raise SentError(request.url)
+
+    with opened({"s3.bucket": "payloads", "s3.region": "eu-central-1", **CREDENTIALS, **config}) as store:
+        store._client.meta.events.register("before-send.s3", stop)  # noqa: SLF001  # or the request would leave
+        with pytest.raises(SentError, match=f"^{re.escape(url)}$"):
+            store.put(*NAME, b"data")
+
+
+def test_without_boto3_the_error_says_what_to_install() -> None:
+    """The extra is optional, and whoever lacks it is told its name."""
+    code = (
+        "import sys; sys.modules['boto3'] = None\n"
+        "from stores.registry import open_store\n"
+        "open_store({'large.message.payload.store.class': 's3', 's3.bucket': 'b'})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ConfigurationError: large.message.payload.store.class: found 's3'" in ended.stderr
+    assert "pip install 'wideload[s3]'" in ended.stderr.splitlines()[-1]
