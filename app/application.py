@@ -1,0 +1,124 @@
+"""The Faust app: pipelines as services, their pages, and nothing of Kafka for Faust itself unless agents need it."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import faust
+from faust.app.base import BootStrategy
+from mode import ServiceT
+
+from app.budget import Budget
+from app.clients import security_arguments
+from app.pages import add_pages
+from app.pipeline import Pipeline
+from app.preflight import Plan
+from app.settings import ClientSettings, Settings
+from transforms.errors import WideloadError
+
+__all__ = ["Application", "PipelinesFailedError"]
+
+log = logging.getLogger(__name__)
+
+
+class PipelinesFailedError(WideloadError):
+    """Every pipeline has stopped for good, so the worker has nothing left to do."""
+
+
+class _BootStrategy(BootStrategy):
+    """An app without agents starts the web server, and no client of Faust's own.
+
+    Faust's consumer crashes on an empty subscription (0.15.3), and its producer would only hold a connection.
+    """
+
+    def producer_only(self) -> Iterable[ServiceT]:
+        return self.web_server()
+
+
+class Application(faust.App):
+    """The worker's Faust app. Users may add agents of their own to it.
+
+    Args:
+        settings: of the worker.
+        plans: what the preflight found, by pipeline; a pipeline without one looks for itself when it starts.
+    """
+
+    BootStrategy = _BootStrategy
+    logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
+
+    def __init__(self, settings: Settings, plans: Sequence[Plan] = ()) -> None:
+        super().__init__(
+            "wideload",
+            broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],
+            broker_client_id=settings.client.client_id,
+            broker_credentials=_credentials(settings.client),
+            datadir=Path(tempfile.gettempdir()) / "wideload-faust",  # used by agents with tables only
+            web_bind=settings.web_bind,
+            web_port=settings.web_port,
+            # Faust's own pages show table data and routes; none is served unless asked for.
+            web_stats_enabled=False,
+            web_graph_enabled=False,
+            web_router_enabled=False,
+            web_tables_enabled=False,
+            web_metrics_enabled=False,
+        )
+        self.failure: PipelinesFailedError | None = None
+        budget = Budget(settings.in_flight_bytes)
+        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix="wideload-store")
+        by_name = {plan.pipeline: plan for plan in plans}
+        self.pipelines = [
+            Pipeline(
+                settings,
+                pipeline,
+                plan=by_name.get(pipeline.name),
+                budget=budget,
+                executor=self._executor,
+                ended=self._pipeline_ended,
+            )
+            for pipeline in settings.pipelines
+        ]
+        add_pages(self, self.pipelines, budget)
+
+    def on_init_dependencies(self) -> Iterable[ServiceT]:
+        """The web server, what agents need where there are any, and the pipelines."""
+        self.producer_only = not self.agents
+        return [*super().on_init_dependencies(), *self.pipelines]
+
+    async def on_first_start(self) -> None:
+        """Makes Faust's folders only for agents."""
+        if self.agents:
+            await super().on_first_start()
+
+    async def on_stop(self) -> None:
+        """Stops Faust's part, then the threads."""
+        await super().on_stop()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _pipeline_ended(self, _: Pipeline) -> None:
+        """A worker goes on while one pipeline runs, as Kafka Connect does; with none left it ends, to be noticed."""
+        if all(pipeline.status == "FAILED" for pipeline in self.pipelines) and not self.agents:
+            reasons = "; ".join(f"{pipeline.settings.name}: {pipeline.last_error}" for pipeline in self.pipelines)
+            self.failure = PipelinesFailedError(f"no pipeline is left: {reasons}")
+            self._ending = self.loop.create_task(self.end(self.failure))
+
+    async def end(self, failure: PipelinesFailedError) -> None:
+        """Ends the worker: under Faust's own command the app crashes; `wideload worker` stops it quietly."""
+        await self.crash(failure)
+
+
+def _credentials(client: ClientSettings) -> Any:
+    arguments = security_arguments(client)
+    context = arguments.get("ssl_context")
+    if "sasl_mechanism" in arguments:
+        return faust.SASLCredentials(
+            mechanism=arguments["sasl_mechanism"],
+            username=arguments["sasl_plain_username"],
+            password=arguments["sasl_plain_password"],
+            ssl_context=context,
+        )
+    return faust.SSLCredentials(context) if context is not None else None

@@ -1,0 +1,75 @@
+"""The byte budget: how much of all records the worker may hold at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Budget", "Share"]
+
+
+class Budget:
+    """Bytes in flight in all pipelines together, and the wait for some to come free.
+
+    One record may go over the limit, else a record larger than the whole budget could never pass. Belongs to one event
+    loop; nothing in it waits but `freed`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.peak = 0
+        self._freed = asyncio.Event()
+
+    def admits(self, size: int) -> bool:
+        """True where `size` more bytes may be taken now."""
+        return self.used == 0 or self.used + size <= self.limit
+
+    def take(self, size: int) -> None:
+        """Counts `size` bytes in."""
+        self.used += size
+        self.peak = max(self.peak, self.used)
+
+    def give(self, size: int) -> None:
+        """Counts `size` bytes out and wakes who waits."""
+        self.used -= size
+        self._freed.set()
+
+    async def freed(self, timeout_s: float) -> bool:
+        """Waits until bytes come free; False where none did in time."""
+        self._freed.clear()
+        try:
+            await asyncio.wait_for(self._freed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Share:
+    """What one life of a pipeline holds of the budget; given back whole when that life ends.
+
+    A result may come in after the end, from a thread that could not be stopped: it gives nothing back twice.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.used = 0
+        self._closed = False
+
+    def take(self, size: int) -> None:
+        """See `Budget.take`."""
+        if not self._closed:
+            self.used += size
+            self.budget.take(size)
+
+    def give(self, size: int) -> None:
+        """See `Budget.give`."""
+        if not self._closed:
+            self.used -= size
+            self.budget.give(size)
+
+    def close(self) -> None:
+        """Gives back all that is left; nothing is counted after."""
+        if not self._closed:
+            self._closed = True
+            self.budget.give(self.used)
+            self.used = 0

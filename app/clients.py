@@ -1,0 +1,200 @@
+"""Kafka clients: from settings to aiokafka, and from aiokafka's errors to sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiokafka.errors as kafka_errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+
+from app.settings import ClientSettings, PipelineSettings
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["ClusterError", "admin", "consumer", "describe", "producer", "security_arguments", "translated"]
+
+# aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
+_UNLIMITED_BYTES = 2**31 - 1
+
+
+class ClusterError(WideloadError):
+    """The cluster did not do what it was asked.
+
+    Attributes:
+        retriable: True for what may pass by itself.
+    """
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+
+
+# What aiokafka marks as final, or does not mark, though another try with new clients may succeed.
+_PASSING = (
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.KafkaTimeoutError,
+    kafka_errors.CommitFailedError,
+    kafka_errors.OutOfOrderSequenceNumber,
+    kafka_errors.UnknownProducerId,
+    kafka_errors.InvalidProducerEpoch,
+    kafka_errors.ProducerFenced,
+    kafka_errors.ProducerClosed,
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.CorruptRecordException,
+    kafka_errors.BrokerNotAvailableError,
+    kafka_errors.ReplicaNotAvailableError,
+)
+
+# A few that another try does not mend, with what the user can do about it.
+_ADVICE: Mapping[type[BaseException], str] = {
+    kafka_errors.TopicAuthorizationFailedError: "the user may not use this topic; grant Read on sources, Write on sinks",
+    kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
+    kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
+    kafka_errors.MessageSizeTooLargeError: "the topic's max.message.bytes was lowered while the pipeline ran",
+    kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
+    kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
+    kafka_errors.OffsetOutOfRangeError: (
+        "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
+    ),
+    kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
+}
+
+
+def describe(error: BaseException) -> str:
+    """What happened, in words, with advice where there is some."""
+    text = str(error).strip()
+    name = type(error).__name__
+    told = text if name in text else f"{name}: {text}" if text else name
+    advice = _ADVICE.get(type(error))
+    return f"{told} ({advice})" if advice else told
+
+
+def translated(error: BaseException, doing: str) -> ClusterError:
+    """aiokafka's error as ours; `doing` says what was being done, with names."""
+    retriable = isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError)) or bool(
+        getattr(error, "retriable", False)
+    )
+    return ClusterError(f"{doing}: {describe(error)}", retriable=retriable)
+
+
+def security_arguments(settings: ClientSettings) -> dict[str, Any]:
+    """What every aiokafka client takes to reach and to trust the brokers.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used.
+    """
+    security = settings.security
+    protocol = str(security["security.protocol"])
+    arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
+    if protocol.startswith("SASL"):
+        arguments |= {
+            "sasl_mechanism": security["sasl.mechanism"],
+            "sasl_plain_username": security["sasl.username"],
+            "sasl_plain_password": security["sasl.password"],
+            "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
+        }
+    if protocol.endswith("SSL"):
+        arguments["ssl_context"] = _ssl_context(security)
+    return arguments
+
+
+def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=security["ssl.ca.location"])
+    except (ssl.SSLError, OSError) as exc:
+        raise ConfigurationError("ssl.ca.location", f"is not a PEM file of certificates: {exc}") from exc
+    if security["ssl.endpoint.identification.algorithm"] == "none":
+        context.check_hostname = False
+    if security["ssl.certificate.location"] is not None:
+        try:
+            context.load_cert_chain(
+                security["ssl.certificate.location"], security["ssl.key.location"], security["ssl.key.password"] or ""
+            )
+        except (ssl.SSLError, OSError) as exc:
+            reason = "certificate, key and ssl.key.password do not go together"
+            raise ConfigurationError("ssl.certificate.location", f"{reason}: {exc}") from exc
+    return context
+
+
+def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
+    """The consumer of a pipeline, not started and not subscribed; it never commits by itself."""
+    values: Mapping[str, Any] = pipeline.consumer
+    return AIOKafkaConsumer(
+        **security_arguments(settings),
+        client_id=f"{settings.client_id}-{pipeline.name}",
+        group_id=pipeline.group_id,
+        enable_auto_commit=False,
+        auto_offset_reset=values["consumer.auto.offset.reset"],
+        check_crcs=values["consumer.check.crcs"],
+        client_rack=values["consumer.client.rack"],
+        fetch_max_bytes=values["consumer.fetch.max.bytes"],
+        fetch_max_wait_ms=values["consumer.fetch.max.wait.ms"],
+        fetch_min_bytes=values["consumer.fetch.min.bytes"],
+        group_instance_id=values["consumer.group.instance.id"],
+        heartbeat_interval_ms=values["consumer.heartbeat.interval.ms"],
+        isolation_level=values["consumer.isolation.level"],
+        max_partition_fetch_bytes=values["consumer.max.partition.fetch.bytes"],
+        max_poll_interval_ms=values["consumer.max.poll.interval.ms"],
+        max_poll_records=values["consumer.max.poll.records"],
+        metadata_max_age_ms=values["consumer.metadata.max.age.ms"],
+        rebalance_timeout_ms=values["consumer.max.poll.interval.ms"],  # as Kafka's own consumer has it
+        request_timeout_ms=values["consumer.request.timeout.ms"],
+        retry_backoff_ms=values["consumer.retry.backoff.ms"],
+        session_timeout_ms=values["consumer.session.timeout.ms"],
+    )
+
+
+def producer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaProducer:
+    """The producer of a pipeline, not started: idempotent, so that a batch that fails lets none behind it pass."""
+    values: Mapping[str, Any] = pipeline.producer
+    codec = values["producer.compression.type"]
+    return AIOKafkaProducer(
+        **security_arguments(settings),
+        client_id=f"{settings.client_id}-{pipeline.name}",
+        acks="all",
+        enable_idempotence=True,
+        compression_type=None if codec == "none" else codec,
+        max_batch_size=values["producer.batch.size"],
+        max_request_size=_UNLIMITED_BYTES,
+        metadata_max_age_ms=values["producer.metadata.max.age.ms"],
+        request_timeout_ms=values["producer.request.timeout.ms"],
+        retry_backoff_ms=values["producer.retry.backoff.ms"],
+    )
+
+
+@asynccontextmanager
+async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client, started; closed at the end.
+
+    Raises:
+        ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in.
+    """
+    arguments = security_arguments(settings)
+    try:
+        client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
+    except (ValueError, AssertionError) as exc:
+        raise _unreachable(settings, exc) from exc
+    try:
+        await asyncio.wait_for(client.start(), timeout_s)
+    except (kafka_errors.KafkaError, OSError, TimeoutError, ValueError) as exc:
+        await client.close()
+        raise _unreachable(settings, exc) from exc
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def _unreachable(settings: ClientSettings, error: BaseException) -> ConfigurationError:
+    protocol = settings.security["security.protocol"]
+    return ConfigurationError(
+        "bootstrap.servers",
+        f"no broker answers at {settings.bootstrap_servers} over {protocol}: {describe(error)}; check that the "
+        "cluster runs, the addresses, and security.protocol",
+    )

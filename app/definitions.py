@@ -1,0 +1,225 @@
+"""Every key of the configuration file but those of the stores: name, type, default, meaning.
+
+The names are Kafka's, Kafka Connect's or librdkafka's wherever one of them has the thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stores.keys import REQUIRED, Key
+from transforms.compression import CODECS
+from transforms.inflate import DEFAULT_MAX_BYTES
+from transforms.offload import DEFAULT_THRESHOLD_BYTES
+
+__all__ = ["CONSUMER_KEYS", "PIPELINE_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS", "WORKER_KEYS"]
+
+SECURITY_KEYS: Sequence[Key] = (
+    Key(
+        "security.protocol",
+        "string",
+        "How to talk to the brokers.",
+        default="PLAINTEXT",
+        allowed=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    ),
+    Key(
+        "sasl.mechanism",
+        "string",
+        "How to log in, where the protocol is a SASL one.",
+        default="PLAIN",
+        allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"),
+    ),
+    Key("sasl.username", "string", "The user, for PLAIN and SCRAM."),
+    Key("sasl.password", "string", "The password, for PLAIN and SCRAM.", secret=True),
+    Key("sasl.kerberos.service.name", "string", "The brokers' Kerberos service, for GSSAPI.", default="kafka"),
+    Key("ssl.ca.location", "string", "PEM file with the authorities to trust; without it the system's own."),
+    Key("ssl.certificate.location", "string", "PEM file with the client's certificate and its chain."),
+    Key("ssl.key.location", "string", "PEM file with the client's private key."),
+    Key("ssl.key.password", "string", "The private key's password.", secret=True),
+    Key(
+        "ssl.endpoint.identification.algorithm",
+        "string",
+        "`https` checks that a broker's certificate names its host; `none` does not.",
+        default="https",
+        allowed=("https", "none"),
+    ),
+)
+
+WORKER_KEYS: Sequence[Key] = (
+    Key("bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED),
+    Key("client.id", "string", "The name by which the brokers' logs and quotas know the worker.", default="wideload"),
+    *SECURITY_KEYS,
+    Key(
+        "in.flight.bytes",
+        "int",
+        "The most bytes of records that all pipelines together hold; one record may go over. When it is spent, "
+        "pipelines stop reading and go on by themselves.",
+        default=DEFAULT_MAX_BYTES,
+        minimum=1,
+    ),
+    Key("store.threads", "int", "How many calls of the stores may run at once in the worker.", default=8, minimum=1),
+    Key("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1"),
+    Key("web.port", "int", "The port of the pages: /health, /pipelines, /metrics.", default=6066, minimum=1),
+    Key(
+        "task.shutdown.graceful.timeout.ms",
+        "int",
+        "How long a pipeline that stops, or loses partitions, may take to finish what it holds. What is not finished "
+        "then is read again later.",
+        default=25_000,
+        minimum=0,
+    ),
+)
+
+PIPELINE_KEYS: Sequence[Key] = (
+    Key("topics", "list", "The topics to read.", default=REQUIRED),
+    Key("output.topic", "string", "The topic to write, the sink.", default=REQUIRED),
+    Key("transforms", "list", "What is done to a record, in order: `offload`, `inflate`.", default=REQUIRED),
+    Key("group.id", "string", "The consumer group; `wideload-` and the pipeline's name where it is not given."),
+    Key(
+        "large.message.threshold.bytes",
+        "int",
+        "A value longer than this is offloaded; so is a record that the sink topic's `max.message.bytes` would refuse.",
+        default=DEFAULT_THRESHOLD_BYTES,
+        minimum=0,
+    ),
+    Key(
+        "large.message.compression.type",
+        "string",
+        "How payloads are compressed in the store.",
+        default="none",
+        allowed=("none", *CODECS),
+    ),
+    Key(
+        "large.message.payload.store.class",
+        "string",
+        "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
+        "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
+    ),
+    Key(
+        "errors.tolerance",
+        "string",
+        "What a record that can never succeed does. `none`: it stops the pipeline. `all`: it goes to the dead-letter "
+        "topic.",
+        default="none",
+        allowed=("none", "all"),
+    ),
+    Key(
+        "errors.deadletterqueue.topic.name",
+        "string",
+        "The dead-letter topic; required where `errors.tolerance` is `all`.",
+    ),
+    Key(
+        "errors.deadletterqueue.context.headers.enable",
+        "boolean",
+        "Whether dead letters carry the headers `__connect.errors.*`.",
+        default=True,
+    ),
+    Key(
+        "errors.retry.delay.max.ms",
+        "int",
+        "The longest wait between two tries of what may yet succeed: store calls, and the connection to the brokers.",
+        default=60_000,
+        minimum=1,
+    ),
+    Key(
+        "offset.flush.interval.ms",
+        "int",
+        "How often offsets are committed. After `kill -9` at most this much is done again.",
+        default=1_000,
+        minimum=1,
+    ),
+    Key(
+        "topic.creation.enable",
+        "boolean",
+        "Whether the sink and the dead-letter topic are created where they are missing, with as many partitions as "
+        "the source has.",
+        default=False,
+    ),
+    Key(
+        "topic.creation.default.replication.factor",
+        "int",
+        "Replicas of topics that are created; -1 for the cluster's default.",
+        default=-1,
+        minimum=-1,
+    ),
+)
+
+CONSUMER_KEYS: Sequence[Key] = (
+    Key(
+        "consumer.auto.offset.reset",
+        "string",
+        "Where a group without committed offsets begins. Unlike Kafka's default (`latest`) nothing is passed over.",
+        default="earliest",
+        allowed=("earliest", "latest", "none"),
+    ),
+    Key("consumer.check.crcs", "boolean", "Whether the checksums of batches that are read are verified.", default=True),
+    Key("consumer.client.rack", "string", "The rack, to read from the nearest replica (KIP-392)."),
+    Key("consumer.fetch.max.bytes", "int", "The most bytes of one fetch.", default=52_428_800, minimum=1),
+    Key("consumer.fetch.max.wait.ms", "int", "The longest that a broker may hold a fetch back.", default=500, minimum=0),
+    Key("consumer.fetch.min.bytes", "int", "The least bytes for which a broker answers a fetch.", default=1, minimum=1),
+    Key("consumer.group.instance.id", "string", "Static membership (KIP-345): a restart moves no partitions."),
+    Key("consumer.heartbeat.interval.ms", "int", "How often the group hears of the worker.", default=3_000, minimum=1),
+    Key(
+        "consumer.isolation.level",
+        "string",
+        "Whether records of transactions that are not committed are read.",
+        default="read_committed",
+        allowed=("read_committed", "read_uncommitted"),
+    ),
+    Key(
+        "consumer.max.partition.fetch.bytes",
+        "int",
+        "The most bytes of one partition in a fetch; a larger record still comes, alone.",
+        default=1_048_576,
+        minimum=1,
+    ),
+    Key(
+        "consumer.max.poll.interval.ms",
+        "int",
+        "After so long without a poll the group takes the partitions away.",
+        default=300_000,
+        minimum=1,
+    ),
+    Key("consumer.max.poll.records", "int", "The most records of one poll.", default=2_000, minimum=1),
+    Key(
+        "consumer.metadata.max.age.ms", "int", "How old the picture of the cluster may get.", default=300_000, minimum=1
+    ),
+    Key("consumer.request.timeout.ms", "int", "How long to wait for an answer.", default=40_000, minimum=1),
+    Key("consumer.retry.backoff.ms", "int", "The wait before a request is sent again.", default=100, minimum=0),
+    Key(
+        "consumer.session.timeout.ms",
+        "int",
+        "After so long without a heartbeat the group takes the partitions away.",
+        default=45_000,
+        minimum=1,
+    ),
+)
+
+PRODUCER_KEYS: Sequence[Key] = (
+    Key(
+        "producer.acks",
+        "string",
+        "Which replicas must have a record; anything but `all` could lose some.",
+        default="all",
+        allowed=("all", "-1"),
+    ),
+    Key(
+        "producer.batch.size",
+        "int",
+        "The most bytes of a batch, uncompressed; a larger record travels alone. Batches never wait to fill.",
+        default=131_072,
+        minimum=1,
+    ),
+    Key(
+        "producer.compression.type",
+        "string",
+        "How batches are compressed on the way to the sink.",
+        default="none",
+        allowed=("none", *CODECS),
+    ),
+    Key(
+        "producer.metadata.max.age.ms", "int", "How old the picture of the cluster may get.", default=300_000, minimum=1
+    ),
+    Key("producer.request.timeout.ms", "int", "How long to wait for an answer.", default=40_000, minimum=1),
+    Key("producer.retry.backoff.ms", "int", "The wait before a request is sent again.", default=100, minimum=0),
+)

@@ -1,0 +1,517 @@
+"""A flow: one life of a pipeline, from clients that start to clients that stop.
+
+Reads batches from the source partitions, lets records pass or puts them through the transforms on threads, writes the
+results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
+begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from aiokafka import ConsumerRebalanceListener
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.partitioner import murmur2
+
+from app import clients
+from app.budget import Budget, Share
+from app.clients import ClusterError
+from app.dead_letter import dead_letter
+from app.lane import Lane, Slot
+from app.sink import Sink
+from transforms.errors import (
+    PayloadNotFoundError,
+    PayloadStoreError,
+    ReferenceRefusedError,
+    TransformError,
+    WideloadError,
+)
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+    from app.lane import SourceRecord
+    from app.preflight import Plan
+    from app.settings import ClientSettings, PipelineSettings
+    from app.stages import Chain
+    from app.stats import PipelineStats
+    from transforms.record import RecordLike
+
+__all__ = ["Flow", "RecordError"]
+
+log = logging.getLogger(__name__)
+
+_POLL_MS = 200
+_RETRY_DELAY_S = 0.2
+_STOP_CLIENT_S = 10.0
+_RECORD_OVERHEAD_BYTES = 100  # what a record costs beside its key and value, roughly; empty records must count too
+
+
+class RecordError(WideloadError):
+    """A record stopped the pipeline, by `errors.tolerance = "none"` or because the store refuses everyone.
+
+    Attributes:
+        topic, partition, offset: where the record is.
+    """
+
+    def __init__(self, record: SourceRecord, error: BaseException, advice: str) -> None:
+        super().__init__(record, error, advice)
+        self.topic = record.topic
+        self.partition = record.partition
+        self.offset = record.offset
+        self._message = f"topic {record.topic}, partition {record.partition}, offset {record.offset}: {error}{advice}"
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """One life of a pipeline. Belongs to one event loop; `run` once.
+
+    Args:
+        client: how to reach the cluster.
+        settings: the pipeline's.
+        plan: what the preflight found.
+        chain: the transforms.
+        budget: shared by all pipelines.
+        executor: where transforms run.
+        stats: what is counted.
+        graceful_timeout_s: how long to drain before partitions are given up.
+    """
+
+    # State that changes: `_lanes`, by rebalances; `_waiting`, records read but not admitted yet, by the poll loop and
+    # rebalances; `_failure`, once. All on the event loop, and between two awaits, so there is no lock.
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        settings: PipelineSettings,
+        plan: Plan,
+        chain: Chain,
+        *,
+        budget: Budget,
+        executor: Executor,
+        stats: PipelineStats,
+        graceful_timeout_s: float,
+    ) -> None:
+        self.settings = settings
+        self.running = False
+        self.degraded: str | None = None
+        self._plan = plan
+        self._chain = chain
+        self._share = Share(budget)
+        self._executor = executor
+        self._stats = stats
+        self._graceful_timeout_s = graceful_timeout_s
+        self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
+        self._producer: AIOKafkaProducer = clients.producer(client, settings)
+        self._sink = self._make_sink(plan.sink.name)
+        self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters.name)
+        self._lanes: dict[TopicPartition, Lane] = {}
+        self._waiting: deque[tuple[Lane, deque[SourceRecord]]] = deque()
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._changed = asyncio.Event()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of the budget that this flow holds."""
+        return self._share.used
+
+    def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
+        """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
+        return {
+            partition: (
+                lane.tracker.released if lane.tracker else None,
+                lane.tracker.committed if lane.tracker else None,
+                self._consumer.highwater(partition),
+            )
+            for partition, lane in self._lanes.items()
+        }
+
+    def stop(self) -> None:
+        """Asks `run` to drain, to commit, and to return."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Moves records until `stop`.
+
+        Raises:
+            ClusterError: a client failed; what was not committed is read again by the next flow.
+            RecordError: a record stopped the pipeline; its offset and those after it are not committed.
+        """
+        commits: asyncio.Task[None] | None = None
+        try:
+            await self._start_clients()
+            commits = asyncio.get_running_loop().create_task(self._commit_regularly())
+            self.running = True
+            while not self._stopping:
+                self._raise_failure()
+                await self._turn()
+            await self._finish()
+        except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
+            raise clients.translated(exc, f"group {self.settings.group_id}") from exc
+        finally:
+            self.running = False
+            if commits is not None:
+                commits.cancel()
+                await asyncio.gather(commits, return_exceptions=True)
+            self._discard(list(self._lanes))
+            await self._stop_clients()
+            self._share.close()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def _start_clients(self) -> None:
+        await self._producer.start()
+        self._consumer.subscribe(list(self.settings.topics), listener=self)
+        await self._consumer.start()
+
+    async def _turn(self) -> None:
+        if self._waiting:
+            await self._await_room()
+        else:
+            await self._poll()
+        self._admit()
+        self._sink.flush()
+        if self._dead_letters is not None:
+            self._dead_letters.flush()
+        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
+        await asyncio.sleep(0)
+
+    async def _poll(self) -> None:
+        stalled = any(lane.stalled for lane in self._lanes.values())
+        wanted = [partition for partition, lane in self._lanes.items() if not lane.stalled] if stalled else []
+        if stalled and not wanted:
+            await self._await_change()
+            return
+        polled = await self._consumer.getmany(*wanted, timeout_ms=_POLL_MS)
+        # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
+        for partition, records in polled.items():
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                self._waiting.append((lane, deque(records)))
+
+    async def _await_room(self) -> None:
+        """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
+        if not await self._share.budget.freed(_POLL_MS / 1000):
+            await self._keep_membership()
+
+    async def _await_change(self) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
+        await self._keep_membership()
+
+    async def _keep_membership(self) -> None:
+        """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
+
+        Paused partitions give nothing, and lose what was read ahead; so this is done only when it is due.
+        """
+        interval_s = self._poll_interval_s()
+        if self._consumer._subscription.fetcher_idle_time < interval_s:
+            return
+        assigned = list(self._lanes)
+        self._consumer.pause(*assigned)
+        try:
+            await self._consumer.getmany(timeout_ms=0)
+        finally:
+            self._consumer.resume(*(partition for partition in assigned if partition in self._lanes))
+
+    def _poll_interval_s(self) -> float:
+        interval = self.settings.consumer["consumer.max.poll.interval.ms"]
+        assert isinstance(interval, int)
+        return interval / 3000  # a third of it, in seconds
+
+    def _admit(self) -> None:
+        budget = self._share.budget
+        while self._waiting:
+            lane, records = self._waiting[0]
+            while records:
+                record = records[0]
+                held = len(record.value or b"") + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
+                if not lane.slots and self._chain.passes(record):
+                    if not budget.admits(held):
+                        return
+                    self._share.take(held)
+                    tracker = lane.tracked(record.offset)
+                    self._sink.append(self._sink_partition(lane, record), record, tracker, record.offset, held)
+                else:
+                    held += self._chain.reserve_bytes(record)
+                    if not budget.admits(held):
+                        return
+                    self._enqueue(lane, record, held)
+                records.popleft()
+                self._stats.records_in += 1
+                self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
+            self._waiting.popleft()
+
+    # --- transforming ------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, lane: Lane, record: SourceRecord, held: int) -> None:
+        lane.tracked(record.offset)
+        slot = Slot(record, held)
+        lane.slots.append(slot)
+        self._share.take(held)
+        if self._chain.passes(record):
+            slot.result = record
+            return
+        task = asyncio.get_running_loop().create_task(self._transform(lane, slot))
+        lane.tasks.add(task)
+        task.add_done_callback(lane.tasks.discard)
+
+    async def _transform(self, lane: Lane, slot: Slot) -> None:
+        try:
+            slot.result, applied = await self._apply(lane, slot.source)
+        except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
+            if not self._bury(slot, exc):
+                return
+        except PayloadStoreError as exc:
+            self._fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
+            return
+        except Exception as exc:  # a defect of ours must stop the pipeline as loudly as an error of the record
+            log.exception("pipeline %s: unexpected error", self.settings.name)
+            self._fail(RecordError(slot.source, exc, ""))
+            return
+        else:
+            self._count(applied, slot)
+        self._release(lane)
+
+    async def _apply(self, lane: Lane, record: SourceRecord) -> tuple[RecordLike, tuple[str, ...]]:
+        """Tries until it succeeds or can never do so; a store that is down is not an error of the record."""
+        loop = asyncio.get_running_loop()
+        started = time.monotonic()
+        delay = _RETRY_DELAY_S
+        stalled = False
+        try:
+            while True:
+                try:
+                    return await loop.run_in_executor(self._executor, self._chain.apply, record)
+                except PayloadStoreError as exc:
+                    self._stats.store_errors += 1
+                    if not exc.retriable:
+                        raise
+                    self._stats.retries += 1
+                    if not stalled and time.monotonic() - started > self.settings.store_timeout_ms / 1000:
+                        stalled = True
+                        lane.stalled += 1
+                        log.warning("pipeline %s waits for its store: %s", self.settings.name, exc)
+                    self.degraded = str(exc)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, self.settings.retry_delay_max_ms / 1000)
+        finally:
+            if stalled:
+                lane.stalled -= 1
+                self._changed.set()
+
+    def _count(self, applied: Iterable[str], slot: Slot) -> None:
+        assert slot.result is not None
+        self.degraded = None
+        for name in applied:
+            if name == "offload":
+                self._stats.offloaded_records += 1
+                self._stats.offloaded_bytes += len(slot.source.value or b"")
+            else:
+                self._stats.inflated_records += 1
+                self._stats.inflated_bytes += len(slot.result.value or b"")
+        # What is held from here on is the result; an offloaded value is gone, an inflated one has come.
+        held = len(slot.result.value or b"") + len(slot.result.key or b"") + _RECORD_OVERHEAD_BYTES
+        self._share.give(slot.held - held)
+        slot.held = held
+
+    def _bury(self, slot: Slot, error: WideloadError) -> bool:
+        if self._dead_letters is None:
+            advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
+            self._fail(RecordError(slot.source, error, advice))
+            return False
+        self._stats.dead_letters += 1
+        source = slot.source
+        log.warning(
+            "pipeline %s: topic %s, partition %d, offset %d goes to %s: %s",
+            self.settings.name, source.topic, source.partition, source.offset, self._dead_letters.topic, error,
+        )
+        slot.result = dead_letter(
+            source,
+            error,
+            pipeline=self.settings.name,
+            stage=",".join(self.settings.transforms),
+            context=self.settings.dead_letter_context,
+        )
+        slot.dead = True
+        return True
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _release(self, lane: Lane) -> None:
+        """Lets go of what is done, up to the first record that is not."""
+        if self._failure is not None or self._lanes.get(lane.partition) is not lane:
+            return
+        while lane.slots and lane.slots[0].result is not None:
+            slot = lane.slots.popleft()
+            assert slot.result is not None
+            offset = slot.source.offset
+            tracker = lane.tracked(offset)
+            if slot.dead:
+                assert self._dead_letters is not None
+                assert self._plan.dead_letters is not None
+                partition = slot.source.partition % self._plan.dead_letters.partitions
+                self._dead_letters.append(partition, slot.result, tracker, offset, slot.held)
+            else:
+                self._sink.append(self._sink_partition(lane, slot.result), slot.result, tracker, offset, slot.held)
+        self._sink.flush()
+        if self._dead_letters is not None:
+            self._dead_letters.flush()
+
+    def _sink_partition(self, lane: Lane, record: RecordLike) -> int:
+        if lane.sink_partition is not None:
+            return lane.sink_partition
+        partitions = self._plan.sink.partitions
+        source_partition: int = lane.partition.partition
+        if record.key is None:
+            # Any would do; one for each source partition keeps their order.
+            return source_partition % partitions
+        hashed: int = murmur2(record.key)
+        return (hashed & 0x7FFFFFFF) % partitions
+
+    def _make_sink(self, topic: str) -> Sink:
+        return Sink(self._producer, topic, self._share, failed=self._sink_failed, acknowledged=self._acknowledged)
+
+    def _acknowledged(self, records: int, size: int) -> None:
+        self._stats.records_out += records
+        self._stats.bytes_out += size
+
+    def _sink_failed(self, error: BaseException) -> None:
+        self._fail(clients.translated(error, f"writing to topic {self.settings.output_topic}"))
+
+    # --- failing -----------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._changed.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- committing --------------------------------------------------------------------------------------------------
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.flush_interval_ms / 1000)
+            try:
+                await self._commit()
+            except KafkaError as exc:
+                self._fail(clients.translated(exc, f"committing offsets of group {self.settings.group_id}"))
+                return
+
+    async def _commit(self) -> None:
+        """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again."""
+        offsets: dict[TopicPartition, int] = {}
+        for partition, lane in self._lanes.items():
+            if lane.tracker is not None:
+                safe = lane.tracker.safe()
+                if safe > lane.tracker.committed:
+                    offsets[partition] = safe
+        if not offsets:
+            return
+        try:
+            await self._consumer.commit(offsets)
+        except (CommitFailedError, IllegalStateError) as exc:
+            log.info("pipeline %s: offsets not committed, the group has moved on: %s", self.settings.name, exc)
+            return
+        self._stats.commits += 1
+        for partition, offset in offsets.items():
+            committed = self._lanes.get(partition)
+            if committed is not None and committed.tracker is not None:
+                committed.tracker.committed = max(committed.tracker.committed, offset)
+
+    # --- rebalancing -------------------------------------------------------------------------------------------------
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        """Finishes what is held, as far as time allows, commits it, and forgets the rest."""
+        self._waiting.clear()
+        if not self._lanes:
+            return
+        self._stats.rebalances += 1
+        await self._drain()
+        with contextlib.suppress(KafkaError, TimeoutError):
+            await asyncio.wait_for(self._commit(), _STOP_CLIENT_S)
+        self._discard(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        """Opens a lane for each partition."""
+        self._discard(list(self._lanes))
+        for partition in assigned:
+            sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
+            if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
+                reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
+                self._fail(ClusterError(reason, retriable=True))
+                return
+            self._lanes[partition] = Lane(partition, sink_partition)
+        log.info(
+            "pipeline %s reads %s",
+            self.settings.name,
+            ", ".join(f"{partition.topic}-{partition.partition}" for partition in sorted(assigned)) or "no partition",
+        )
+
+    def _discard(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            lane = self._lanes.pop(partition, None)
+            if lane is not None:
+                self._share.give(sum(slot.held for slot in lane.slots))
+                lane.discard()
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        self._waiting.clear()
+        await self._drain()
+        self._raise_failure()
+        await asyncio.wait_for(self._commit(), _STOP_CLIENT_S)
+
+    async def _drain(self) -> None:
+        """Waits until all that was admitted is durable, at most the graceful time."""
+        deadline = time.monotonic() + self._graceful_timeout_s
+        while self._failure is None and any(lane.busy for lane in self._lanes.values()):
+            if time.monotonic() > deadline:
+                log.warning(
+                    "pipeline %s: not all records were finished in %.1f s; they are read again",
+                    self.settings.name,
+                    self._graceful_timeout_s,
+                )
+                return
+            await self._share.budget.freed(0.05)
+
+    async def _stop_clients(self) -> None:
+        self._sink.discard()
+        if self._dead_letters is not None:
+            self._dead_letters.discard()
+        for name, stop in (("producer", self._abandon_producer), ("consumer", self._consumer.stop)):
+            await self._quietly(name, stop)
+
+    async def _quietly(self, name: str, stop: Callable[[], object]) -> None:
+        try:
+            stopping = stop()
+            assert asyncio.iscoroutine(stopping)
+            await asyncio.wait_for(stopping, _STOP_CLIENT_S)
+        except (KafkaError, OSError, TimeoutError, asyncio.CancelledError) as exc:
+            log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
+
+    async def _abandon_producer(self) -> None:
+        """Stops the producer without waiting for batches that it still holds.
+
+        `stop` of aiokafka would flush first, and with a broker that is down it never ends; nor may an old batch be
+        sent once the next flow has begun. Drained flows hold none.
+        """
+        await self._producer.client.close()
+        await self._producer._sender.close()
+        await self._producer.stop()

@@ -1,0 +1,82 @@
+"""A lane: the records of one source partition that the worker holds, in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from app.tracker import OffsetTracker
+from transforms.record import RecordLike
+
+if TYPE_CHECKING:
+    from aiokafka import TopicPartition
+
+__all__ = ["Lane", "Slot", "SourceRecord"]
+
+
+class SourceRecord(RecordLike, Protocol):
+    """What is read of aiokafka's `ConsumerRecord`."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One record on its way through the transforms.
+
+    Attributes:
+        source: the record as it was read.
+        held: bytes of the budget that it holds.
+        result: the record to write; None while it is not known.
+        dead: True where `result` goes to the dead-letter topic.
+    """
+
+    source: SourceRecord
+    held: int
+    result: RecordLike | None = None
+    dead: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Records that wait for one before them, and what may be committed.
+
+    Attributes:
+        partition: the source partition.
+        sink_partition: where its records go; None where the key decides.
+        tracker: from the first record on.
+        slots: in source order; empty while records pass straight through.
+        tasks: the work on slots, to be cancelled when the partition is lost.
+        stalled: records whose store call has failed for longer than its time budget; the partition is not read on.
+    """
+
+    partition: TopicPartition
+    sink_partition: int | None
+    tracker: OffsetTracker | None = None
+    slots: deque[Slot] = field(default_factory=deque)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    stalled: int = 0
+
+    def tracked(self, offset: int) -> OffsetTracker:
+        """The tracker, begun at `offset` where this is the first record."""
+        if self.tracker is None:
+            self.tracker = OffsetTracker(offset)
+        return self.tracker
+
+    @property
+    def busy(self) -> bool:
+        """True while a record of this partition is neither durable nor dropped."""
+        return bool(self.slots) or (self.tracker is not None and self.tracker.in_flight)
+
+    def discard(self) -> None:
+        """Forgets what is held; another worker, or this one later, reads it again from the committed offset."""
+        for task in self.tasks:
+            task.cancel()
+        self.slots.clear()

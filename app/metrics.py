@@ -1,0 +1,114 @@
+"""Metrics: the pipelines' numbers in Prometheus' form, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.stats import STORE_SECONDS, Latency
+
+if TYPE_CHECKING:
+    from app.budget import Budget
+    from app.pipeline import Pipeline
+
+__all__ = ["COUNTERS", "Metrics"]
+
+# name of the metric, attribute of PipelineStats, help
+COUNTERS: Sequence[tuple[str, str, str]] = (
+    ("wideload_records_in", "records_in", "Records read."),
+    ("wideload_bytes_in", "bytes_in", "Bytes of keys and values read."),
+    ("wideload_records_out", "records_out", "Records that the sink or the dead-letter topic has acknowledged."),
+    ("wideload_bytes_out", "bytes_out", "Bytes of those records, as batches carry them, uncompressed."),
+    ("wideload_offloaded_records", "offloaded_records", "Records whose value went to the store."),
+    ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of those values."),
+    ("wideload_inflated_records", "inflated_records", "References that became values again."),
+    ("wideload_inflated_bytes", "inflated_bytes", "Bytes of those values."),
+    ("wideload_dead_letters", "dead_letters", "Records sent to the dead-letter topic."),
+    ("wideload_store_errors", "store_errors", "Calls of the store that failed."),
+    ("wideload_retries", "retries", "Calls of the store that were made again."),
+    ("wideload_commits", "commits", "Commits of offsets."),
+    ("wideload_restarts", "restarts", "Times that the pipeline began again at its committed offsets."),
+    ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
+)
+
+
+class Metrics(Collector):
+    """All metrics of the worker.
+
+    Args:
+        pipelines: of the worker.
+        budget: the byte budget.
+    """
+
+    def __init__(self, pipelines: Sequence[Pipeline], budget: Budget) -> None:
+        self._pipelines = pipelines
+        self._budget = budget
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """The page, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: the registry would else collect at start."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric as it is now."""
+        for name, attribute, text in COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                counter.add_metric([pipeline.settings.name], getattr(pipeline.stats, attribute))
+            yield counter
+        yield self._store_seconds()
+        yield from self._partitions()
+        up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
+        held = GaugeMetricFamily("wideload_in_flight_bytes", "Bytes of the budget in use.", labels=["pipeline"])
+        for pipeline in self._pipelines:
+            up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
+            held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
+        yield up
+        yield held
+        yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._budget.limit)
+
+    def _store_seconds(self) -> Metric:
+        histogram = HistogramMetricFamily(
+            "wideload_store_seconds", "How long calls of the store took.", labels=["pipeline", "operation"]
+        )
+        for pipeline in self._pipelines:
+            for operation, latency in (("publish", pipeline.stats.publish), ("download", pipeline.stats.download)):
+                labels = [pipeline.settings.name, operation]
+                histogram.add_metric(labels, _buckets(latency), sum_value=latency.total_seconds)
+        return histogram
+
+    def _partitions(self) -> Iterator[Metric]:
+        labels = ["pipeline", "topic", "partition"]
+        lag = GaugeMetricFamily("wideload_lag_records", "Records behind the committed offset.", labels=labels)
+        committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
+        for pipeline in self._pipelines:
+            positions = pipeline.flow.positions() if pipeline.flow else {}
+            for partition, (_, offset, end) in positions.items():
+                values = [pipeline.settings.name, partition.topic, str(partition.partition)]
+                if offset is not None:
+                    committed.add_metric(values, offset)
+                    if end is not None:
+                        lag.add_metric(values, max(0, end - offset))
+        yield lag
+        yield committed
+
+
+def _buckets(latency: Latency) -> list[tuple[str, float]]:
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*map(str, STORE_SECONDS), "+Inf"], list(latency.counts), strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets

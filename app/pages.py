@@ -1,0 +1,103 @@
+"""The worker's pages: /health, /pipelines, /metrics, on Faust's web server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from app.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import faust
+    from faust.web import Request, Response, View
+
+    from app.budget import Budget
+    from app.pipeline import Pipeline
+
+__all__ = ["add_pages", "health", "pipeline_page"]
+
+_PROMETHEUS = "text/plain; version=0.0.4"
+
+
+def health(pipelines: Sequence[Pipeline]) -> dict[str, Any]:
+    """What /health says.
+
+    `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` where a pipeline waits for its
+    store, or begins again; `failed` where one has stopped for good. `reasons` says why, by pipeline.
+    """
+    reasons = {}
+    status = "ok"
+    for pipeline in pipelines:
+        if pipeline.status == "FAILED":
+            status = "failed"
+            reasons[pipeline.settings.name] = pipeline.last_error
+        elif pipeline.status != "RUNNING" or pipeline.degraded is not None:
+            status = status if status == "failed" else "degraded"
+            reasons[pipeline.settings.name] = pipeline.degraded or pipeline.last_error or pipeline.status.lower()
+    ready = all(pipeline.status == "RUNNING" for pipeline in pipelines)
+    return {"status": status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def pipeline_page(pipeline: Pipeline) -> dict[str, Any]:
+    """What /pipelines says of one pipeline."""
+    settings, stats = pipeline.settings, pipeline.stats
+    partitions = []
+    if pipeline.flow is not None:
+        for partition, (position, committed, end) in sorted(pipeline.flow.positions().items()):
+            partitions.append(
+                {
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "position": position,
+                    "committed": committed,
+                    "end": end,
+                    "lag": None if end is None or committed is None else max(0, end - committed),
+                }
+            )
+    error_at = pipeline.last_error_at
+    return {
+        "name": settings.name,
+        "state": pipeline.status,
+        "degraded": pipeline.degraded,
+        "last_error": pipeline.last_error,
+        "last_error_at": None if error_at is None else datetime.fromtimestamp(error_at, UTC).isoformat(),
+        "topics": list(settings.topics),
+        "output_topic": settings.output_topic,
+        "transforms": list(settings.transforms),
+        "group_id": settings.group_id,
+        "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
+        "records_in": stats.records_in,
+        "records_out": stats.records_out,
+        "offloaded_records": stats.offloaded_records,
+        "inflated_records": stats.inflated_records,
+        "dead_letters": stats.dead_letters,
+        "retries": stats.retries,
+        "restarts": stats.restarts,
+        "partitions": partitions,
+    }
+
+
+def add_pages(app: faust.App, pipelines: Sequence[Pipeline], budget: Budget) -> None:
+    """Puts the pages on the app's web server."""
+    metrics = Metrics(pipelines, budget)
+
+    async def live(view: View, request: Request) -> Response:  # noqa: ARG001  # Faust's signature
+        return view.json({"live": True})
+
+    async def ready(view: View, request: Request) -> Response:  # noqa: ARG001
+        state = health(pipelines)
+        return view.json(state, status=200 if state["ready"] else 503)
+
+    async def all_pipelines(view: View, request: Request) -> Response:  # noqa: ARG001
+        return view.json([pipeline_page(pipeline) for pipeline in pipelines])
+
+    async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
+        return view.bytes(metrics.text(), content_type=_PROMETHEUS)
+
+    app.page("/health")(ready)
+    app.page("/health/live")(live)
+    app.page("/health/ready")(ready)
+    app.page("/pipelines")(all_pipelines)
+    app.page("/metrics")(prometheus)

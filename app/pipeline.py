@@ -1,0 +1,170 @@
+"""A pipeline: a service of the Faust app that keeps a flow running, and says how it fares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Literal
+
+from faust import Service
+
+from app.budget import Budget
+from app.clients import ClusterError
+from app.flow import Flow
+from app.preflight import Plan, plan_pipeline
+from app.settings import PipelineSettings, Settings
+from app.stages import build
+from app.stats import PipelineStats
+from stores.registry import open_store
+from stores.store import PayloadStore
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["Pipeline", "State"]
+
+log = logging.getLogger(__name__)
+
+State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
+
+_FIRST_DELAY_S = 0.5
+_STEADY_S = 60.0  # a flow that lived so long has recovered; the next failure waits the first delay again
+
+
+class Pipeline(Service):
+    """Runs one pipeline: a flow, and after a failure that may pass another one, until it is stopped.
+
+    Args:
+        settings: of the worker.
+        pipeline: of this pipeline.
+        plan: what the preflight found; None to look first.
+        budget: shared by all pipelines.
+        executor: where store calls run, shared likewise.
+        ended: called when the pipeline has failed for good.
+    """
+
+    logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: PipelineSettings,
+        *,
+        plan: Plan | None,
+        budget: Budget,
+        executor: Executor,
+        ended: Callable[[Pipeline], None],
+    ) -> None:
+        super().__init__()
+        self.settings = pipeline
+        self.stats = PipelineStats()
+        self.status: State = "STARTING"
+        self.last_error: str | None = None
+        self.last_error_at: float | None = None
+        self.flow: Flow | None = None
+        self.plan = plan
+        self._worker = settings
+        self._budget = budget
+        self._executor = executor
+        self._ended = ended
+        self._store: PayloadStore | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stop_asked = asyncio.Event()
+
+    @property
+    def label(self) -> str:
+        """How Faust's log calls this service."""
+        return f"Pipeline: {self.settings.name}"
+
+    @property
+    def degraded(self) -> str | None:
+        """Why records wait though the pipeline runs; None where they do not."""
+        return self.flow.degraded if self.flow is not None else None
+
+    async def on_start(self) -> None:
+        """Begins; returns before the first record."""
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+
+    async def on_stop(self) -> None:
+        """Drains, commits, and closes the store."""
+        self._stop_asked.set()
+        if self.flow is not None:
+            self.flow.stop()
+        if self._supervisor is not None:
+            await self._supervisor
+        if self._store is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+
+    async def _supervise(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        while not self._stop_asked.is_set():
+            began = time.monotonic()
+            try:
+                await self._live_once()
+            except ClusterError as exc:
+                if not exc.retriable:
+                    self._give_up(exc)
+                    return
+                if time.monotonic() - began > _STEADY_S:
+                    delay_s = _FIRST_DELAY_S
+                self._restart_later(exc, delay_s)
+                await self._stopped_within(delay_s)
+                delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
+            except WideloadError as exc:
+                self._give_up(exc)
+                return
+            except Exception as exc:  # a defect of ours: the other pipelines must not go down with this one
+                log.exception("pipeline %s: unexpected error", self.settings.name)
+                self._give_up(exc)
+                return
+        self.status = "STOPPED"
+
+    async def _live_once(self) -> None:
+        """One flow, from the look at the cluster to its end."""
+        if self.plan is None:
+            try:
+                self.plan = await plan_pipeline(self._worker.client, self.settings)
+            except ConfigurationError as exc:
+                if self.status == "RESTARTING" and exc.key == "bootstrap.servers":
+                    raise ClusterError(str(exc), retriable=True) from exc
+                raise
+        plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
+        if self._store is None:
+            self._store = open_store(self.settings.store)
+        self.flow = Flow(
+            self._worker.client,
+            self.settings,
+            plan,
+            build(self.settings, self._store, plan.sink.max_message_bytes, self.stats),
+            budget=self._budget,
+            executor=self._executor,
+            stats=self.stats,
+            graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
+        )
+        if self._stop_asked.is_set():
+            return
+        self.status = "RUNNING"
+        await self.flow.run()
+
+    async def _stopped_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop_asked.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _restart_later(self, error: Exception, delay_s: float) -> None:
+        self.status = "RESTARTING"
+        self.stats.restarts += 1
+        self._note(error)
+        log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.status = "FAILED"
+        self._note(error)
+        log.error("pipeline %s has stopped: %s", self.settings.name, error)
+        self._ended(self)
+
+    def _note(self, error: Exception) -> None:
+        self.last_error = str(error) or repr(error)
+        self.last_error_at = time.time()

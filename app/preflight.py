@@ -1,0 +1,189 @@
+"""Preflight: what the cluster must have before anything is consumed; what is missing is created where that is allowed.
+
+`wideload check` does this and nothing else; the worker does it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from app.clients import ClusterError, admin, describe
+from app.settings import ClientSettings, PipelineSettings, Settings
+from transforms.errors import ConfigurationError
+
+__all__ = ["Plan", "Topic", "check", "plan_pipeline", "topics"]
+
+_MAX_MESSAGE_BYTES = "max.message.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What the cluster says of a topic.
+
+    Attributes:
+        max_message_bytes: the most bytes of one batch.
+        cleanup_policy: `delete`, `compact`, or both.
+    """
+
+    name: str
+    partitions: int
+    max_message_bytes: int
+    cleanup_policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a pipeline found.
+
+    Attributes:
+        sources: the topics that it reads.
+        sink: the topic that it writes.
+        dead_letters: where records go that can never succeed; None where they stop the pipeline.
+        created: the names of topics that were missing and have been made.
+    """
+
+    pipeline: str
+    sources: tuple[Topic, ...]
+    sink: Topic
+    dead_letters: Topic | None
+    created: tuple[str, ...] = ()
+
+    def sink_partition(self, topic: str, partition: int) -> int | None:
+        """The sink partition of a source partition; None where the counts differ, and the key decides."""
+        for source in self.sources:
+            if source.name == topic and source.partitions == self.sink.partitions:
+                return partition
+        return None
+
+
+async def check(settings: Settings) -> list[Plan]:
+    """A plan for each pipeline.
+
+    Raises:
+        ConfigurationError: the cluster or a topic is not as the configuration needs it; nothing was consumed.
+    """
+    return [await plan_pipeline(settings.client, pipeline) for pipeline in settings.pipelines]
+
+
+async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> Plan:
+    """The plan of one pipeline; see `check`.
+
+    Raises:
+        ConfigurationError: as `check`, said of the pipeline.
+    """
+    async with admin(client) as connection:
+        try:
+            return await _plan(connection, pipeline)
+        except ConfigurationError as exc:
+            raise exc.within(pipeline.name) from exc
+
+
+async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> Plan:
+    wanted = [*pipeline.topics, pipeline.output_topic]
+    if pipeline.dead_letter_topic is not None:
+        wanted.append(pipeline.dead_letter_topic)
+    found = await topics(connection, wanted)
+    for name in pipeline.topics:
+        if name not in found:
+            raise ConfigurationError("topics", f"topic {name} does not exist; create it, or correct the name")
+    sources = tuple(found[name] for name in pipeline.topics)
+    created = []
+    targets = {"output.topic": pipeline.output_topic, "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic}
+    for key, target in targets.items():
+        if target is None or target in found:
+            continue
+        if not pipeline.topic_creation:
+            raise ConfigurationError(
+                key, f"topic {target} does not exist; create it, or set topic.creation.enable = true"
+            )
+        partitions = max(source.partitions for source in sources)
+        await _create(connection, key, target, partitions, pipeline.replication_factor)
+        created.append(target)
+    if created:
+        found |= await topics(connection, created)
+    sink = found[pipeline.output_topic]
+    _check_limits(pipeline, sink)
+    dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
+    return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
+
+
+def _check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
+    limit = f"{_MAX_MESSAGE_BYTES} of topic {sink.name} is {sink.max_message_bytes:,}"
+    if "offload" in pipeline.transforms and pipeline.threshold_bytes > sink.max_message_bytes:
+        raise ConfigurationError(
+            "large.message.threshold.bytes",
+            f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the one or raise the "
+            "other",
+        )
+    batch = pipeline.producer["producer.batch.size"]
+    assert isinstance(batch, int)
+    if batch > sink.max_message_bytes:
+        raise ConfigurationError(
+            "producer.batch.size", f"found {batch:,}, allowed is no more than the sink takes: {limit}"
+        )
+
+
+async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """Those of the topics that exist, by name.
+
+    Raises:
+        ConfigurationError: the user may not look at one of them.
+        ClusterError: the cluster did not answer.
+    """
+    try:
+        # All topics are asked for, since asking for one by name makes it on clusters that create topics by themselves.
+        described = {entry["topic"]: entry for entry in await connection.describe_topics()}
+        present = [name for name in dict.fromkeys(names) if name in described]
+        configs = await _configs(connection, present)
+    except KafkaError as exc:
+        raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
+    found = {}
+    for name in present:
+        error = for_code(described[name]["error_code"])
+        if error.errno != 0:
+            raise ConfigurationError("topics", f"topic {name} cannot be described: {describe(error())}")
+        config = configs[name]
+        found[name] = Topic(
+            name=name,
+            partitions=len(described[name]["partitions"]),
+            max_message_bytes=int(config[_MAX_MESSAGE_BYTES]),
+            cleanup_policy=config["cleanup.policy"],
+        )
+    return found
+
+
+async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    if not names:
+        return {}
+    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy"])
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
+    configs: dict[str, Mapping[str, str]] = {}
+    for response in await connection.describe_configs(resources):
+        for resource in response.to_object()["resources"]:
+            error = for_code(resource["error_code"])
+            if error.errno != 0:
+                raise ConfigurationError(
+                    "topics",
+                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; grant "
+                    "DescribeConfigs on it",
+                )
+            configs[resource["resource_name"]] = {
+                entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]
+            }
+    return configs
+
+
+async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
+    topic = NewTopic(name, partitions, 1)
+    topic.replication_factor = replicas  # -1, the cluster's default (KIP-464), is more than NewTopic takes
+    response = await connection.create_topics([topic])
+    for _, code, *message in response.topic_errors:
+        error = for_code(code)
+        if error.errno != 0 and error is not TopicAlreadyExistsError:
+            told = message[0] if message and message[0] else describe(error())
+            raise ConfigurationError(key, f"topic {name} cannot be created: {told}")

@@ -1,0 +1,77 @@
+"""Running the worker in this process: preflight, logging, Faust's worker, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+
+import faust
+
+from app.application import Application, PipelinesFailedError
+from app.preflight import check
+from app.settings import Settings
+from transforms.errors import ConfigurationError
+
+__all__ = ["run_worker"]
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Application(Application):
+    """Ends the Faust worker quietly when no pipeline is left; the exit status and the last line say it."""
+
+    worker: faust.Worker | None = None
+
+    async def end(self, failure: PipelinesFailedError) -> None:  # noqa: ARG002  # it is kept in `failure`
+        if self.worker is not None:
+            await self.worker.stop()
+
+
+def run_worker(settings: Settings, log_level: str) -> int:
+    """Runs until SIGTERM or SIGINT, or until no pipeline is left; returns the exit status.
+
+    Raises:
+        ConfigurationError: the configuration, the cluster or the stores are not as they must be; nothing was consumed.
+    """
+    _check_port(settings)
+    set_up_logging(log_level)
+    plans = asyncio.run(check(settings))
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    application = _Application(settings, plans)
+    worker = faust.Worker(
+        application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
+    )
+    worker.spinner = None  # it would write to the terminal's cursor even where there is none
+    application.worker = worker
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as exc:
+        if exc.code:
+            return 1
+    if application.failure is not None:
+        print(f"wideload: {application.failure}", file=sys.stderr)  # noqa: T201  # the worker's last word
+        return 1
+    return 0
+
+
+def set_up_logging(level: str) -> None:
+    """Log lines on standard error. aiokafka and Faust speak up from warnings on, unless debugging is asked for."""
+    logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT)
+    if level != "DEBUG":
+        for name in ("aiokafka", "faust", "mode"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _check_port(settings: Settings) -> None:
+    try:
+        with socket.create_server((settings.web_bind, settings.web_port)):
+            pass
+    except OSError as exc:
+        raise ConfigurationError(
+            "web.port",
+            f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop what listens there, or "
+            "choose another port",
+        ) from exc

@@ -1,0 +1,193 @@
+"""Stages: a transform joined to its store. They run on threads, one record at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from stores.registry import get, put
+from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import RecordLike
+from transforms.size import batch_of_one_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from app.settings import PipelineSettings
+    from app.stats import Latency, PipelineStats
+    from stores.store import PayloadStore
+
+__all__ = ["Chain", "InflateStage", "OffloadStage", "Stage", "build"]
+
+
+class Stage(Protocol):
+    """One transform of a pipeline."""
+
+    @property
+    def name(self) -> str:
+        """As in `transforms`."""
+        ...
+
+    def wants(self, record: RecordLike) -> bool:
+        """True where the record needs this stage; costs next to nothing, as every record is asked."""
+        ...
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """Bytes that `apply` may need beside the record itself."""
+        ...
+
+    def apply(self, record: RecordLike) -> RecordLike:
+        """The record, transformed; blocks, and is called from several threads at once.
+
+        Raises:
+            TransformError: this record can never succeed.
+            PayloadStoreError: the store; `retriable` says whether to try again.
+        """
+        ...
+
+
+@contextmanager
+def _timed(latency: Latency) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        latency.observe(time.perf_counter() - start)
+
+
+class OffloadStage:
+    """Publishes large values under the sink topic's name, and lets references go on."""
+
+    name = "offload"
+
+    def __init__(self, offload: Offload, store: PayloadStore, topic: str, stats: PipelineStats, *, by_digest: bool) -> None:
+        self._offload = offload
+        self._store = store
+        self._topic = topic
+        self._stats = stats
+        self._by_digest = by_digest
+
+    def wants(self, record: RecordLike) -> bool:
+        """See `Stage.wants`."""
+        return self._offload.wants(record)
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """A second copy of the value where it is compressed, none else."""
+        return len(record.value or b"") if self._offload.codec is not None else 0
+
+    def apply(self, record: RecordLike) -> RecordLike:
+        """See `Stage.apply`."""
+        assert record.value is not None
+        payload = self._offload.payload(record.value)
+        with _timed(self._stats.publish):
+            if self._by_digest and payload.codec is None:
+                path = put(self._store, self._topic, payload.checksum, payload.data)
+            else:
+                path = self._store.publish(self._topic, payload.data)
+        return self._offload.refer(record, payload.reference(path))
+
+
+class InflateStage:
+    """Downloads what references point to, verifies it, and restores the records."""
+
+    name = "inflate"
+
+    def __init__(self, inflate: Inflate, store: PayloadStore, stats: PipelineStats) -> None:
+        self._inflate = inflate
+        self._store = store
+        self._stats = stats
+
+    def wants(self, record: RecordLike) -> bool:
+        """See `Stage.wants`."""
+        return self._inflate.wants(record)
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """The value that the reference promises, or the most that is allowed where it promises nothing."""
+        return self._inflate.reserve_bytes(record)
+
+    def apply(self, record: RecordLike) -> RecordLike:
+        """See `Stage.apply`."""
+        inflation = self._inflate.begin(record)
+        reference = inflation.reference
+        try:
+            with _timed(self._stats.download):
+                stored = get(self._store, reference.path, inflation.stored_limit_bytes)
+        except PayloadTooLargeError as exc:
+            if reference.size is None or inflation.stored_limit_bytes == self._inflate.max_bytes:
+                raise
+            # The bound was the reference's own size, so it is the reference that is wrong, not the limit.
+            found = "more" if exc.size is None else f"{exc.size:,} bytes"
+            expected = f"at most {reference.size:,} bytes"
+            raise PayloadCorruptError(reference.path, "size", expected=expected, found=found) from exc
+        return self._inflate.finish(record, inflation, stored)
+
+
+class Chain:
+    """The stages of a pipeline, in order, and the sink's limit behind them.
+
+    Args:
+        stages: in the order of `transforms`.
+        topic: the sink topic.
+        limit_bytes: its `max.message.bytes`.
+    """
+
+    def __init__(self, stages: Sequence[Stage], topic: str, limit_bytes: int) -> None:
+        self.stages = tuple(stages)
+        self._topic = topic
+        self._limit_bytes = limit_bytes
+        # No header-less record with so short a key and value can be over the limit; see `transforms.offload`.
+        self._surely_fits = limit_bytes - 80
+
+    def passes(self, record: RecordLike) -> bool:
+        """True where the record goes to the sink as it is."""
+        for stage in self.stages:
+            if stage.wants(record):
+                return False
+        if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
+            return True
+        return batch_of_one_bytes(record) <= self._limit_bytes
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """The most that a stage needs beside the record itself."""
+        return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
+
+    def apply(self, record: RecordLike) -> tuple[RecordLike, tuple[str, ...]]:
+        """The record behind all stages that want it, and their names.
+
+        Raises:
+            TransformError: this record can never succeed; `RecordTooLargeError` where the sink would refuse it.
+            PayloadStoreError: the store; `retriable` says whether to try again.
+        """
+        applied = []
+        for stage in self.stages:
+            if stage.wants(record):
+                record = stage.apply(record)
+                applied.append(stage.name)
+        size = batch_of_one_bytes(record)
+        if size > self._limit_bytes:
+            raise RecordTooLargeError(self._topic, size, self._limit_bytes)
+        return record, tuple(applied)
+
+
+def build(settings: PipelineSettings, store: PayloadStore, limit_bytes: int, stats: PipelineStats) -> Chain:
+    """The chain of a pipeline.
+
+    Args:
+        settings: of the pipeline.
+        store: opened with `settings.store`.
+        limit_bytes: `max.message.bytes` of the sink topic.
+        stats: where store latencies go.
+    """
+    by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+    stages: list[Stage] = []
+    for name in settings.transforms:
+        if name == "offload":
+            offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec)
+            stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
+        else:
+            stages.append(InflateStage(Inflate(settings.max_bytes), store, stats))
+    return Chain(stages, settings.output_topic, limit_bytes)

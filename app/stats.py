@@ -1,0 +1,51 @@
+"""What a pipeline has done, as plain numbers: the pages and the metrics read them, the data plane only adds."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from threading import Lock
+
+__all__ = ["STORE_SECONDS", "Latency", "PipelineStats"]
+
+# Upper bounds in seconds: from a memory store to the default time-out of a call, a factor of about 2.5 apart.
+STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Latency:
+    """How long calls took, in buckets; written by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.counts = [0] * (len(STORE_SECONDS) + 1)
+        self.total_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Counts one call."""
+        with self._lock:
+            self.counts[bisect_left(STORE_SECONDS, seconds)] += 1
+            self.total_seconds += seconds
+
+
+@dataclass(slots=True)
+class PipelineStats:
+    """Counters since the worker started; bytes are of keys and values, in the sink as batches carry them."""
+
+    started: float = field(default_factory=time.time)
+    records_in: int = 0
+    bytes_in: int = 0
+    records_out: int = 0
+    bytes_out: int = 0
+    offloaded_records: int = 0
+    offloaded_bytes: int = 0
+    inflated_records: int = 0
+    inflated_bytes: int = 0
+    dead_letters: int = 0
+    store_errors: int = 0
+    retries: int = 0
+    commits: int = 0
+    restarts: int = 0
+    rebalances: int = 0
+    publish: Latency = field(default_factory=Latency)
+    download: Latency = field(default_factory=Latency)

@@ -1,0 +1,60 @@
+"""The offset tracker: which offset of a partition may be committed.
+
+Records leave a partition in order, in batches; batches to different sink partitions are acknowledged in any order. An
+offset is safe when each record before it is durable. The tracker knows of batches, not of records: what it keeps grows
+with what is in flight, and a record that passes through costs it nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["OffsetTracker", "Span"]
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """The records of one source partition in one sink batch.
+
+    Attributes:
+        first: the lowest source offset among them; the others are above it.
+        durable: True once the sink has acknowledged the batch.
+    """
+
+    first: int
+    durable: bool = False
+
+
+class OffsetTracker:
+    """What may be committed of one source partition.
+
+    Spans are opened in the order of their first offsets, which follows from records leaving in order.
+    """
+
+    __slots__ = ("_open", "committed", "released")
+
+    def __init__(self, start: int) -> None:
+        self._open: deque[Span] = deque()
+        self.released = start
+        """The offset behind the last record that has left, or was dropped by a rule."""
+        self.committed = start
+        """What was committed last."""
+
+    def span(self, first: int) -> Span:
+        """Opens a span for a batch whose first record of this partition is at `first`."""
+        span = Span(first)
+        self._open.append(span)
+        return span
+
+    def safe(self) -> int:
+        """The offset that may be committed: every record before it is durable."""
+        while self._open and self._open[0].durable:
+            self._open.popleft()
+        return self._open[0].first if self._open else self.released
+
+    @property
+    def in_flight(self) -> bool:
+        """True while a record that has left is not durable yet."""
+        self.safe()
+        return bool(self._open)

@@ -1,0 +1,40 @@
+"""The worker as Faust's command finds it: `WIDELOAD_CONFIG=wideload.toml faust -A app.worker worker`.
+
+`app` is made when it is first asked for, not at import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from app.application import Application
+from app.preflight import check
+from app.settings import load
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["CONFIG_VARIABLE", "app"]
+
+CONFIG_VARIABLE = "WIDELOAD_CONFIG"
+
+
+def _build() -> Application:
+    path = os.environ.get(CONFIG_VARIABLE)
+    if not path:
+        raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file")
+    settings = load(path)
+    # Faust imports the app for each of its commands, but only the worker is about to use the cluster.
+    plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
+    return Application(settings, plans)
+
+
+def __getattr__(name: str) -> Application:
+    if name != "app":
+        raise AttributeError(name)
+    try:
+        globals()["app"] = built = _build()
+    except WideloadError as exc:
+        print(f"wideload: {exc}", file=sys.stderr)  # noqa: T201  # there is no CLI of ours around
+        raise SystemExit(2) from exc
+    return built
