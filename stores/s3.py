@@ -128,10 +128,10 @@ class S3Store(Store):
     def open(self, values: Mapping[str, Value | None]) -> None:
         """See `Store.open`. Credentials are looked up here, which may ask the instance's metadata service."""
         self._bucket = cast("str", values["s3.bucket"])
-        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,254}", self._bucket):
+        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9._-]{2,254}", self._bucket):
             raise ConfigurationError(
                 "s3.bucket",
-                f"found {self._bucket!r}, allowed is a bucket's name: letters, digits, '.', '_' and '-'",
+                f"found {self._bucket!r}, allowed is a bucket's name: 3 to 255 letters, digits, '.', '_' and '-'",
             )
         prefix = _prefix(cast("str", values["s3.prefix"]))
         self._bucket_uri = f"s3://{self._bucket}/"
