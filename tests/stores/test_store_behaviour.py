@@ -235,7 +235,7 @@ def test_concurrent_publishes_of_one_payload(store: Store) -> None:
 
 
 def test_concurrent_puts_under_one_name_are_atomic(store: Store) -> None:
-    """While an object is rewritten a reader sees one of the writers' payloads whole, never a mixture."""
+    """While an object is rewritten a reader sees one of the writers' payloads whole, and a listing nothing else."""
     payloads = [bytes([i]) * (256 * 1024 + i) for i in range(8)]
     path = store.put("orders", "contended", payloads[0])
 
@@ -248,6 +248,7 @@ def test_concurrent_puts_under_one_name_are_atomic(store: Store) -> None:
         seen = [store.download(path)]
         while not all(writer.done() for writer in writers):
             seen.append(store.download(path))
+            assert [info.path for info in listed(store)] == [path]
         for writer in writers:
             writer.result()
     assert all(data in payloads for data in seen)
@@ -322,6 +323,8 @@ REFUSED = [
     "{root}" + "x/" * 2_000 + "{id}",
     "{ROOT}orders/{id}",
     "{cut}-other/orders/{id}",
+    "{cut}xorders/{id}",
+    "{cut}%2forders/{id}",
     "{cut}/../../orders/{id}",
     "{scheme}:{rest}orders/{id}",
     "{scheme}:///orders/{id}",
