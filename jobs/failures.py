@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from transforms.errors import ConfigurationError, WideloadError

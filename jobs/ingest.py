@@ -132,11 +132,12 @@ def records(source: DataFrame) -> DataFrame:
 def write(rows: DataFrame, settings: IngestSettings) -> StreamingQuery:
     """Start to write `rows` to Parquet.
 
-    Parquet's own settings go into the session, where they are not set yet: Spark's file sink hands its options to no
-    writer.
+    Parquet's own settings go into the session (a user's own `--conf` stands): Spark's file sink does not hand the
+    options of a stream to Parquet.
     """
     conf = rows.sparkSession.conf
-    for key, value in {**_PARQUET, "parquet.block.size": str(settings.row_group_bytes)}.items():
+    conf.set("parquet.block.size", str(settings.row_group_bytes))
+    for key, value in _PARQUET.items():
         if conf.get(key, None) is None:
             conf.set(key, value)
     writer = (
@@ -341,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         default=DEFAULT_ROW_GROUP_BYTES,
         metavar="N",
-        help="size of a Parquet row group; each task holds one in memory (default %(default)s)",
+        help="size of a Parquet row group, which each task holds in memory (default %(default)s)",
     )
 
     pace = parser.add_argument_group("how much, how often")
