@@ -94,9 +94,9 @@ class Application(faust.App):
         if self.agents:
             await super().on_first_start()
 
-    async def on_stop(self) -> None:
-        """Stops Faust's part, then the threads."""
-        await super().on_stop()
+    async def on_shutdown(self) -> None:
+        """Stops the threads, once every pipeline has finished what it held."""
+        await super().on_shutdown()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _pipeline_ended(self, _: Pipeline) -> None:

@@ -1,0 +1,340 @@
+"""The worker against a real broker: what it promises when all goes well, and when it is stopped, killed or joined."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.topics import Found, committed, end_offsets, read_all, send
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.reference import LARGE_MESSAGE
+
+MakeTopic = Callable[..., str]
+
+THRESHOLD = 20_000
+PARTITIONS = 6
+
+
+class Way:
+    """Three topics, a store, and the configuration of the two pipelines between them."""
+
+    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, partitions: int, large: int) -> None:
+        self.broker = broker
+        self.folder = folder
+        forever = {"retention.ms": "-1"}  # the records' timestamps are years old
+        big = {**forever, "max.message.bytes": str(large + 1_000_000)}
+        self.raw = make_topic(partitions, **big)
+        self.orders = make_topic(partitions, **forever)
+        self.inflated = make_topic(partitions, **big)
+        self.dead = make_topic(partitions, **big)
+        self.store: dict[str, object] = {
+            "large.message.payload.store.class": "filesystem",
+            "filesystem.root": str(folder / "store"),
+            "filesystem.fsync": False,
+        }
+
+    def worker(self, **more: object) -> WorkerProcess:
+        """A worker with both pipelines."""
+        return WorkerProcess(self.folder, self.settings(), {**self.offload(**more), **self.inflate(**more)})
+
+    def settings(self) -> dict[str, object]:
+        """The worker's keys: a short session, so that a killed worker is missed soon."""
+        return {
+            "bootstrap.servers": self.broker,
+            "consumer.session.timeout.ms": 2_000,
+            "consumer.heartbeat.interval.ms": 300,
+        }
+
+    def offload(self, **more: object) -> dict[str, dict[str, object]]:
+        """The pipeline from raw to orders."""
+        return {"offload": self._pipeline("offload", self.raw, self.orders, more)}
+
+    def inflate(self, **more: object) -> dict[str, dict[str, object]]:
+        """The pipeline from orders to inflated."""
+        return {"inflate": self._pipeline("inflate", self.orders, self.inflated, more)}
+
+    def group(self, pipeline: str) -> str:
+        """The consumer group of a pipeline."""
+        return f"{self.raw}-{pipeline}"
+
+    def arrived(self, count: int) -> bool:
+        """Whether so many records have come out at the far end."""
+        return sum(end_offsets(self.broker, self.inflated).values()) >= count
+
+    def _pipeline(self, name: str, source: str, sink: str, more: Mapping[str, object]) -> dict[str, object]:
+        flush = {"offset.flush.interval.ms": 200}
+        return {
+            "topics": [source],
+            "output.topic": sink,
+            "transforms": [name],
+            "group.id": self.group(name),
+            "large.message.threshold.bytes": THRESHOLD,
+            **self.store,
+            **flush,
+            **more,
+        }
+
+
+@pytest.fixture
+def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path) -> Callable[..., Way]:
+    """Makes the topics and the configuration of one test."""
+
+    def make(partitions: int = PARTITIONS, large: int = 2_000_000) -> Way:
+        return Way(broker, make_topic, tmp_path, partitions, large)
+
+    return make
+
+
+def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[tuple[int, bytes, bytes, list[Any], int]]:
+    """Records of which one in 25 is large, numbered by partition in their keys."""
+    rng = random.Random(seed)
+    numbers = [0] * partitions
+    records = []
+    for _ in range(count):
+        partition = rng.randrange(partitions)
+        size = rng.randrange(THRESHOLD + 1, 4 * THRESHOLD) if rng.random() < 0.04 else rng.randrange(200)
+        value = rng.randbytes(size)
+        records.append((partition, b"%d" % numbers[partition], value, [("n", b"%d" % len(value))], 1_700_000_000_000))
+        numbers[partition] += 1
+    return records
+
+
+def expected(records: list[tuple[int, bytes, bytes, list[Any], int]]) -> dict[int, list[tuple[bytes | None, str]]]:
+    """Keys and digests by partition, in order."""
+    by_partition: dict[int, list[tuple[bytes | None, str]]] = {}
+    for partition, key, value, _, _ in records:
+        by_partition.setdefault(partition, []).append((key, hashlib.sha256(value).hexdigest()))
+    return by_partition
+
+
+def digests(found: Mapping[int, list[Found]]) -> dict[int, list[tuple[bytes | None, str]]]:
+    """Keys and digests of what was read, by partition, in order."""
+    return {
+        partition: [(record.key, hashlib.sha256(record.value or b"").hexdigest()) for record in records]
+        for partition, records in found.items()
+    }
+
+
+def first_occurrences(found: Mapping[int, list[tuple[bytes | None, str]]]) -> dict[int, list[tuple[bytes | None, str]]]:
+    """Without what came a second time: at least once may repeat, but never lose nor reorder."""
+    return {partition: list(dict.fromkeys(records)) for partition, records in found.items()}
+
+
+def test_worker_record_survives_whole(make_way: Callable[..., Way]) -> None:
+    """A value of 20 MB and every odd record come out exactly as they went in."""
+    way = make_way(partitions=2, large=20_000_000)
+    stamp = 1_699_999_999_123
+    records = [
+        (0, b"big", os.urandom(20_000_000), [("trace", b"1"), ("trace", b"2"), ("none", None)], stamp),
+        (0, b"tomb", None, [], stamp + 1),
+        (0, b"empty", b"", [("large-message", b"false")], stamp + 2),
+        (0, None, b"no key", [], stamp + 3),
+        (0, None, None, [("only", b"headers")], stamp + 4),
+        (1, b"at", os.urandom(THRESHOLD), [("ü", b"\xff\x00")], stamp),
+        (1, b"over", os.urandom(THRESHOLD + 1), [("large-message", b"true")], stamp),
+        (1, b"\x00\xff", b"binary key", [], stamp),
+    ]
+    send(way.broker, way.raw, records)
+    with way.worker():
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+    sent = {p: [(k, v, tuple(h), t) for q, k, v, h, t in records if q == p] for p in (0, 1)}
+    found = {p: [(r.key, r.value, r.headers, r.timestamp) for r in rs] for p, rs in read_all(way.broker, way.inflated).items()}
+    assert found == sent
+    references = read_all(way.broker, way.orders)
+    large = [r.key for rs in references.values() for r in rs if (LARGE_MESSAGE, b"true") in r.headers]
+    assert sorted(large, key=str) == [b"big", b"over"]
+    assert max(len(r.value or b"") for rs in references.values() for r in rs) <= THRESHOLD
+
+
+def test_worker_order_mixed_records(make_way: Callable[..., Way]) -> None:
+    """10,000 small and large records over 6 partitions leave in their order, partition by partition, each once."""
+    way = make_way()
+    records = mixed(10_000, seed=1)
+    send(way.broker, way.raw, records)
+    with way.worker() as worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        until(lambda: all(p["lag"] == 0 for page in worker.get("/pipelines")[1] for p in page["partitions"]), "lag is 0")
+        assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+    assert committed(way.broker, way.group("offload"), way.raw) == end_offsets(way.broker, way.raw)
+
+
+@pytest.mark.chaos
+def test_worker_killed_loses_nothing(make_way: Callable[..., Way]) -> None:
+    """A worker killed with -9 at random moments, and started again, loses nothing and keeps the order."""
+    way = make_way()
+    records = mixed(10_000, seed=2)
+    rng = random.Random(3)
+    worker = way.worker()
+    send(way.broker, way.raw, records[:2_000])
+    for part in range(2, 7):
+        worker.start()
+        send(way.broker, way.raw, records[part * 1_000 : (part + 1) * 1_000])
+        before = sum(end_offsets(way.broker, way.orders).values())
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > before, "records flow")
+        time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
+        worker.kill()
+    send(way.broker, way.raw, records[7_000:])
+    with worker:
+        until(lambda: way.arrived(len(records)), "at least as many have arrived")
+        until(
+            lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
+            "each record has arrived, in order",
+            90,
+        )
+        repeated = sum(end_offsets(way.broker, way.inflated).values()) - len(records)
+        assert repeated < len(records), "what was committed is not done again"
+
+
+@pytest.mark.chaos
+def test_worker_shares_partitions(make_way: Callable[..., Way]) -> None:
+    """A second worker that joins and leaves while records flow costs no record and no order."""
+    way = make_way()
+    records = mixed(10_000, seed=4)
+    with way.worker() as first:
+        first.wait_ready()
+        send(way.broker, way.raw, records[:4_000])
+        with way.worker() as second:
+            send(way.broker, way.raw, records[4_000:5_000])
+            second.wait_ready()
+            send(way.broker, way.raw, records[5_000:8_000])
+            for worker in (first, second):
+                pages = worker.get("/pipelines")[1]
+                assert all(0 < len(page["partitions"]) < PARTITIONS for page in pages)
+            assert second.terminate() == 0
+        send(way.broker, way.raw, records[8_000:])
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        assert first.terminate() == 0
+    found = digests(read_all(way.broker, way.inflated))
+    assert first_occurrences(found) == expected(records)
+    # Both drained and committed what they held before they gave it up.
+    assert found == expected(records)
+
+
+def test_worker_sigterm_drains(make_way: Callable[..., Way]) -> None:
+    """SIGTERM finishes what is held and commits it: the next worker repeats nothing."""
+    way = make_way()
+    records = mixed(8_000, seed=5)
+    worker = way.worker()
+    worker.start()
+    worker.wait_ready()
+    send(way.broker, way.raw, records)
+    until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 100, "records flow")
+    assert worker.terminate() == 0
+    with worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+
+
+def test_worker_forged_reference_stops(make_way: Callable[..., Way]) -> None:
+    """A reference outside the store's root stops the pipeline; the log says where it is, and it is not committed."""
+    way = make_way(partitions=1)
+    header = [(LARGE_MESSAGE, b"true")]
+    send(way.broker, way.orders, [(0, b"a", b"small", [], 1), (0, b"b", b"file:///etc/passwd", header, 2)])
+    worker = WorkerProcess(way.folder, way.settings(), way.inflate())
+    worker.start()
+    assert worker.wait() == 1
+    log = worker.log.read_text()
+    assert f"topic {way.orders}, partition 0, offset 1: reference 'file:///etc/passwd' is refused" in log
+    assert "Traceback" not in log
+    assert committed(way.broker, way.group("inflate"), way.orders) == {0: 1}
+    assert [r.key for r in read_all(way.broker, way.inflated)[0]] == [b"a"]
+
+
+def test_worker_tolerance_all_buries(make_way: Callable[..., Way]) -> None:
+    """Forged, missing and changed payloads go to the dead-letter topic, whole; the records around them pass."""
+    way = make_way(partitions=1)
+    values = {key: os.urandom(THRESHOLD + 1) for key in (b"missing", b"changed", b"cut", b"good")}
+    send(way.broker, way.raw, [(0, key, value, [("own", key)], 5) for key, value in values.items()])
+    with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+        until(lambda: end_offsets(way.broker, way.orders) == {0: 4}, "all are offloaded")
+        assert worker.terminate() == 0
+    references = {record.key: record for record in read_all(way.broker, way.orders)[0]}
+    files = {key: Path((record.value or b"").decode().removeprefix("file://")) for key, record in references.items()}
+    files[b"missing"].unlink()
+    files[b"changed"].write_bytes(os.urandom(THRESHOLD + 1))
+    files[b"cut"].write_bytes(values[b"cut"][:-1])
+    forged = [
+        (0, b"traversal", b"file://" + str(way.folder / "store" / way.orders / ".." / "x").encode(), [(LARGE_MESSAGE, b"true")], 6),
+        (0, b"binary", b"\xff\xfe", [(LARGE_MESSAGE, b"true")], 6),
+        (0, b"last", b"small", [], 7),
+    ]
+    send(way.broker, way.orders, forged)
+    tolerant = way.inflate(**{"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead})
+    with WorkerProcess(way.folder, way.settings(), tolerant) as worker:
+        until(lambda: end_offsets(way.broker, way.dead) == {0: 5}, "the five bad ones are dead letters")
+        until(lambda: end_offsets(way.broker, way.inflated) == {0: 2}, "the two good ones have passed")
+        until(lambda: committed(way.broker, way.group("inflate"), way.orders) == {0: 7}, "all are committed")
+        assert worker.get("/pipelines")[1][0]["dead_letters"] == 5
+        assert worker.terminate() == 0
+    assert [(r.key, r.value) for r in read_all(way.broker, way.inflated)[0]] == [
+        (b"good", values[b"good"]),
+        (b"last", b"small"),
+    ]
+    letters = {record.key: record for record in read_all(way.broker, way.dead)[0]}
+    assert set(letters) == {b"missing", b"changed", b"cut", b"traversal", b"binary"}
+    missing = letters[b"missing"]
+    original = references[b"missing"]
+    assert (missing.value, missing.timestamp) == (original.value, original.timestamp)
+    assert missing.headers[: len(original.headers)] == original.headers
+    context = dict(missing.headers)
+    assert context["__connect.errors.topic"] == way.orders.encode()
+    assert context["__connect.errors.offset"] == b"0"
+    assert context["__connect.errors.exception.class.name"] == b"transforms.errors.PayloadNotFoundError"
+    assert b"checksum" in (dict(letters[b"changed"].headers)["__connect.errors.exception.message"] or b"")
+    assert b"size" in (dict(letters[b"cut"].headers)["__connect.errors.exception.message"] or b"")
+
+
+def test_worker_key_decides_where_counts_differ(make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
+    """With another number of partitions in the sink, equal keys stay together and in order."""
+    way = make_way(partitions=3)
+    way.orders = make_topic(5)
+    records = [(n % 3, b"key-%d" % (n % 3 + 3 * (n % 7)), b"%d" % n, [], 1) for n in range(600)]
+    send(way.broker, way.raw, records)
+    with WorkerProcess(way.folder, way.settings(), way.offload()):
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) == 600, "all have arrived")
+    found = read_all(way.broker, way.orders)
+    assert len(found) > 1
+    where: dict[bytes | None, set[int]] = {}
+    order: dict[bytes | None, list[int]] = {}
+    for partition, rows in found.items():
+        for row in rows:
+            where.setdefault(row.key, set()).add(partition)
+            order.setdefault(row.key, []).append(int(row.value or b""))
+    assert all(len(partitions) == 1 for partitions in where.values())
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+def test_worker_record_over_sink_limit(make_way: Callable[..., Way]) -> None:
+    """A value below the threshold is offloaded all the same where the sink would refuse the record."""
+    way = make_way(partitions=1)
+    value = os.urandom(1_048_450)
+    send(way.broker, way.raw, [(0, b"k" * 200, value, [], 1), (0, b"k" * 20, value, [], 1)])
+    with way.worker(**{"large.message.threshold.bytes": 1_048_576}):
+        until(lambda: way.arrived(2), "both have arrived")
+    sizes = [len(record.value or b"") for record in read_all(way.broker, way.orders)[0]]
+    assert sizes[0] < 1_000
+    assert sizes[1] == len(value)
+    assert [record.value for record in read_all(way.broker, way.inflated)[0]] == [value, value]
+
+
+def test_worker_inflated_record_over_sink_limit(make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
+    """A value that the inflated topic would refuse stops the pipeline with both numbers."""
+    way = make_way(partitions=1)
+    send(way.broker, way.raw, [(0, b"k", os.urandom(1_500_000), [], 1)])
+    way.inflated = make_topic(1)
+    worker = way.worker()
+    worker.start()
+    until(lambda: "inflate has stopped" in worker.log.read_text(), "the pipeline has stopped")
+    status, health = worker.get("/health")
+    assert (status, health["status"], health["ready"]) == (503, "failed", False)
+    assert f"topic {way.inflated} takes 1,048,588" in health["reasons"]["inflate"]
+    assert worker.terminate() == 1

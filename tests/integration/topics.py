@@ -1,0 +1,103 @@
+"""Records written to and read from real topics, whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from transforms.record import Header
+
+__all__ = ["Found", "committed", "end_offsets", "read_all", "send"]
+
+_LARGE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record as it stands in a topic."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    timestamp: int
+
+
+Sent = tuple[int, bytes | None, bytes | None, Sequence[Header], int]
+
+
+async def _send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
+    # Batches take what `send` refuses: a key and a value that are both null.
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=1_000_000
+    ) as producer:
+        batches = {}
+        futures = []
+        for partition, key, value, headers, timestamp in records:
+            batch = batches.setdefault(partition, producer.create_batch())
+            while batch.append(timestamp=timestamp, key=key, value=value, headers=list(headers)) is None:
+                futures.append(await producer.send_batch(batch, topic, partition=partition))
+                batch = batches[partition] = producer.create_batch()
+        for partition, batch in batches.items():
+            batch.close()
+            futures.append(await producer.send_batch(batch, topic, partition=partition))
+        await asyncio.gather(*futures)
+
+
+def send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
+    """Writes (partition, key, value, headers, timestamp) in order, and waits until all are durable."""
+    asyncio.run(_send(bootstrap, topic, records))
+
+
+async def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
+        await consumer._client.force_metadata_update()
+        consumer._client.add_topic(topic)
+        await consumer._client.force_metadata_update()
+        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+        return {partition.partition: end for partition, end in (await consumer.end_offsets(partitions)).items()}
+
+
+def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    """The end of the log of each partition."""
+    return asyncio.run(_end_offsets(bootstrap, topic))
+
+
+async def _read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
+    ends = await _end_offsets(bootstrap, topic)
+    found: dict[int, list[Found]] = defaultdict(list)
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, max_partition_fetch_bytes=_LARGE) as consumer:
+        partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
+        if not partitions:
+            return found
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        while any([await consumer.position(partition) < ends[partition.partition] for partition in partitions]):
+            for partition, records in (await consumer.getmany(timeout_ms=500)).items():
+                found[partition.partition] += [
+                    Found(r.partition, r.offset, r.key, r.value, tuple(r.headers), r.timestamp) for r in records
+                ]
+    return found
+
+
+def read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
+    """Every record of a topic up to its end as it was at the call, by partition, in order."""
+    return asyncio.run(asyncio.wait_for(_read_all(bootstrap, topic), 120))
+
+
+async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    ends = await _end_offsets(bootstrap, topic)
+    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False) as consumer:
+        partitions = [TopicPartition(topic, number) for number in ends]
+        consumer.assign(partitions)
+        return {partition.partition: await consumer.committed(partition) or 0 for partition in partitions}
+
+
+def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
+    """The committed offset of each partition; 0 where there is none."""
+    return asyncio.run(_committed(bootstrap, group, topic))

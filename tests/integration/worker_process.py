@@ -1,0 +1,120 @@
+"""A worker as users run it: a configuration file, a process, its pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["WorkerProcess", "free_port", "toml", "until"]
+
+
+def free_port() -> int:
+    """A port that nothing listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+_T = TypeVar("_T")
+
+
+def until(condition: Callable[[], _T], what: str, seconds: float = 60.0) -> _T:
+    """Waits for a condition to give something true, and returns it; fails with `what` after a deadline."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain until {what}")
+
+
+def toml(worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, object]]) -> str:
+    """A configuration file, with dotted keys as users write them."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in worker.items()]
+    for name, keys in pipelines.items():
+        lines += ["", f"[pipeline.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+class WorkerProcess:
+    """`wideload worker -c FILE` in a process of its own; killed when the block ends, whatever happened."""
+
+    def __init__(self, folder: Path, worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, object]]) -> None:
+        self.port = free_port()
+        self.config = folder / f"wideload-{self.port}.toml"
+        self.config.write_text(toml({**worker, "web.port": self.port}, pipelines))
+        self.log = folder / f"worker-{self.port}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> WorkerProcess:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.kill()
+        if kind is not None:
+            print(self.log.read_text())  # noqa: T201  # pytest shows it beside the failure
+
+    def command(self) -> list[str]:
+        """What is run."""
+        return [sys.executable, "-m", "app.cli", "worker", "-c", str(self.config)]
+
+    def start(self, environ: Mapping[str, str] | None = None) -> None:
+        """Starts the process; does not wait."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, env={**os.environ, **(environ or {})}
+            )
+
+    def wait_ready(self) -> None:
+        """Waits until every pipeline runs and has been given its partitions."""
+        until(self._has_partitions, f"the worker is ready; its log:\n{self.log.read_text()}")
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def terminate(self, seconds: float = 60.0) -> int:
+        """SIGTERM, and the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """The exit status, once the process has ended."""
+        assert self.process is not None
+        status = self.process.wait(seconds)
+        self.process = None
+        return status
+
+    def get(self, page: str) -> tuple[int, Any]:
+        """Status and JSON of a page; 0 and None where nothing answers yet."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=5) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+        except OSError:
+            if self.process is not None and self.process.poll() is not None:
+                raise AssertionError(f"the worker has ended:\n{self.log.read_text()}") from None
+            return 0, None
+
+    def _has_partitions(self) -> bool:
+        status, pipelines = self.get("/pipelines")
+        return status == 200 and all(
+            pipeline["state"] == "RUNNING" and pipeline["partitions"] for pipeline in pipelines
+        )
