@@ -59,6 +59,10 @@ _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.MessageSizeTooLargeError: "the topic's max.message.bytes was lowered while the pipeline ran",
     kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
     kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
+    kafka_errors.InvalidSessionTimeoutError: (
+        "consumer.session.timeout.ms is outside the brokers' group.min.session.timeout.ms to "
+        "group.max.session.timeout.ms"
+    ),
     kafka_errors.OffsetOutOfRangeError: (
         "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
     ),

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +16,16 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from app.clients import ClusterError, admin, describe
 from app.settings import ClientSettings, PipelineSettings, Settings
-from transforms.errors import ConfigurationError
+from stores.keys import REQUIRED
+from stores.registry import STORE_CLASS, open_store, store_keys
+from stores.store import Check, PayloadStore
+from transforms.errors import ConfigurationError, PayloadStoreError
 
-__all__ = ["Plan", "Topic", "check", "plan_pipeline", "topics"]
+__all__ = ["Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
 
 _MAX_MESSAGE_BYTES = "max.message.bytes"
+_CREATION_S = 15.0
+_STORE_GRACE_S = 5.0  # beyond the time-out that a store keeps by itself, for a class that does not keep it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +72,68 @@ async def check(settings: Settings) -> list[Plan]:
     """A plan for each pipeline.
 
     Raises:
-        ConfigurationError: the cluster or a topic is not as the configuration needs it; nothing was consumed.
+        ConfigurationError: a store, the cluster or a topic is not as the configuration needs it; nothing was consumed.
+        ClusterError: the cluster did not answer.
     """
+    await check_stores(settings.pipelines)
     return [await plan_pipeline(settings.client, pipeline) for pipeline in settings.pipelines]
+
+
+async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
+    """Asks every store whether it will work; a class of the user's own that cannot be asked is only opened.
+
+    Raises:
+        ConfigurationError: one will not; said of the pipeline and a key of its store.
+    """
+    # Writers first: what they make, such as the folder of the payloads, must be there for readers.
+    for pipeline in sorted(pipelines, key=lambda each: not _writes(each)):
+        try:
+            store = open_store(pipeline.store)
+            await _check_store(store, pipeline)
+        except ConfigurationError as exc:
+            raise exc.within(pipeline.name) from exc
+
+
+def _writes(pipeline: PipelineSettings) -> bool:
+    return "offload" in pipeline.transforms
+
+
+async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Exception | None] = loop.create_future()
+
+    def tell(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    def ask() -> None:
+        error: Exception | None = None
+        try:
+            if isinstance(store, Check):
+                store.check(writing=_writes(pipeline))
+            store.close()
+        except Exception as exc:
+            error = exc
+        loop.call_soon_threadsafe(tell, error)
+
+    # A thread of its own, which holds up nobody: one of a pool that hangs would keep the process from ending.
+    threading.Thread(target=ask, name=f"check-{pipeline.name}", daemon=True).start()
+    try:
+        error = await asyncio.wait_for(done, pipeline.store_timeout_ms / 1000 + _STORE_GRACE_S)
+    except TimeoutError as exc:
+        raise ConfigurationError(
+            _store_key(pipeline), f"the store did not answer within {pipeline.store_timeout_ms:,} ms"
+        ) from exc
+    if isinstance(error, PayloadStoreError):
+        raise ConfigurationError(_store_key(pipeline), f"the store cannot be used: {error}") from error
+    if error is not None:
+        raise error
+
+
+def _store_key(pipeline: PipelineSettings) -> str:
+    """The key that says where the store is: the first that it cannot do without."""
+    keys = store_keys(str(pipeline.store[STORE_CLASS])) or ()
+    return next((key.name for key in keys if key.default is REQUIRED), STORE_CLASS)
 
 
 async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> Plan:
@@ -104,12 +170,24 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> 
         partitions = max(source.partitions for source in sources)
         await _create(connection, key, target, partitions, pipeline.replication_factor)
         created.append(target)
-    if created:
-        found |= await topics(connection, created)
+    found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
     _check_limits(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
+
+
+async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """The topics that were just created, once the brokers have heard of them."""
+    deadline = time.monotonic() + _CREATION_S
+    while True:
+        found = await topics(connection, names)
+        if len(found) == len(names):
+            return found
+        if time.monotonic() > deadline:
+            missing = ", ".join(name for name in names if name not in found)
+            raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
+        await asyncio.sleep(0.1)
 
 
 def _check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
