@@ -12,7 +12,16 @@ from transforms.compression import CODECS
 from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
-__all__ = ["CONSUMER_KEYS", "PIPELINE_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS", "WORKER_KEYS"]
+__all__ = [
+    "CONNECTION_KEYS",
+    "CONSUMER_KEYS",
+    "PIPELINE_KEYS",
+    "PRODUCER_KEYS",
+    "SECURITY_KEYS",
+    "WORKER_KEYS",
+]
+
+_INT32 = 2_147_483_647  # the greatest number that Kafka's protocol has room for in these fields
 
 SECURITY_KEYS: Sequence[Key] = (
     Key(
@@ -25,7 +34,7 @@ SECURITY_KEYS: Sequence[Key] = (
     Key(
         "sasl.mechanism",
         "string",
-        "How to log in, where the protocol is a SASL one.",
+        "How to log in, where the protocol is a SASL one. Kafka's default is GSSAPI, which needs a package of its own.",
         default="PLAIN",
         allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"),
     ),
@@ -45,10 +54,14 @@ SECURITY_KEYS: Sequence[Key] = (
     ),
 )
 
-WORKER_KEYS: Sequence[Key] = (
+CONNECTION_KEYS: Sequence[Key] = (
     Key("bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED),
     Key("client.id", "string", "The name by which the brokers' logs and quotas know the worker.", default="wideload"),
     *SECURITY_KEYS,
+)
+
+WORKER_KEYS: Sequence[Key] = (
+    *CONNECTION_KEYS,
     Key(
         "in.flight.bytes",
         "int",
@@ -59,12 +72,20 @@ WORKER_KEYS: Sequence[Key] = (
     ),
     Key("store.threads", "int", "How many calls of the stores may run at once in the worker.", default=8, minimum=1),
     Key("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1"),
-    Key("web.port", "int", "The port of the pages: /health, /pipelines, /metrics.", default=6066, minimum=1),
+    Key(
+        "web.port",
+        "int",
+        "The port of the pages: /health, /pipelines, /metrics.",
+        default=6066,
+        minimum=1,
+        maximum=65_535,
+    ),
     Key(
         "task.shutdown.graceful.timeout.ms",
         "int",
         "How long a pipeline that stops, or loses partitions, may take to finish what it holds. What is not finished "
-        "then is read again later.",
+        "then is read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a container "
+        "five of its 30 seconds to stop.",
         default=25_000,
         minimum=0,
     ),
@@ -74,7 +95,11 @@ PIPELINE_KEYS: Sequence[Key] = (
     Key("topics", "list", "The topics to read.", default=REQUIRED),
     Key("output.topic", "string", "The topic to write, the sink.", default=REQUIRED),
     Key("transforms", "list", "What is done to a record, in order: `offload`, `inflate`.", default=REQUIRED),
-    Key("group.id", "string", "The consumer group; `wideload-` and the pipeline's name where it is not given."),
+    Key(
+        "group.id",
+        "string",
+        "The consumer group, another one for each pipeline; `wideload-` and the pipeline's name where it is not given.",
+    ),
     Key(
         "large.message.threshold.bytes",
         "int",
@@ -99,19 +124,20 @@ PIPELINE_KEYS: Sequence[Key] = (
         "errors.tolerance",
         "string",
         "What a record that can never succeed does. `none`: it stops the pipeline. `all`: it goes to the dead-letter "
-        "topic.",
+        "topic, so that the records behind it pass.",
         default="none",
         allowed=("none", "all"),
     ),
     Key(
         "errors.deadletterqueue.topic.name",
         "string",
-        "The dead-letter topic; required where `errors.tolerance` is `all`.",
+        "The dead-letter topic; required where `errors.tolerance` is `all`, not used where it is `none`.",
     ),
     Key(
         "errors.deadletterqueue.context.headers.enable",
         "boolean",
-        "Whether dead letters carry the headers `__connect.errors.*`.",
+        "Whether dead letters carry the headers `__connect.errors.*`. Connect's default is no; without them a dead "
+        "letter does not say what is wrong with it.",
         default=True,
     ),
     Key(
@@ -124,7 +150,8 @@ PIPELINE_KEYS: Sequence[Key] = (
     Key(
         "offset.flush.interval.ms",
         "int",
-        "How often offsets are committed. After `kill -9` at most this much is done again.",
+        "How often offsets are committed. After `kill -9` at most this much is done again, so it is shorter than "
+        "Connect's 60,000.",
         default=1_000,
         minimum=1,
     ),
@@ -132,7 +159,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "topic.creation.enable",
         "boolean",
         "Whether the sink and the dead-letter topic are created where they are missing, with as many partitions as "
-        "the source has.",
+        "the source has. Connect's default is yes; here a name that is misspelt shall not become a topic.",
         default=False,
     ),
     Key(
@@ -141,6 +168,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "Replicas of topics that are created; -1 for the cluster's default.",
         default=-1,
         minimum=-1,
+        maximum=32_767,
     ),
 )
 
@@ -154,15 +182,39 @@ CONSUMER_KEYS: Sequence[Key] = (
     ),
     Key("consumer.check.crcs", "boolean", "Whether the checksums of batches that are read are verified.", default=True),
     Key("consumer.client.rack", "string", "The rack, to read from the nearest replica (KIP-392)."),
-    Key("consumer.fetch.max.bytes", "int", "The most bytes of one fetch.", default=52_428_800, minimum=1),
-    Key("consumer.fetch.max.wait.ms", "int", "The longest that a broker may hold a fetch back.", default=500, minimum=0),
-    Key("consumer.fetch.min.bytes", "int", "The least bytes for which a broker answers a fetch.", default=1, minimum=1),
+    Key(
+        "consumer.fetch.max.bytes", "int", "The most bytes of one fetch.", default=52_428_800, minimum=1, maximum=_INT32
+    ),
+    Key(
+        "consumer.fetch.max.wait.ms",
+        "int",
+        "The longest that a broker may hold a fetch back.",
+        default=500,
+        minimum=0,
+        maximum=_INT32,
+    ),
+    Key(
+        "consumer.fetch.min.bytes",
+        "int",
+        "The least bytes for which a broker answers a fetch.",
+        default=1,
+        minimum=1,
+        maximum=_INT32,
+    ),
     Key("consumer.group.instance.id", "string", "Static membership (KIP-345): a restart moves no partitions."),
-    Key("consumer.heartbeat.interval.ms", "int", "How often the group hears of the worker.", default=3_000, minimum=1),
+    Key(
+        "consumer.heartbeat.interval.ms",
+        "int",
+        "How often the group hears of the worker.",
+        default=3_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
     Key(
         "consumer.isolation.level",
         "string",
-        "Whether records of transactions that are not committed are read.",
+        "Whether records of transactions that are not committed are read. Unlike Kafka's default (`read_uncommitted`) "
+        "no aborted record is passed on.",
         default="read_committed",
         allowed=("read_committed", "read_uncommitted"),
     ),
@@ -172,6 +224,7 @@ CONSUMER_KEYS: Sequence[Key] = (
         "The most bytes of one partition in a fetch; a larger record still comes, alone.",
         default=1_048_576,
         minimum=1,
+        maximum=_INT32,
     ),
     Key(
         "consumer.max.poll.interval.ms",
@@ -179,19 +232,48 @@ CONSUMER_KEYS: Sequence[Key] = (
         "After so long without a poll the group takes the partitions away.",
         default=300_000,
         minimum=1,
+        maximum=_INT32,
     ),
-    Key("consumer.max.poll.records", "int", "The most records of one poll.", default=2_000, minimum=1),
     Key(
-        "consumer.metadata.max.age.ms", "int", "How old the picture of the cluster may get.", default=300_000, minimum=1
+        "consumer.max.poll.records",
+        "int",
+        "The most records of one poll. Kafka's default, 500, is slower; bytes are bounded by `in.flight.bytes`.",
+        default=2_000,
+        minimum=1,
+        maximum=_INT32,
     ),
-    Key("consumer.request.timeout.ms", "int", "How long to wait for an answer.", default=40_000, minimum=1),
-    Key("consumer.retry.backoff.ms", "int", "The wait before a request is sent again.", default=100, minimum=0),
+    Key(
+        "consumer.metadata.max.age.ms",
+        "int",
+        "How old the picture of the cluster may get.",
+        default=300_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
+    Key(
+        "consumer.request.timeout.ms",
+        "int",
+        "How long to wait for an answer. Longer than Kafka's 30,000: the wait for the rest of the group to join is one "
+        "too, and the others may drain for `task.shutdown.graceful.timeout.ms`.",
+        default=40_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
+    Key(
+        "consumer.retry.backoff.ms",
+        "int",
+        "The wait before a request is sent again.",
+        default=100,
+        minimum=0,
+        maximum=_INT32,
+    ),
     Key(
         "consumer.session.timeout.ms",
         "int",
         "After so long without a heartbeat the group takes the partitions away.",
         default=45_000,
         minimum=1,
+        maximum=_INT32,
     ),
 )
 
@@ -206,9 +288,11 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.batch.size",
         "int",
-        "The most bytes of a batch, uncompressed; a larger record travels alone. Batches never wait to fill.",
+        "The most bytes of a batch, uncompressed; a larger record travels alone. Batches never wait to fill; under "
+        "load, more than Kafka's 16,384 in one saves requests.",
         default=131_072,
         minimum=1,
+        maximum=_INT32,
     ),
     Key(
         "producer.compression.type",
@@ -218,8 +302,28 @@ PRODUCER_KEYS: Sequence[Key] = (
         allowed=("none", *CODECS),
     ),
     Key(
-        "producer.metadata.max.age.ms", "int", "How old the picture of the cluster may get.", default=300_000, minimum=1
+        "producer.metadata.max.age.ms",
+        "int",
+        "How old the picture of the cluster may get.",
+        default=300_000,
+        minimum=1,
+        maximum=_INT32,
     ),
-    Key("producer.request.timeout.ms", "int", "How long to wait for an answer.", default=40_000, minimum=1),
-    Key("producer.retry.backoff.ms", "int", "The wait before a request is sent again.", default=100, minimum=0),
+    Key(
+        "producer.request.timeout.ms",
+        "int",
+        "How long to wait for an answer. Longer than Kafka's 30,000: a batch whose partition has no leader waits no "
+        "longer than this for one.",
+        default=40_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
+    Key(
+        "producer.retry.backoff.ms",
+        "int",
+        "The wait before a request is sent again.",
+        default=100,
+        minimum=0,
+        maximum=_INT32,
+    ),
 )

@@ -30,14 +30,15 @@ class _Application(Application):
 
 
 def run_worker(settings: Settings, log_level: str) -> int:
-    """Runs until SIGTERM or SIGINT, or until no pipeline is left; returns the exit status.
+    """Runs until SIGTERM or SIGINT, or until no pipeline is left; returns the exit status:
+    1 where a pipeline has stopped for good.
 
     Raises:
         ConfigurationError: the configuration, the cluster or the stores are not as they must be; nothing was consumed.
     """
     _check_port(settings)
+    plans = asyncio.run(check(settings))  # before there is a log: what is wrong is one line, and the caller's to print
     set_up_logging(log_level)
-    plans = asyncio.run(check(settings))
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     application = _Application(settings, plans)
@@ -51,18 +52,17 @@ def run_worker(settings: Settings, log_level: str) -> int:
     except SystemExit as exc:
         if exc.code:
             return 1
-    if application.failure is not None:
-        print(f"wideload: {application.failure}", file=sys.stderr)  # noqa: T201  # the worker's last word
-        return 1
-    return 0
+    failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
+    for pipeline in failed:
+        print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)  # noqa: T201
+    return 1 if failed else 0
 
 
 def set_up_logging(level: str) -> None:
     """Log lines on standard error. aiokafka and Faust speak up from warnings on, unless debugging is asked for."""
-    logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT)
-    if level != "DEBUG":
-        for name in ("aiokafka", "faust", "mode"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
+    for name in ("aiokafka", "asyncio", "faust", "mode"):
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
 
 
 def _check_port(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
@@ -10,20 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
-from app.secret import fill_in
+from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.secret import as_kind, fill_in, hidden
+from app.topology import check_apart, check_no_circle
 from stores.keys import Key, Value, read, unknown
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError
 
-__all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "load", "parse"]
+__all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
 TRANSFORMS = ("offload", "inflate")
 _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+_ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
+_TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
         ConfigurationError: the file cannot be read, is not TOML, or says what cannot work.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors put a byte order mark before the text
     except OSError as exc:
         raise ConfigurationError(str(path), f"cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
@@ -119,17 +123,16 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     flat = _flatten({name: value for name, value in document.items() if name != "pipeline"}, environ)
     shared = {name: value for name, value in flat.items() if name.startswith(("consumer.", "producer."))}
     own = {name: value for name, value in flat.items() if name not in shared}
-    _refuse_unknown(own, WORKER_KEYS)
-    _refuse_unknown(shared, (*CONSUMER_KEYS, *PRODUCER_KEYS))
-    worker = cast("dict[str, Any]", read(WORKER_KEYS, own))
-    client = ClientSettings(
-        worker["bootstrap.servers"], worker["client.id"], {key.name: worker[key.name] for key in SECURITY_KEYS}
-    )
-    _check_security(client.security)
+    _check_top_names(own)
+    _check_client_names(shared)
+    worker = _read(WORKER_KEYS, own)
+    client = client_settings(own)
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
     pipelines = tuple(_pipeline(name, shared, _flatten_in(name, table, environ)) for name, table in tables.items())
-    _check_apart(pipelines)
+    check_apart(pipelines)
+    check_no_circle(pipelines)
+    _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
     return Settings(
         client=client,
         in_flight_bytes=worker["in.flight.bytes"],
@@ -141,14 +144,36 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     )
 
 
+def client_settings(config: Mapping[str, object]) -> ClientSettings:
+    """The connection that the values of `CONNECTION_KEYS` describe; other keys of `config` are left.
+
+    Raises:
+        ConfigurationError: a value is missing or wrong, or some do not go together.
+    """
+    values = _read(CONNECTION_KEYS, config)
+    _check_addresses(values["bootstrap.servers"])
+    client = ClientSettings(
+        values["bootstrap.servers"], values["client.id"], {key.name: values[key.name] for key in SECURITY_KEYS}
+    )
+    _check_security(client.security)
+    return client
+
+
+def _read(keys: Sequence[Key], config: Mapping[str, object]) -> dict[str, Any]:
+    """As `read`; what a placeholder gave is taken as its key's kind, and what is secret is hidden."""
+    values = read(keys, {key.name: as_kind(config[key.name], key.kind) for key in keys if key.name in config})
+    return {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in keys}
+
+
 def _flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
-    """Dotted names from the nested tables that TOML makes of them."""
+    """Dotted names from the nested tables that TOML makes of them; a quoted name with dots means the same."""
     flat: dict[str, object] = {}
     for name, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, environ, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = fill_in(prefix + name, value, environ)
+        nested = isinstance(value, dict)
+        for key, item in _flatten(value, environ, f"{prefix}{name}.").items() if nested else [(prefix + name, value)]:
+            if key in flat:
+                raise ConfigurationError(key, "is given twice: with quotes and without")
+            flat[key] = item if nested else fill_in(key, item, environ)
     return flat
 
 
@@ -159,11 +184,33 @@ def _flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, s
         raise exc.within(pipeline) from exc
 
 
-def _refuse_unknown(config: Iterable[str], keys: Iterable[Key]) -> None:
-    known = [key.name for key in keys]
-    for name in config:
-        if name not in known:
-            raise unknown(name, known)
+def _check_top_names(names: Iterable[str]) -> None:
+    known = [key.name for key in WORKER_KEYS]
+    for name in names:
+        if name in known:
+            continue
+        if difflib.get_close_matches(name.partition(".")[0], ["pipeline"], cutoff=0.8):
+            raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
+        if name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
+            raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
+        raise unknown(name, known)
+
+
+def _check_client_names(names: Iterable[str]) -> None:
+    for name in names:
+        for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
+            known = [key.name for key in keys]
+            if name.startswith(prefix) and name not in known:
+                raise unknown(name, known)
+
+
+def _check_addresses(addresses: str) -> None:
+    for address in addresses.split(","):
+        match = _ADDRESS.fullmatch(address.strip())
+        if match is None or not 0 < int(match[1]) <= 65_535:
+            raise ConfigurationError(
+                "bootstrap.servers", f"found {addresses!r}, allowed is host:port, several separated by commas"
+            )
 
 
 def _check_security(security: Mapping[str, Value | None]) -> None:
@@ -177,7 +224,7 @@ def _check_security(security: Mapping[str, Value | None]) -> None:
     for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):
         value = security[name]
         if value is not None and not Path(str(value)).is_file():
-            raise ConfigurationError(name, f"there is no file {value}")
+            raise ConfigurationError(name, f"there is no file {value!r}")
 
 
 def _pipeline(name: str, shared: Mapping[str, object], table: Mapping[str, object]) -> PipelineSettings:
@@ -192,16 +239,19 @@ def _pipeline(name: str, shared: Mapping[str, object], table: Mapping[str, objec
 def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettings:
     own = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
     own_names = {key.name for key in own}
-    values = cast("dict[str, Any]", read(own, config))
-    common = cast("dict[str, Any]", read(COMMON_KEYS, config))
     handed = {key: value for key, value in config.items() if key not in own_names}
+    # Names first: a key that is misspelt would else be reported as one that is missing.
+    _check_names(name, handed, config.get(_STORE_CLASS), own_names)
+    values = _read(own, config)
+    common = _read(COMMON_KEYS, config)
     _check_topics(values)
     transforms = _check_transforms(values["transforms"])
-    _check_client_keys(handed)
-    store = _store_config(values, handed, own_names)
+    if values["group.id"] == "":
+        raise ConfigurationError("group.id", "found '', allowed is a name, or no such line")
+    store = _store_config(values, handed)
     if values["errors.tolerance"] == "all" and values["errors.deadletterqueue.topic.name"] is None:
         raise ConfigurationError(
-            "errors.deadletterqueue.topic.name", "is missing; errors.tolerance = \"all\" needs a dead-letter topic"
+            "errors.deadletterqueue.topic.name", 'is missing; errors.tolerance = "all" needs a dead-letter topic'
         )
     poll_interval, store_timeout = values["consumer.max.poll.interval.ms"], common["large.message.store.timeout.ms"]
     if store_timeout >= poll_interval:
@@ -209,12 +259,9 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
             "large.message.store.timeout.ms",
             f"found {store_timeout:,}, allowed is less than consumer.max.poll.interval.ms, which is {poll_interval:,}",
         )
-    if values["consumer.heartbeat.interval.ms"] >= values["consumer.session.timeout.ms"]:
-        raise ConfigurationError(
-            "consumer.heartbeat.interval.ms",
-            f"found {values['consumer.heartbeat.interval.ms']:,}, allowed is less than consumer.session.timeout.ms, "
-            f"which is {values['consumer.session.timeout.ms']:,}",
-        )
+    _check_below(values, "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
+    _check_below(values, "consumer.fetch.max.wait.ms", "consumer.request.timeout.ms")
+    tolerant = values["errors.tolerance"] == "all"
     codec = values["large.message.compression.type"]
     return PipelineSettings(
         name=name,
@@ -228,7 +275,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
         max_bytes=common["large.message.max.bytes"],
         store_timeout_ms=store_timeout,
         errors_tolerance=values["errors.tolerance"],
-        dead_letter_topic=values["errors.deadletterqueue.topic.name"],
+        dead_letter_topic=values["errors.deadletterqueue.topic.name"] if tolerant else None,
         dead_letter_context=values["errors.deadletterqueue.context.headers.enable"],
         retry_delay_max_ms=values["errors.retry.delay.max.ms"],
         flush_interval_ms=values["offset.flush.interval.ms"],
@@ -255,6 +302,12 @@ def _check_topics(values: Mapping[str, Any]) -> None:
     for key, topic in named[len(values["topics"]) :]:
         if topic in values["topics"]:
             raise ConfigurationError(key, f"found {topic!r}, which is also in topics: the pipeline would feed itself")
+    if values["errors.deadletterqueue.topic.name"] == values["output.topic"]:
+        raise ConfigurationError(
+            "errors.deadletterqueue.topic.name",
+            f"found {values['output.topic']!r}, which is also output.topic: its readers would take dead letters for "
+            "records",
+        )
 
 
 def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
@@ -265,41 +318,54 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
             raise ConfigurationError("transforms", f"found {name!r}, allowed are: {', '.join(TRANSFORMS)}")
     if len(set(names)) != len(names):
         raise ConfigurationError("transforms", f"found {list(names)}, in which a transform stands twice")
+    if tuple(names) == ("offload", "inflate"):
+        raise ConfigurationError("transforms", f"found {list(names)}, of which the second undoes the first")
     return tuple(names)
 
 
-def _check_client_keys(handed: Iterable[str]) -> None:
-    """Keys of a client that are not ours to hand on must not slip through to a store that takes any key."""
+def _check_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
+    """A key that is not the pipeline's own is the store's, or nobody's."""
+    _check_client_names(handed)
+    keys = store_keys(store_class) if isinstance(store_class, str) else None
+    known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
+    worker = {key.name for key in WORKER_KEYS}
     for name in handed:
-        if name.startswith("consumer."):
-            raise unknown(name, [key.name for key in CONSUMER_KEYS])
-        if name.startswith("producer."):
-            raise unknown(name, [key.name for key in PRODUCER_KEYS])
+        if name in worker:
+            raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
+        nested = re.fullmatch(r"(.+)\.(?:topics|output\.topic|transforms)", name)
+        if nested and (keys is not None or store_class is None):
+            quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
+            raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
+        if name not in known and (keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO)):
+            raise unknown(name, known)
 
 
-def _store_config(
-    values: Mapping[str, Any], handed: Mapping[str, object], known: Iterable[str]
-) -> Mapping[str, object]:
+def _store_config(values: Mapping[str, Any], handed: Mapping[str, object]) -> Mapping[str, object]:
+    """What the store is opened with. A user's class may have secrets among its keys, so its strings are all hidden."""
     store_class = values[_STORE_CLASS]
     if store_class is None:
         raise ConfigurationError(_STORE_CLASS, f"is missing; transforms {values['transforms']} need a store")
     keys = store_keys(store_class)
-    if keys is not None:
-        allowed = [key.name for key in (*COMMON_KEYS, *keys)]
-        for name in handed:
-            if name not in allowed:
-                raise unknown(name, [*known, *allowed])
-    return {_STORE_CLASS: store_class, **handed}
+    checked = _read((*COMMON_KEYS, *(keys or ())), handed)
+    return {_STORE_CLASS: store_class} | {
+        name: checked[name] if name in checked else hidden(value) for name, value in handed.items()
+    }
 
 
-def _check_apart(pipelines: Sequence[PipelineSettings]) -> None:
-    """Two pipelines of one group would share partitions, and each would lose what the other one got."""
-    groups: dict[str, str] = {}
+def _check_below(values: Mapping[str, Any], key: str, limit: str) -> None:
+    if values[key] >= values[limit]:
+        raise ConfigurationError(
+            key, f"found {values[key]:,}, allowed is less than {limit}, which is {values[limit]:,}"
+        )
+
+
+def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettings]) -> None:
+    """A pipeline that loses partitions drains before it joins the group again, which waits no longer than this."""
     for pipeline in pipelines:
-        if pipeline.group_id in groups:
+        interval = cast("int", pipeline.consumer["consumer.max.poll.interval.ms"])
+        if graceful_timeout_ms >= interval:
             raise ConfigurationError(
-                "group.id",
-                f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} has too; groups are one each",
-                pipeline=pipeline.name,
+                "task.shutdown.graceful.timeout.ms",
+                f"found {graceful_timeout_ms:,}, allowed is less than consumer.max.poll.interval.ms of pipeline "
+                f"{pipeline.name}, which is {interval:,}",
             )
-        groups[pipeline.group_id] = pipeline.name

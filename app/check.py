@@ -1,0 +1,142 @@
+"""`wideload check`: what a configuration comes to, and what the preflight found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from app.console import bytes_text
+from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS
+from app.secret import Secret
+from stores.keys import Key, Value, read
+from stores.registry import STORE_CLASS, open_store, store_keys
+from stores.store import COMMON_KEYS, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from app.preflight import Plan, Topic
+    from app.settings import PipelineSettings, Settings
+
+__all__ = ["effective", "plan_table", "store_text"]
+
+_HIDDEN = "***"
+# Keys of a user's own store have no definition that could say which of them are secret.
+_SECRET_NAME = re.compile(r"pass(word|wd|phrase)?\b|secret|token|credential|private|api\.?key|access\.?key", re.IGNORECASE)
+
+
+def effective(settings: Settings) -> str:
+    """The configuration with all defaults, as TOML; what is secret, or came from `${…}`, is `***`."""
+    client = settings.client
+    security = {name: value for name, value in client.security.items() if value is not None}
+    worker: dict[str, object] = {
+        "bootstrap.servers": client.bootstrap_servers,
+        "client.id": client.client_id,
+        **_masked(security, _secret_names()),
+        "in.flight.bytes": settings.in_flight_bytes,
+        "store.threads": settings.store_threads,
+        "web.bind": settings.web_bind,
+        "web.port": settings.web_port,
+        "task.shutdown.graceful.timeout.ms": settings.graceful_timeout_ms,
+    }
+    lines = list(_toml(worker))
+    for pipeline in settings.pipelines:
+        name = pipeline.name if re.fullmatch(r"[A-Za-z0-9_-]+", pipeline.name) else json.dumps(pipeline.name)
+        lines += ["", f"[pipeline.{name}]", *_toml(_pipeline(pipeline))]
+    return "\n".join(lines) + "\n"
+
+
+def _secret_names() -> frozenset[str]:
+    from app.definitions import SECURITY_KEYS
+
+    return frozenset(key.name for key in SECURITY_KEYS if key.secret)
+
+
+def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
+    clients = {**pipeline.consumer, **pipeline.producer}
+    return {
+        "topics": list(pipeline.topics),
+        "output.topic": pipeline.output_topic,
+        "transforms": list(pipeline.transforms),
+        "group.id": pipeline.group_id,
+        "large.message.threshold.bytes": pipeline.threshold_bytes,
+        "large.message.compression.type": pipeline.codec or "none",
+        **_store(pipeline.store),
+        "errors.tolerance": pipeline.errors_tolerance,
+        "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic,
+        "errors.deadletterqueue.context.headers.enable": pipeline.dead_letter_context,
+        "errors.retry.delay.max.ms": pipeline.retry_delay_max_ms,
+        "offset.flush.interval.ms": pipeline.flush_interval_ms,
+        "topic.creation.enable": pipeline.topic_creation,
+        "topic.creation.default.replication.factor": pipeline.replication_factor,
+        **{key.name: clients[key.name] for key in (*CONSUMER_KEYS, *PRODUCER_KEYS)},
+    }
+
+
+def _store(config: Mapping[str, object]) -> dict[str, object]:
+    keys: Sequence[Key] | None = store_keys(str(config[STORE_CLASS]))
+    known = (*COMMON_KEYS, *(keys or ()))
+    values: dict[str, Value | None | object] = {**config, **read(known, config)}
+    secrets = {key.name for key in known if key.secret}
+    if keys is None:
+        secrets |= {name for name in config if _SECRET_NAME.search(name)}
+    return _masked(values, secrets)
+
+
+def _masked(values: Mapping[str, object], secrets: frozenset[str] | set[str]) -> dict[str, object]:
+    return {
+        name: _HIDDEN if value is not None and (name in secrets or _came_from_outside(value)) else value
+        for name, value in values.items()
+    }
+
+
+def _came_from_outside(value: object) -> bool:
+    return isinstance(value, Secret) or (isinstance(value, list) and any(isinstance(item, Secret) for item in value))
+
+
+def _toml(values: Mapping[str, object]) -> Iterator[str]:
+    for name, value in values.items():
+        if value is not None:
+            shown = _HIDDEN if _came_from_outside(value) else value
+            yield f"{name} = {json.dumps(shown, ensure_ascii=False)}"
+
+
+def store_text(pipeline: PipelineSettings) -> str:
+    """Where a pipeline's payloads live."""
+    store = open_store(pipeline.store)
+    try:
+        return store.root.uri if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
+    finally:
+        store.close()
+
+
+def plan_table(settings: Settings, plans: Sequence[Plan]) -> Table:
+    """A row a pipeline: what it reads and writes, and the limits that hold."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for title in ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store"):
+        table.add_column(title, overflow="fold")
+    for pipeline, plan in zip(settings.pipelines, plans, strict=True):
+        threshold = bytes_text(pipeline.threshold_bytes) if "offload" in pipeline.transforms else "-"
+        cells = (
+            pipeline.name,
+            "\n".join(_topic(source) for source in plan.sources),
+            _topic(plan.sink),
+            "-" if plan.dead_letters is None else _topic(plan.dead_letters),
+            ", ".join(pipeline.transforms),
+            threshold,
+            store_text(pipeline),
+        )
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _topic(topic: Topic) -> str:
+    partitions = f"{topic.partitions} partition{'' if topic.partitions == 1 else 's'}"
+    return f"{topic.name}: {partitions}, up to {bytes_text(topic.max_message_bytes)}"

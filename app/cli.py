@@ -1,0 +1,244 @@
+"""The command line: `wideload`, and what each of its commands begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+
+import click
+
+from app.clients import ClusterError
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["main"]
+
+_VERSION = "0.1.0"
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_PIPE_CLOSED = 141  # 128 + SIGPIPE
+_USAGE = 2
+_FAILED = 1
+
+_SECTIONS: Mapping[str, Sequence[str]] = {
+    "Run": ("worker", "check", "demo"),
+    "Work with topics": ("produce", "consume", "inspect"),
+}
+
+# By name: a command's module, and with it aiokafka or Faust, is imported when the command is run.
+_COMMANDS: Mapping[str, str] = {
+    "consume": "app.consume",
+    "demo": "app.demo",
+    "inspect": "app.inspection",
+    "produce": "app.produce",
+}
+
+_DEBUG = "wideload.debug"
+_CLIENT_LOGS = ("aiokafka", "asyncio")
+
+
+def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().meta[_DEBUG] = True
+        logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
+        for name in _CLIENT_LOGS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+_debug_option = click.Option(
+    ["-v", "--debug"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_note_debug,
+    help="Show the log of the clients, and the traceback of an error.",
+)
+
+
+class _Group(click.Group):
+    """Lists commands in sections, and imports what is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return [name for names in _SECTIONS.values() for name in names]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in _COMMANDS:
+            import importlib
+
+            command = importlib.import_module(_COMMANDS[cmd_name]).command
+            assert isinstance(command, click.Command)
+        if command is not None and _debug_option not in command.params:
+            command.params.append(_debug_option)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            ctx.fail(f"there is no command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, names in _SECTIONS.items():
+            rows = []
+            for name in names:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                rows.append((name, command.get_short_help_str(100)))
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    params=[_debug_option],
+    epilog="Exit status: 0 done; 1 ran, and found or met something wrong; 2 something to set right first.",
+)
+@click.version_option(_VERSION, prog_name="wideload", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Oversized messages travel through Kafka.
+
+    A worker moves values that are too large for a topic to a payload store, and small references take their place;
+    the reverse stage writes whole values again. Configuration: docs/configuration.md.
+
+    \b
+    Examples:
+      wideload demo
+      wideload check -c wideload.toml
+      wideload worker -c wideload.toml
+      wideload produce raw-large photo.jpg -b localhost:9092
+      wideload inspect orders -c wideload.toml
+      wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
+    """
+
+
+_config_option = click.option(
+    "-c", "--config", metavar="FILE", required=True, envvar="WIDELOAD_CONFIG", show_envvar=True, help="The configuration."
+)
+
+
+@cli.command()
+@_config_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+    help="Least level of what is logged on standard error.",
+)
+def worker(config: str, log_level: str) -> int:
+    """Run the pipelines of a configuration until SIGTERM or Ctrl-C.
+
+    Everything is checked before a record is read, as `wideload check` does it. On SIGTERM the worker drains, commits
+    and ends with status 0; it ends with 1 when no pipeline is left that can run. Its pages are /health, /pipelines and
+    /metrics on web.port.
+
+    \b
+    Example:
+      wideload worker -c wideload.toml --log-level WARNING
+    """
+    from app.settings import load
+
+    settings = load(config)
+    from app.run import run_worker
+
+    try:
+        return run_worker(settings, log_level.upper())
+    except ClusterError as exc:
+        raise _at_start(exc) from exc
+
+
+@cli.command()
+@_config_option
+@click.option("--print", "show", is_flag=True, help="Print the configuration with all defaults; secrets as ***.")
+def check(config: str, *, show: bool) -> int:
+    """Say whether a worker would start: configuration, brokers, topics, limits, stores.
+
+    Nothing is consumed. Missing sink topics are created where topic.creation.enable says so, as the worker would.
+
+    \b
+    Example:
+      wideload check -c wideload.toml --print
+    """
+    from app.check import effective, plan_table
+    from app.settings import load
+
+    settings = load(config)
+    if show:
+        click.echo(effective(settings))
+    from app import preflight
+
+    try:
+        plans = asyncio.run(preflight.check(settings))
+    except ClusterError as exc:
+        raise _at_start(exc) from exc
+    from rich.console import Console
+
+    for plan in plans:
+        for topic in plan.created:
+            click.echo(f"created topic {topic}")
+    out = Console() if sys.stdout.isatty() else Console(width=160)
+    out.print(plan_table(settings, plans))
+    click.echo("OK")
+    return 0
+
+
+def _at_start(error: ClusterError) -> ConfigurationError:
+    return ConfigurationError("bootstrap.servers", str(error))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and ends the process with its status; what a user did wrong is one line, without a traceback."""
+    # What the clients log on their own account would stand around the one line that says it.
+    for name in _CLIENT_LOGS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    sys.exit(_status(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _status(arguments: list[str]) -> int:
+    debug = False
+    try:
+        with cli.make_context("wideload", arguments) as context:
+            try:
+                result = cli.invoke(context)
+            finally:
+                debug = bool(context.meta.get(_DEBUG))
+            sys.stdout.flush()
+            return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
+        return _PIPE_CLOSED
+    except Exception as exc:
+        if debug:
+            traceback.print_exc()
+        return _told(exc)
+
+
+def _told(error: Exception) -> int:
+    """One line on standard error, and the exit status."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ConfigurationError):
+        status = _USAGE
+    elif isinstance(error, (WideloadError, OSError)):
+        status = _FAILED
+    else:
+        status, text = _FAILED, f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+    click.echo(f"wideload: {text}", err=True)
+    return status
+
+
+if __name__ == "__main__":
+    main()
