@@ -127,13 +127,15 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
+        assigned = self._consumer.assignment()
         return {
             partition: (
-                lane.tracker.released if lane.tracker else None,
-                lane.tracker.committed if lane.tracker else None,
+                lane.tracker.released if lane.tracker else lane.committed,
+                lane.tracker.committed if lane.tracker else lane.committed,
                 self._consumer.highwater(partition),
             )
             for partition, lane in self._lanes.items()
+            if partition in assigned
         }
 
     def stop(self) -> None:
@@ -156,6 +158,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             while not self._stopping:
                 self._raise_failure()
                 await self._turn()
+            commits.cancel()  # or a commit that is tried again could follow the last one with older offsets
             await self._finish()
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
             raise clients.translated(exc, f"group {self.settings.group_id}") from exc
@@ -382,14 +385,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         return (hashed & 0x7FFFFFFF) % partitions
 
     def _make_sink(self, topic: str) -> Sink:
-        return Sink(self._producer, topic, self._share, failed=self._sink_failed, acknowledged=self._acknowledged)
+        def failed(error: BaseException) -> None:
+            self._fail(clients.translated(error, f"writing to topic {topic}"))
+
+        return Sink(self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged)
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records
         self._stats.bytes_out += size
-
-    def _sink_failed(self, error: BaseException) -> None:
-        self._fail(clients.translated(error, f"writing to topic {self.settings.output_topic}"))
 
     # --- failing -----------------------------------------------------------------------------------------------------
 
@@ -457,6 +460,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 self._fail(ClusterError(reason, retriable=True))
                 return
             self._lanes[partition] = Lane(partition, sink_partition)
+        for partition, lane in list(self._lanes.items()):
+            with contextlib.suppress(KafkaError):
+                lane.committed = await self._consumer.committed(partition)
         log.info(
             "pipeline %s reads %s",
             self.settings.name,

@@ -51,6 +51,7 @@ class Lane:
     Attributes:
         partition: the source partition.
         sink_partition: where its records go; None where the key decides.
+        committed: the committed offset when the partition was assigned; None where there was none.
         tracker: from the first record on.
         slots: in source order; empty while records pass straight through.
         tasks: the work on slots, to be cancelled when the partition is lost.
@@ -59,6 +60,7 @@ class Lane:
 
     partition: TopicPartition
     sink_partition: int | None
+    committed: int | None = None
     tracker: OffsetTracker | None = None
     slots: deque[Slot] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

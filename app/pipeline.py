@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
 
 _FIRST_DELAY_S = 0.5
+_STOP_S = 10.0
 _STEADY_S = 60.0  # a flow that lived so long has recovered; the next failure waits the first delay again
 
 
@@ -92,7 +93,11 @@ class Pipeline(Service):
         if self.flow is not None:
             self.flow.stop()
         if self._supervisor is not None:
-            await self._supervisor
+            # Beyond the drain there is only the wait for brokers that do not answer.
+            patience_s = self._worker.graceful_timeout_ms / 1000 + _STOP_S
+            await asyncio.wait([self._supervisor], timeout=patience_s)
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._store is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._store.close)
 
@@ -132,6 +137,8 @@ class Pipeline(Service):
         plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
         if self._store is None:
             self._store = open_store(self.settings.store)
+        if self._stop_asked.is_set():
+            return
         self.flow = Flow(
             self._worker.client,
             self.settings,
@@ -142,8 +149,6 @@ class Pipeline(Service):
             stats=self.stats,
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
         )
-        if self._stop_asked.is_set():
-            return
         self.status = "RUNNING"
         await self.flow.run()
 
