@@ -18,7 +18,8 @@ class Budget:
         self.limit = limit
         self.used = 0
         self.peak = 0
-        self._freed = asyncio.Event()
+        self.next_freed = asyncio.Event()
+        """Set when bytes next come free, once: after that it is another event. So no waiter can miss it."""
 
     def admits(self, size: int) -> bool:
         """True where `size` more bytes may be taken now."""
@@ -32,16 +33,12 @@ class Budget:
     def give(self, size: int) -> None:
         """Counts `size` bytes out and wakes who waits."""
         self.used -= size
-        self._freed.set()
+        freed, self.next_freed = self.next_freed, asyncio.Event()
+        freed.set()
 
     async def freed(self, timeout_s: float) -> bool:
         """Waits until bytes come free; False where none did in time."""
-        self._freed.clear()
-        try:
-            await asyncio.wait_for(self._freed.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return await _set_within(self.next_freed, timeout_s)
 
 
 class Share:
@@ -53,7 +50,19 @@ class Share:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.used = 0
+        self._awaited = budget.next_freed
         self._closed = False
+
+    def admits(self, size: int) -> bool:
+        """See `Budget.admits`."""
+        if self.budget.admits(size):
+            return True
+        self._awaited = self.budget.next_freed
+        return False
+
+    async def freed(self, timeout_s: float) -> bool:
+        """Waits until bytes have come free since `admits` last said no; False where none did in time."""
+        return await _set_within(self._awaited, timeout_s)
 
     def take(self, size: int) -> None:
         """See `Budget.take`."""
@@ -73,3 +82,11 @@ class Share:
             self._closed = True
             self.budget.give(self.used)
             self.used = 0
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["dead_letter"]
 
 _PREFIX = "__connect.errors."
+_MAX_MESSAGE_BYTES = 2_048
 _MAX_TRACE_BYTES = 8_192
 
 
@@ -31,7 +32,7 @@ def dead_letter(source: SourceRecord, error: BaseException, *, pipeline: str, st
     """
     headers: list[Header] = list(source.headers)
     if context:
-        trace = "".join(traceback.format_exception(error)).encode()[:_MAX_TRACE_BYTES]
+        trace = "".join(traceback.format_exception(error))
         headers += [
             (_PREFIX + "topic", source.topic.encode()),
             (_PREFIX + "partition", b"%d" % source.partition),
@@ -41,7 +42,16 @@ def dead_letter(source: SourceRecord, error: BaseException, *, pipeline: str, st
             (_PREFIX + "stage", b"TRANSFORMATION"),
             (_PREFIX + "class.name", stage.encode()),
             (_PREFIX + "exception.class.name", f"{type(error).__module__}.{type(error).__qualname__}".encode()),
-            (_PREFIX + "exception.message", str(error).encode()),
-            (_PREFIX + "exception.stacktrace", trace),
+            (_PREFIX + "exception.message", _bounded(str(error), _MAX_MESSAGE_BYTES)),
+            (_PREFIX + "exception.stacktrace", _bounded(trace, _MAX_TRACE_BYTES)),
         ]
     return Record(source.key, source.value, tuple(headers), source.timestamp)
+
+
+def _bounded(text: str, limit: int) -> bytes:
+    """UTF-8 of no more than `limit` bytes, whatever stands in `text`. The end is kept: that is where a trace says why."""
+    encoded = text.encode(errors="backslashreplace")
+    if len(encoded) <= limit:
+        return encoded
+    mark = "…".encode()
+    return mark + encoded[len(mark) - limit :].decode(errors="ignore").encode()

@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from stores.keys import Kind
 from transforms.errors import ConfigurationError
 
-__all__ = ["Secret", "fill_in"]
+__all__ = ["Secret", "as_kind", "fill_in", "hidden"]
 
 _PLACEHOLDER = re.compile(r"\$\{(env|file):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 class Secret(str):
@@ -27,32 +29,66 @@ class Secret(str):
 def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) -> object:
     """`value` with each `${env:NAME}` and `${file:/path}` replaced; a string with one of them becomes a `Secret`.
 
-    The syntax is that of Kafka's configuration providers (KIP-297, KIP-887).
+    The syntax is that of Kafka's configuration providers (KIP-297, KIP-887). What is filled in is not searched again.
+    A line break at the end of a file is not part of the value.
 
     Raises:
         ConfigurationError: the variable is not set, or the file cannot be read.
     """
     if isinstance(value, list):
         return [fill_in(key, item, environ) for item in value]
+    if isinstance(value, dict):
+        return {name: fill_in(key, item, environ) for name, item in value.items()}
     if not isinstance(value, str) or not _PLACEHOLDER.search(value):
         return value
 
     def replacement(match: re.Match[str]) -> str:
         kind, name = match.groups()
-        if kind == "env":
-            if name not in environ:
-                raise ConfigurationError(key, f"the environment variable {name} is not set")
-            return environ[name]
-        try:
-            with Path(name).open("rb") as file:
-                content = file.read(_MAX_FILE_BYTES + 1)
-        except OSError as exc:
-            raise ConfigurationError(key, f"file {name} cannot be read: {exc.strerror}") from exc
-        if len(content) > _MAX_FILE_BYTES:
-            raise ConfigurationError(key, f"file {name} is over {_MAX_FILE_BYTES:,} bytes, no secret is so long")
-        try:
-            return content.decode().strip()
-        except UnicodeDecodeError as exc:
-            raise ConfigurationError(key, f"file {name} is not UTF-8") from exc
+        if kind == "file":
+            return _file(key, name)
+        if name not in environ:
+            raise ConfigurationError(key, f"the environment variable {name} is not set")
+        return environ[name]
 
     return Secret(_PLACEHOLDER.sub(replacement, value))
+
+
+def _file(key: str, name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigurationError(key, f"file {name!r} cannot be read: {reason}") from exc
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigurationError(key, f"file {name!r} is over {_MAX_FILE_BYTES:,} bytes, no secret is so long")
+    try:
+        return content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        # Its traceback would have the content.
+        raise ConfigurationError(key, f"file {name!r} is not UTF-8") from None
+
+
+def as_kind(value: object, kind: Kind) -> object:
+    """What a `Secret` says as a value of that kind, or `value` itself where it says none.
+
+    A placeholder gives a string, and Kafka's own configuration is all strings: `8080`, `true`, `a,b`.
+    """
+    if not isinstance(value, Secret):
+        return value
+    if kind == "int" and _INTEGER.fullmatch(value):
+        return int(value)
+    if kind == "boolean" and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if kind == "list":
+        return [Secret(item.strip()) for item in value.split(",")]
+    return value
+
+
+def hidden(value: object) -> object:
+    """`value` with every string in it a `Secret`."""
+    if isinstance(value, list):
+        return [hidden(item) for item in value]
+    if isinstance(value, dict):
+        return {name: hidden(item) for name, item in value.items()}
+    return Secret(value) if isinstance(value, str) else value

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from stores.registry import get, put
-from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError
+from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError, TransformError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
@@ -64,7 +64,9 @@ class OffloadStage:
 
     name = "offload"
 
-    def __init__(self, offload: Offload, store: PayloadStore, topic: str, stats: PipelineStats, *, by_digest: bool) -> None:
+    def __init__(
+        self, offload: Offload, store: PayloadStore, topic: str, stats: PipelineStats, *, by_digest: bool
+    ) -> None:
         self._offload = offload
         self._store = store
         self._topic = topic
@@ -106,8 +108,15 @@ class InflateStage:
         return self._inflate.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """The value that the reference promises, or the most that is allowed where it promises nothing."""
-        return self._inflate.reserve_bytes(record)
+        """The value that the reference promises, or the most that is allowed where it promises nothing.
+
+        Twice that where it is compressed: the stored bytes may be nearly as many, and both are held for a time.
+        """
+        try:
+            inflation = self._inflate.begin(record)
+        except TransformError:
+            return 0  # nothing is read for what is malformed
+        return inflation.stored_limit_bytes * (1 if inflation.reference.codec is None else 2)
 
     def apply(self, record: RecordLike) -> RecordLike:
         """See `Stage.apply`."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["REQUIRED", "Key", "Value", "read", "unknown"]
+__all__ = ["REQUIRED", "Key", "Kind", "Value", "read", "unknown"]
 
 Value = str | int | float | bool | list[str]
 Kind = Literal["string", "int", "float", "boolean", "list"]
@@ -42,6 +42,7 @@ class Key:
         default: the value where the file has none; REQUIRED where it must have one; None for "not set".
         allowed: the only values that may stand there; empty for any.
         minimum: the least value of a number.
+        maximum: the greatest.
         secret: never printed.
     """
 
@@ -51,15 +52,16 @@ class Key:
     default: Value | _Required | None = None
     allowed: tuple[str, ...] = ()
     minimum: float | None = None
+    maximum: float | None = None
     secret: bool = False
 
     def check(self, value: object) -> Value:
         """`value` if it may stand under this key.
 
         Raises:
-            ConfigurationError: wrong type, not one of the allowed values, or below the minimum.
+            ConfigurationError: wrong type, not one of the allowed values, or outside minimum and maximum.
         """
-        found = "***" if self.secret else repr(value)
+        found = "***" if self.secret else _as_written(value)
         right = isinstance(value, _PYTHON[self.kind]) and (self.kind == "boolean" or not isinstance(value, bool))
         if right and isinstance(value, list):
             right = all(isinstance(item, str) for item in value)
@@ -69,9 +71,22 @@ class Key:
         assert isinstance(value, (str, int, float, list))
         if self.allowed and value not in self.allowed:
             raise ConfigurationError(self.name, f"found {found}, allowed is one of: {', '.join(self.allowed)}")
-        if self.minimum is not None and isinstance(value, (int, float)) and value < self.minimum:
-            raise ConfigurationError(self.name, f"found {found}, allowed is {self.minimum:g} or more")
+        if self.kind in ("int", "float") and isinstance(value, (int, float)) and not self._within(value):
+            raise ConfigurationError(self.name, f"found {found}, allowed is {self._range()}")
         return value
+
+    def _within(self, value: float) -> bool:
+        return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+
+    def _range(self) -> str:
+        if self.maximum is None:
+            return f"{self.minimum:,} or more"
+        return f"{self.maximum:,} or less" if self.minimum is None else f"{self.minimum:,} to {self.maximum:,}"
+
+
+def _as_written(value: object) -> str:
+    """`value` as it stands in the file, which knows no `True`."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value | None]:
