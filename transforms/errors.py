@@ -11,10 +11,13 @@ WideloadError
     ├── PayloadNotFoundError      there is no such payload; final
     └── ReferenceRefusedError     the reference points outside the store's root; final
 
-Each carries its data as attributes and builds its message from them.
+Each carries its data as attributes and builds its message from them. Each can be copied and pickled, so it may cross
+from one process to another.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 __all__ = [
     "ConfigurationError",
@@ -45,6 +48,10 @@ def shown(text: str) -> str:
 
 class WideloadError(Exception):
     """The root of the project's errors."""
+
+    def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
+        # BaseException would call `__init__` with `args`, which are not its parameters in every class.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class ConfigurationError(WideloadError):

@@ -82,10 +82,14 @@ class Offload:
         return Payload(value, len(value), checksum, None)
 
     def refer(self, record: RecordLike, reference: Reference) -> Record:
-        """The record with the reference in place of its value: key, timestamp and own headers as they were."""
+        """The record with the reference in place of its value: key, timestamp and own headers as they were.
+
+        Raises:
+            MalformedReferenceError: the store gave a path that no reader would take.
+        """
         return Record(
             record.key,
-            reference.path.encode(),
+            reference.value(),
             (*record.headers, *reference.headers()),
             record.timestamp,
         )

@@ -8,7 +8,7 @@
 
 Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
 The four headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
-same name that the original record had, and taking them off restores it exactly.
+same name that the original record had, and taking them off restores it exactly, however often it was done.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _TRUE = b"true"
 
 # The longest path that a store of ours can return: PATH_MAX (4,096) percent-encoded would be 12,288.
 MAX_PATH_BYTES = 16_384
+_PATH_ALLOWED = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
 
 _SIZE_FORM = re.compile(rb"[0-9]{1,19}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
+_SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 71
 
 
 def is_reference(headers: Sequence[Header]) -> bool:
@@ -72,15 +74,27 @@ class Reference:
             headers.append((_COMPRESSION, self.codec.encode()))
         return tuple(headers)
 
+    def value(self) -> bytes:
+        """The value of the record.
+
+        Raises:
+            MalformedReferenceError: no reader would take the path.
+        """
+        try:
+            value = self.path.encode()
+        except UnicodeEncodeError as exc:
+            raise MalformedReferenceError("value", self.path, _PATH_ALLOWED) from exc
+        return _checked_path(value)
+
     @classmethod
     def parse(cls, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
         """The reference that a record holds, and the record's own headers without those of the reference.
 
-        The caller has asked `is_reference`.
-
         Raises:
-            MalformedReferenceError: the value or a header is not as above. Nothing was requested.
+            MalformedReferenceError: `is_reference` is False, or the value or a header is not as above.
         """
+        if not is_reference(record.headers):
+            raise MalformedReferenceError(LARGE_MESSAGE, "absent or another", "true")
         ours, own = _partition(record.headers)
         size = _size(ours[_SIZE]) if _SIZE in ours else None
         codec = _codec(ours[_COMPRESSION]) if _COMPRESSION in ours else None
@@ -93,40 +107,48 @@ class Reference:
 def _partition(headers: Sequence[Header]) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
     """The reference's headers and the others.
 
-    They are looked for behind the last `large-message`. Where none follows it, the writer was another one (seed 000
-    knows just the first header, and promises no order): then the last of each name counts, wherever it stands.
+    Those that follow a `large-message` without a gap, each name once, belong to it, and the last such group is the
+    reference's. Where nothing follows the last `large-message`, the writer was another one (seed 000 knows just the
+    first header, and promises no order): then the last of each name counts that is in no earlier group.
     """
-    start = max(i for i, (name, _) in enumerate(headers) if name == LARGE_MESSAGE)
-    end = start + 1
-    taken = {start}
-    ours: dict[str, bytes | None] = {}
-    while end < len(headers) and headers[end][0] in _DETAILS and headers[end][0] not in ours:
-        ours[headers[end][0]] = headers[end][1]
-        taken.add(end)
-        end += 1
-    if not ours:
-        for i, (name, value) in enumerate(headers):
-            if name in _DETAILS:
-                ours[name] = value
-                taken.add(i)
-    return ours, tuple(header for i, header in enumerate(headers) if i not in taken)
+    flag = 0
+    group: dict[str, int] = {}
+    loose: dict[str, int] = {}
+    grouping = False
+    for i, (name, _) in enumerate(headers):
+        if name == LARGE_MESSAGE:
+            flag, group, grouping = i, {}, True
+        elif name not in _DETAILS:
+            grouping = False
+        elif grouping and name not in group:
+            group[name] = i
+        else:
+            grouping = False
+            loose[name] = i
+    ours = group or loose
+    taken = {flag, *ours.values()}
+    details = {name: headers[i][1] for name, i in ours.items()}
+    return details, tuple(header for i, header in enumerate(headers) if i not in taken)
 
 
 def _path(value: bytes | None) -> str:
-    allowed = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
     if value is None:
-        raise MalformedReferenceError("value", "null", allowed)
-    if not 0 < len(value) <= MAX_PATH_BYTES:
-        raise MalformedReferenceError("value", f"{len(value):,} bytes", allowed)
+        raise MalformedReferenceError("value", "null", _PATH_ALLOWED)
     try:
-        return value.decode()
+        return _checked_path(value).decode()
     except UnicodeDecodeError as exc:
-        raise MalformedReferenceError("value", f"not UTF-8 at byte {exc.start}", allowed) from exc
+        raise MalformedReferenceError("value", f"not UTF-8 at byte {exc.start}", _PATH_ALLOWED) from exc
+
+
+def _checked_path(value: bytes) -> bytes:
+    if not 0 < len(value) <= MAX_PATH_BYTES:
+        raise MalformedReferenceError("value", f"{len(value):,} bytes", _PATH_ALLOWED)
+    return value
 
 
 def _size(value: bytes | None) -> int:
     if value is None or not _SIZE_FORM.fullmatch(value):
-        raise MalformedReferenceError(_SIZE, _text(value), "a decimal number of bytes")
+        raise MalformedReferenceError(_SIZE, _text(value), "a decimal number of bytes, 1 to 19 digits")
     return int(value)
 
 
@@ -145,4 +167,8 @@ def _codec(value: bytes | None) -> Codec:
 
 
 def _text(value: bytes | None) -> str:
-    return "null" if value is None else value[:100].decode(errors="replace")
+    if value is None:
+        return "null"
+    if len(value) > _SHOWN_BYTES:
+        return f"{value[:_SHOWN_BYTES].decode(errors='replace')}… ({len(value):,} bytes)"
+    return value.decode(errors="replace")
