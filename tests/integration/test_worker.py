@@ -2,131 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.topics import Found, committed, end_offsets, read_all, send
+from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.way import PARTITIONS, THRESHOLD, MakeTopic, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.reference import LARGE_MESSAGE
-
-MakeTopic = Callable[..., str]
-
-THRESHOLD = 20_000
-PARTITIONS = 6
-
-
-class Way:
-    """Three topics, a store, and the configuration of the two pipelines between them."""
-
-    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, partitions: int, large: int) -> None:
-        self.broker = broker
-        self.folder = folder
-        forever = {"retention.ms": "-1"}  # the records' timestamps are years old
-        big = {**forever, "max.message.bytes": str(large + 1_000_000)}
-        self.raw = make_topic(partitions, **big)
-        self.orders = make_topic(partitions, **forever)
-        self.inflated = make_topic(partitions, **big)
-        self.dead = make_topic(partitions, **big)
-        (folder / "store").mkdir()  # a reader refuses to start without it
-        self.store: dict[str, object] = {
-            "large.message.payload.store.class": "filesystem",
-            "filesystem.root": str(folder / "store"),
-            "filesystem.fsync": False,
-        }
-
-    def worker(self, **more: object) -> WorkerProcess:
-        """A worker with both pipelines."""
-        return WorkerProcess(self.folder, self.settings(), {**self.offload(**more), **self.inflate(**more)})
-
-    def settings(self) -> dict[str, object]:
-        """The worker's keys: a short session, so that a killed worker is missed soon."""
-        return {
-            "bootstrap.servers": self.broker,
-            "consumer.session.timeout.ms": 2_000,
-            "consumer.heartbeat.interval.ms": 300,
-        }
-
-    def offload(self, **more: object) -> dict[str, dict[str, object]]:
-        """The pipeline from raw to orders."""
-        return {"offload": self._pipeline("offload", self.raw, self.orders, more)}
-
-    def inflate(self, **more: object) -> dict[str, dict[str, object]]:
-        """The pipeline from orders to inflated."""
-        return {"inflate": self._pipeline("inflate", self.orders, self.inflated, more)}
-
-    def group(self, pipeline: str) -> str:
-        """The consumer group of a pipeline."""
-        return f"{self.raw}-{pipeline}"
-
-    def arrived(self, count: int) -> bool:
-        """Whether so many records have come out at the far end."""
-        return sum(end_offsets(self.broker, self.inflated).values()) >= count
-
-    def _pipeline(self, name: str, source: str, sink: str, more: Mapping[str, object]) -> dict[str, object]:
-        flush = {"offset.flush.interval.ms": 200}
-        return {
-            "topics": [source],
-            "output.topic": sink,
-            "transforms": [name],
-            "group.id": self.group(name),
-            "large.message.threshold.bytes": THRESHOLD,
-            **self.store,
-            **flush,
-            **more,
-        }
-
-
-@pytest.fixture
-def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path) -> Callable[..., Way]:
-    """Makes the topics and the configuration of one test."""
-
-    def make(partitions: int = PARTITIONS, large: int = 2_000_000) -> Way:
-        return Way(broker, make_topic, tmp_path, partitions, large)
-
-    return make
-
-
-def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[tuple[int, bytes, bytes, list[Any], int]]:
-    """Records of which one in 25 is large, numbered by partition in their keys."""
-    rng = random.Random(seed)
-    numbers = [0] * partitions
-    records = []
-    for _ in range(count):
-        partition = rng.randrange(partitions)
-        size = rng.randrange(THRESHOLD + 1, 4 * THRESHOLD) if rng.random() < 0.04 else rng.randrange(200)
-        value = rng.randbytes(size)
-        records.append((partition, b"%d" % numbers[partition], value, [("n", b"%d" % len(value))], 1_700_000_000_000))
-        numbers[partition] += 1
-    return records
-
-
-def expected(records: list[tuple[int, bytes, bytes, list[Any], int]]) -> dict[int, list[tuple[bytes | None, str]]]:
-    """Keys and digests by partition, in order."""
-    by_partition: dict[int, list[tuple[bytes | None, str]]] = {}
-    for partition, key, value, _, _ in records:
-        by_partition.setdefault(partition, []).append((key, hashlib.sha256(value).hexdigest()))
-    return by_partition
-
-
-def digests(found: Mapping[int, list[Found]]) -> dict[int, list[tuple[bytes | None, str]]]:
-    """Keys and digests of what was read, by partition, in order."""
-    return {
-        partition: [(record.key, hashlib.sha256(record.value or b"").hexdigest()) for record in records]
-        for partition, records in found.items()
-    }
-
-
-def first_occurrences(found: Mapping[int, list[tuple[bytes | None, str]]]) -> dict[int, list[tuple[bytes | None, str]]]:
-    """Without what came a second time: at least once may repeat, but never lose nor reorder."""
-    return {partition: list(dict.fromkeys(records)) for partition, records in found.items()}
-
 
 def test_worker_record_survives_whole(make_way: Callable[..., Way]) -> None:
     """A value of 20 MB and every odd record come out exactly as they went in."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,14 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["WorkerProcess", "free_port", "toml", "until"]
+from tests.s3_server import free_port
 
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+__all__ = ["WorkerProcess", "toml", "until"]
 
 
 _T = TypeVar("_T")

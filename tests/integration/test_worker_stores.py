@@ -1,0 +1,126 @@
+"""The worker with every store and codec, while its store is away, within a small budget, under Faust's command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.topics import end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, MakeTopic, Way, digests, expected, mixed
+from tests.integration.worker_process import WorkerProcess, until
+from tests.s3_server import KINDS, S3UnavailableError, s3_server
+from transforms.compression import CODECS
+from transforms.reference import Reference
+
+
+def test_worker_store_comes_back(make_way: Callable[..., Way]) -> None:
+    """While the store is away the pipeline waits and says so, other partitions flow, and nothing is lost after."""
+    way = make_way(partitions=2)
+    store, away = way.folder / "store", way.folder / "away"
+    large = [(0, b"%d" % n, os.urandom(THRESHOLD + 1), [], 1) for n in range(5)]
+    with WorkerProcess(way.folder, way.settings(), way.offload(**{"large.message.store.timeout.ms": 300})) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, large[:1])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 1, "the first is offloaded")
+        store.rename(away)
+        send(way.broker, way.raw, large[1:])
+        until(lambda: worker.get("/health")[1]["status"] == "degraded", "the worker says that it waits")
+        health = worker.get("/health")
+        assert health[0] == 200
+        assert str(store) in health[1]["reasons"]["offload"]
+        send(way.broker, way.raw, [(1, b"small", b"flows", [], 1)])
+        until(lambda: end_offsets(way.broker, way.orders)[1] == 1, "the other partition flows")
+        assert end_offsets(way.broker, way.orders)[0] == 1
+        away.rename(store)
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 5, "the large ones have gone on")
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "the worker says that all is well")
+        assert worker.get("/pipelines")[1][0]["retries"] > 0
+        assert worker.terminate() == 0
+    found = read_all(way.broker, way.orders)
+    assert [record.key for record in found[0]] == [key for _, key, *_ in large]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", KINDS)
+def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -> None:
+    """Mixed records go through a real S3 server and come out identical, each once, in order."""
+    way = make_way(partitions=3)
+    records = mixed(1_000, seed=6, partitions=3)
+    try:
+        server = s3_server(kind, tmp_path / kind)  # type: ignore[arg-type]  # KINDS holds nothing else
+        with server as s3:
+            way.store = {"large.message.payload.store.class": "s3", **s3.config("integration/")}
+            send(way.broker, way.raw, records)
+            with way.worker() as worker:
+                until(lambda: way.arrived(len(records)), "all records have arrived")
+                assert worker.terminate() == 0
+            assert s3.secret_key not in worker.log.read_text()
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_worker_codec(make_way: Callable[..., Way], codec: str) -> None:
+    """Payloads are compressed in the store where that helps, and come out identical."""
+    way = make_way(partitions=1)
+    values = [b"compressible " * THRESHOLD, os.urandom(THRESHOLD + 1)]
+    send(way.broker, way.raw, [(0, b"%d" % n, value, [], 1) for n, value in enumerate(values)])
+    with way.worker(**{"large.message.compression.type": codec}):
+        until(lambda: way.arrived(2), "both have arrived")
+    assert [record.value for record in read_all(way.broker, way.inflated)[0]] == values
+    references = [Reference.parse(record)[0] for record in read_all(way.broker, way.orders)[0]]
+    assert references[0].codec == codec
+    assert Path(references[0].path.removeprefix("file://")).stat().st_size < len(values[0]) / 5
+    assert (references[1].codec in {None, codec}, references[1].size) == (True, len(values[1]))
+
+
+def test_worker_within_small_budget(make_way: Callable[..., Way]) -> None:
+    """Values that together are many times the byte budget all pass, one over the budget by itself among them."""
+    way = make_way(partitions=3)
+    records = [(n % 3, b"%d" % n, os.urandom(300_000), [], 1) for n in range(60)]
+    records.append((0, b"over", os.urandom(1_500_000), [], 1))
+    send(way.broker, way.raw, records)
+    settings = {**way.settings(), "in.flight.bytes": 1_000_000}
+    with WorkerProcess(way.folder, settings, {**way.offload(), **way.inflate()}) as worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+
+
+def test_worker_under_faust_command(make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
+    """`faust -A MODULE worker` runs the pipelines, and a user's own agent beside them."""
+    way = make_way(partitions=1)
+    answers = make_topic(1)
+    topic = make_topic(1)
+    (way.folder / "mine.py").write_text(
+        "from app.worker import app\n"
+        f"source = app.topic({topic!r}, value_serializer='raw')\n"
+        f"sink = app.topic({answers!r}, value_serializer='raw')\n"
+        "@app.agent(source)\n"
+        "async def shout(stream):\n"
+        "    async for value in stream:\n"
+        "        await sink.send(value=value.upper())\n"
+    )
+
+    class FaustProcess(WorkerProcess):
+        def command(self) -> list[str]:
+            return [sys.executable, "-m", "faust", "-A", "mine", "worker", "--web-port", str(self.port)]
+
+    worker = FaustProcess(way.folder, way.settings(), way.offload())
+    path = os.pathsep.join([str(way.folder), os.getcwd()])
+    try:
+        worker.start({"WIDELOAD_CONFIG": str(worker.config), "PYTHONPATH": path})
+        worker.wait_ready()
+        send(way.broker, way.raw, [(0, b"k", os.urandom(THRESHOLD + 1), [], 1)])
+        send(way.broker, topic, [(0, b"k", b"hello", [], 1)])
+        until(lambda: end_offsets(way.broker, way.orders) == {0: 1}, "the record is offloaded")
+        until(lambda: end_offsets(way.broker, answers) == {0: 1}, "the agent has answered")
+        assert worker.terminate() == 0
+    finally:
+        worker.kill()
+    assert read_all(way.broker, answers)[0][0].value == b"HELLO"
