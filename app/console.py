@@ -97,15 +97,18 @@ class _Silent:
 
 
 @contextmanager
-def progress(title: str, total: int | None, *, unit: Literal["bytes", "messages"]) -> Iterator[Progress]:
+def progress(
+    title: str, total: int | None, *, unit: Literal["bytes", "messages"], shown: bool = True
+) -> Iterator[Progress]:
     """A bar on standard error where that is a terminal; silence elsewhere.
 
     Args:
         title: what is being done.
         total: in `unit`; None where it is not known.
         unit: of `total`, and of `Progress.advance`.
+        shown: False for silence in any case.
     """
-    if not sys.stderr.isatty():
+    if not shown or not sys.stderr.isatty():
         yield _Silent()
         return
     from rich.console import Console
