@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import collect_hosts, create_conn
 
 from app.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, WideloadError
@@ -19,6 +21,8 @@ __all__ = ["ClusterError", "admin", "consumer", "describe", "producer", "securit
 
 # aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
 _UNLIMITED_BYTES = 2**31 - 1
+
+_PROBE_S = 5.0
 
 
 class ClusterError(WideloadError):
@@ -49,6 +53,9 @@ _PASSING = (
     kafka_errors.CorruptRecordException,
     kafka_errors.BrokerNotAvailableError,
     kafka_errors.ReplicaNotAvailableError,
+    kafka_errors.IllegalStateError,
+    kafka_errors.KafkaUnavailableError,
+    kafka_errors.UnknownError,  # also each error code that is newer than aiokafka: fenced and unknown leader epochs
 )
 
 # A few that another try does not mend, with what the user can do about it.
@@ -91,12 +98,14 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
     """What every aiokafka client takes to reach and to trust the brokers.
 
     Raises:
-        ConfigurationError: a certificate or key cannot be used.
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
     security = settings.security
     protocol = str(security["security.protocol"])
     arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
     if protocol.startswith("SASL"):
+        if security["sasl.mechanism"] == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+            raise ConfigurationError("sasl.mechanism", "found 'GSSAPI', which needs a package: pip install gssapi")
         arguments |= {
             "sasl_mechanism": security["sasl.mechanism"],
             "sasl_plain_username": security["sasl.username"],
@@ -180,25 +189,41 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
         ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in.
     """
     arguments = security_arguments(settings)
+    client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
     try:
-        client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
-    except (ValueError, AssertionError) as exc:
-        raise _unreachable(settings, exc) from exc
-    try:
-        await asyncio.wait_for(client.start(), timeout_s)
-    except (kafka_errors.KafkaError, OSError, TimeoutError, ValueError) as exc:
-        await client.close()
-        raise _unreachable(settings, exc) from exc
-    try:
+        try:
+            await asyncio.wait_for(client.start(), timeout_s)
+        except (kafka_errors.KafkaError, OSError, ValueError) as exc:
+            raise await _unreachable(settings, arguments, exc) from exc
         yield client
     finally:
         await client.close()
 
 
-def _unreachable(settings: ClientSettings, error: BaseException) -> ConfigurationError:
-    protocol = settings.security["security.protocol"]
+async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:
+    reason = await _probed(arguments) or describe(error)
     return ConfigurationError(
         "bootstrap.servers",
-        f"no broker answers at {settings.bootstrap_servers} over {protocol}: {describe(error)}; check that the "
-        "cluster runs, the addresses, and security.protocol",
+        f"no broker answers at {settings.bootstrap_servers} over {arguments['security_protocol']}: {reason}; check that "
+        "the cluster runs, the addresses, and security.protocol",
     )
+
+
+async def _probed(arguments: Mapping[str, Any]) -> str | None:
+    """What connecting fails with: aiokafka writes that to the log, and raises that it has failed everywhere.
+
+    None where it does not fail.
+    """
+    rest = {name: value for name, value in arguments.items() if name != "bootstrap_servers"}
+    reasons: list[str] = []
+    for host, port, _ in collect_hosts(arguments["bootstrap_servers"], randomize=False):
+        try:
+            connection = await asyncio.wait_for(create_conn(host, port, **rest), _PROBE_S)
+        except TimeoutError:
+            reasons.append(f"no answer within {_PROBE_S:g} s")
+        except (kafka_errors.KafkaError, OSError, ValueError) as exc:
+            reasons.append(describe(exc))
+        else:
+            connection.close()
+            return None
+    return "; ".join(dict.fromkeys(reasons))

@@ -9,11 +9,10 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.stats import STORE_SECONDS, Latency
+from app.stats import STORE_SECONDS, Latency, PipelineReport
 
 if TYPE_CHECKING:
     from app.budget import Budget
-    from app.pipeline import Pipeline
 
 __all__ = ["COUNTERS", "Metrics"]
 
@@ -44,7 +43,7 @@ class Metrics(Collector):
         budget: the byte budget.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], budget: Budget) -> None:
+    def __init__(self, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
         self._pipelines = pipelines
         self._budget = budget
         self._registry = CollectorRegistry()

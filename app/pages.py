@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from faust.web import Request, Response, View
 
     from app.budget import Budget
-    from app.pipeline import Pipeline
+    from app.stats import PipelineReport
 
 __all__ = ["add_pages", "health", "pipeline_page"]
 
 _PROMETHEUS = "text/plain; version=0.0.4"
 
 
-def health(pipelines: Sequence[Pipeline]) -> dict[str, Any]:
+def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
     """What /health says.
 
     `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` where a pipeline waits for its
@@ -35,12 +35,13 @@ def health(pipelines: Sequence[Pipeline]) -> dict[str, Any]:
             reasons[pipeline.settings.name] = pipeline.last_error
         elif pipeline.status != "RUNNING" or pipeline.degraded is not None:
             status = status if status == "failed" else "degraded"
-            reasons[pipeline.settings.name] = pipeline.degraded or pipeline.last_error or pipeline.status.lower()
+            running = pipeline.degraded if pipeline.status == "RUNNING" else None
+            reasons[pipeline.settings.name] = running or pipeline.last_error or pipeline.status.lower()
     ready = all(pipeline.status == "RUNNING" for pipeline in pipelines)
     return {"status": status, "live": True, "ready": ready, "reasons": reasons}
 
 
-def pipeline_page(pipeline: Pipeline) -> dict[str, Any]:
+def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
     """What /pipelines says of one pipeline."""
     settings, stats = pipeline.settings, pipeline.stats
     partitions = []
@@ -79,7 +80,7 @@ def pipeline_page(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def add_pages(app: faust.App, pipelines: Sequence[Pipeline], budget: Budget) -> None:
+def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
     """Puts the pages on the app's web server."""
     metrics = Metrics(pipelines, budget)
 

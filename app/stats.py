@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["STORE_SECONDS", "Latency", "PipelineStats"]
+if TYPE_CHECKING:
+    from aiokafka import TopicPartition
+
+    from app.settings import PipelineSettings
+
+__all__ = ["STORE_SECONDS", "FlowReport", "Latency", "PipelineReport", "PipelineStats"]
 
 # Upper bounds in seconds: from a memory store to the default time-out of a call, a factor of about 2.5 apart.
 STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -49,3 +56,44 @@ class PipelineStats:
     rebalances: int = 0
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
+
+
+class FlowReport(Protocol):
+    """What the pages and the metrics read of a flow."""
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of the budget that it holds."""
+        ...
+
+    def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:
+        """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
+        ...
+
+
+class PipelineReport(Protocol):
+    """What the pages and the metrics read of a pipeline."""
+
+    @property
+    def settings(self) -> PipelineSettings: ...
+    @property
+    def stats(self) -> PipelineStats: ...
+    @property
+    def status(self) -> str:
+        """`STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`."""
+        ...
+
+    @property
+    def degraded(self) -> str | None:
+        """Why records wait though it runs; None where they do not."""
+        ...
+
+    @property
+    def last_error(self) -> str | None: ...
+    @property
+    def last_error_at(self) -> float | None:
+        """Seconds since the epoch."""
+        ...
+
+    @property
+    def flow(self) -> FlowReport | None: ...
