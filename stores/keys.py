@@ -22,6 +22,8 @@ class _Required:
 
 REQUIRED = _Required()
 
+_NEAR = 0.75  # a long prefix in common makes names look alike: at 0.6 `producer.linger.ms` was `producer.acks`
+
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),
@@ -108,6 +110,6 @@ def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value |
 
 def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for a key that nobody knows, with the nearest known name."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
     hint = f"; did you mean {near[0]}?" if near else ""
     return ConfigurationError(name, f"is not a key that is known here{hint}")
