@@ -1,0 +1,73 @@
+"""The worker while its broker goes away: on a broker of the test's own, which it may stop and kill."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from app.broker import EmbeddedBroker
+from tests.integration.topics import end_offsets, read_all, send
+from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
+from tests.integration.worker_process import until
+
+
+@pytest.fixture
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A broker that no other test uses."""
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+def way_on(broker: EmbeddedBroker, folder: Path) -> Way:
+    """Topics and configuration on one broker."""
+
+    def make_topic(partitions: int, **configs: str) -> str:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+
+        async def create() -> None:
+            client = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+            await client.start()
+            await client.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+            await client.close()
+
+        asyncio.run(create())
+        return name
+
+    return Way(broker.bootstrap_servers, make_topic, folder, PARTITIONS, 2_000_000)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, ending: str) -> None:
+    """A broker that is stopped, or killed, and comes back costs no record and no order; the worker goes on by itself."""
+    way = way_on(own_broker, tmp_path)
+    records = mixed(6_000, seed=7)
+    with way.worker() as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, records[:4_000])
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 1_000, "records flow")
+        getattr(own_broker, ending)()
+        assert worker.get("/health/live")[0] == 200
+        own_broker.start()
+        send(way.broker, way.raw, records[4_000:])
+        until(lambda: way.arrived(len(records)), "at least as many have arrived", 120)
+        until(
+            lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
+            "each record has arrived, in order",
+        )
+        assert worker.terminate() == 0
+
+
+def test_worker_sigterm_without_broker(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """SIGTERM ends the worker in bounded time though no broker answers, and without a traceback."""
+    way = way_on(own_broker, tmp_path)
+    with way.worker() as worker:
+        worker.wait_ready()
+        own_broker.kill()
+        assert worker.terminate(seconds=30) == 0
+        assert "Traceback" not in worker.log.read_text()
