@@ -1,0 +1,85 @@
+"""What every scenario is given: the cluster, a folder, how often to repeat, and where to say what it sees."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.machine import load_average
+from benchmarks.race import Run
+from benchmarks.topics import Topics
+from tests.s3_server import free_port
+
+__all__ = ["Bench", "median"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every scenario is given.
+
+    Attributes:
+        topics: of the cluster.
+        folder: for stores, configurations and logs; removed at the end.
+        repeat: rounds; in each round every contender runs once.
+        records: how many to move; None for the scenario's own number.
+        console: where it says what it sees.
+        profiles: a folder where the worker's profiles go (`python -m pstats FILE`); None for no profiling, as numbers
+            measured under a profiler are worth little.
+    """
+
+    topics: Topics
+    folder: Path
+    repeat: int
+    records: int | None
+    console: Console
+    profiles: Path | None = None
+
+    def worker(self, name: str, pipelines: Mapping[str, Mapping[str, object]], **keys: object) -> Sequence[str]:
+        """The command of a worker with these pipelines, as a user runs it.
+
+        Args:
+            name: of this run, in file names.
+            pipelines: keys by pipeline, without `pipeline.`.
+            keys: of the worker, with `_` for `.`.
+        """
+        worker = {
+            "bootstrap.servers": self.topics.bootstrap,
+            "web.port": free_port(),
+            **{key.replace("_", "."): value for key, value in keys.items()},
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in worker.items()]
+        for pipeline, values in pipelines.items():
+            lines += ["", f"[pipeline.{pipeline}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        config = self.folder / f"{name}.toml"
+        config.write_text("\n".join(lines) + "\n")
+        profiled: Sequence[str] = ()
+        if self.profiles is not None:
+            self.profiles.mkdir(parents=True, exist_ok=True)
+            profiled = ("-m", "cProfile", "-o", str(self.profiles / f"{name}.pstats"))
+        return [sys.executable, *profiled, "-m", "app.cli", "worker", "-c", str(config), "--log-level", "WARNING"]
+
+    def log(self, name: str) -> Path:
+        """Where a contender's output goes."""
+        return self.folder / f"{name}.log"
+
+    def say(self, name: str, run: Run, *, record_mib: float | None = None) -> None:
+        """Prints what was seen of one run."""
+        speed = (
+            f"{run.per_second:10,.0f} records/s" if record_mib is None else f"{run.per_second * record_mib:8,.1f} MiB/s"
+        )
+        self.console.print(
+            f"  {name:<28} {speed}  {run.cpu_us:12,.1f} µs CPU/record  {run.seconds:7.2f} s  "
+            f"peak {run.peak_rss_bytes / 2**20:6,.0f} MiB  load average {load_average():.2f}",
+            highlight=False,
+        )
+
+
+def median(numbers: Iterable[float]) -> float:
+    """The median."""
+    return statistics.median(numbers)

@@ -1,0 +1,38 @@
+"""A Faust agent that forwards each event, with Faust's own defaults.
+
+python forward_agent.py BOOTSTRAP SOURCE SINK
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import faust
+
+
+def main(bootstrap: str, source: str, sink: str) -> None:
+    """Runs until SIGTERM."""
+    app = faust.App(
+        f"{sink}-agent",
+        broker=f"kafka://{bootstrap}",
+        web_enabled=False,
+        datadir=Path(tempfile.mkdtemp(prefix="bench-faust-")),
+    )
+    source_topic = app.topic(source, key_serializer="raw", value_serializer="raw")
+    sink_topic = app.topic(sink, key_serializer="raw", value_serializer="raw")
+
+    @app.agent(source_topic)
+    async def forward(stream: Any) -> AsyncIterator[None]:
+        async for event in stream.events():
+            await event.forward(sink_topic)
+            yield
+
+    faust.Worker(app, loglevel="WARNING", quiet=True).execute_from_commandline()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,131 @@
+"""A race: one process moves records from one topic to another, and is timed from the outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.topics import Topics, Watch
+
+__all__ = ["BenchmarkError", "Run", "race"]
+
+_POLL_S = 0.01
+_STOP_S = 60.0
+_LOG_CHARACTERS = 3_000
+
+
+class BenchmarkError(Exception):
+    """What was timed is not correct, or did not end; the numbers would be worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was seen of one process between its first record in the sink and its last.
+
+    Attributes:
+        records: that came after the first sight; those that were there at first sight are not counted.
+        seconds: from the first sight to the last record.
+        cpu_seconds: that the process used meanwhile, user and system, all threads.
+        peak_rss_bytes: the most resident memory of its whole life up to the last record.
+    """
+
+    records: int
+    seconds: float
+    cpu_seconds: float
+    peak_rss_bytes: int
+
+    @property
+    def per_second(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of CPU per record."""
+        return self.cpu_seconds / self.records * 1e6
+
+
+async def race(
+    topics: Topics, sink: str, count: int, command: Sequence[str], *, log: Path, seconds: float = 900.0
+) -> Run:
+    """Runs `command` until it has written `count` records to `sink`, then stops it with SIGTERM.
+
+    Args:
+        topics: of the cluster.
+        sink: a topic without records.
+        count: how many records are to come.
+        command: of the process, which is to run until SIGTERM.
+        log: where its output goes.
+        seconds: after so long without the last record it is given up.
+
+    Raises:
+        BenchmarkError: the process ended before its time, gave too few or too many records, or would not stop.
+    """
+    async with topics.watch(sink) as watch:
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(seconds):
+                run = await _timed(watch, count, process)
+        except TimeoutError:
+            raise BenchmarkError(
+                f"{await watch.count():,} of {count:,} records in {sink} after {seconds:g} s{_end(log)}"
+            ) from None
+        except psutil.NoSuchProcess:
+            raise BenchmarkError(f"the process ended with status {process.poll()}{_end(log)}") from None
+        finally:
+            await _stop(process)
+        total = await watch.count()
+        if total != count:
+            raise BenchmarkError(f"{total:,} records in {sink} instead of {count:,}{_end(log)}")
+        return run
+
+
+async def _timed(watch: Watch, count: int, process: subprocess.Popen[bytes]) -> Run:
+    seen = psutil.Process(process.pid)
+    peak = 0
+    # Before the first record: the moment of the last look, for runs that are over at first sight.
+    began, began_cpu, had = time.perf_counter(), 0.0, 0
+    while True:
+        await asyncio.sleep(_POLL_S)
+        total = await watch.count()
+        now, cpu = time.perf_counter(), seen.cpu_times()
+        used = cpu.user + cpu.system
+        peak = max(peak, seen.memory_info().rss, _high_water(process.pid))
+        if total >= count:
+            return Run(count - had, now - began, used - began_cpu, peak)
+        if had == 0:
+            began, began_cpu, had = now, used, total
+        if process.poll() is not None:
+            raise psutil.NoSuchProcess(process.pid)
+
+
+def _high_water(pid: int) -> int:
+    """The kernel's own note of the most resident memory; 0 where it keeps none."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+async def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        await asyncio.to_thread(process.wait, _STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise BenchmarkError(f"the process did not stop within {_STOP_S:g} s of SIGTERM") from None
+
+
+def _end(log: Path) -> str:
+    text = log.read_text(errors="replace")[-_LOG_CHARACTERS:].strip()
+    return f"; the end of its log:\n{text}" if text else ""

@@ -1,0 +1,101 @@
+"""What a scenario found, what it was to reach, and the table of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+__all__ = ["TARGETS", "Result", "Target", "merge", "table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One number.
+
+    Attributes:
+        name: scenario and what was compared, dotted.
+        value: what the worker did; the median of the rounds.
+        unit: of `value` and `against`.
+        against: the same number of what it is compared with; None where it stands alone.
+        ratio: the median of the rounds' `value / against`; it need not be the quotient of the two medians.
+    """
+
+    name: str
+    value: float
+    unit: str
+    against: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a result is to reach.
+
+    Attributes:
+        of: the field of the result.
+        at: "least" or "most": on which side of the bound it has to be.
+        bound: the bound.
+    """
+
+    of: Literal["ratio", "value"]
+    at: Literal["least", "most"]
+    bound: float
+
+    def reached(self, result: Result) -> bool | None:
+        """Whether `result` reaches this; None where the number is missing."""
+        number = result.ratio if self.of == "ratio" else result.value
+        if number is None:
+            return None
+        return number >= self.bound if self.at == "least" else number <= self.bound
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at == 'least' else '≤'} {self.bound:g}{'×' if self.of == 'ratio' else ''}"
+
+
+TARGETS: Mapping[str, Target] = {
+    "passthrough.vs_faust_agent": Target("ratio", "least", 8.0),
+    "passthrough.vs_aiokafka": Target("ratio", "least", 0.8),
+    "offload.s3.vs_peer": Target("ratio", "least", 1.3),
+    "memory.peak_mib": Target("ratio", "most", 1.0),
+}
+
+
+def table(results: Iterable[Result]) -> Table:
+    """The results, each with its target and whether it was reached."""
+    shown = Table(title="Wideload benchmark")
+    for column in ("name", "value", "unit", "against", "ratio", "target", "reached"):
+        shown.add_column(column, justify="left" if column in {"name", "unit"} else "right", no_wrap=True)
+    for result in results:
+        target = TARGETS.get(result.name)
+        reached = target.reached(result) if target else None
+        shown.add_row(
+            result.name,
+            f"{result.value:,.1f}",
+            result.unit,
+            "" if result.against is None else f"{result.against:,.1f}",
+            "" if result.ratio is None else f"{result.ratio:.2f}",
+            str(target) if target else "",
+            "" if reached is None else "[green]yes[/]" if reached else "[red]NO[/]",
+        )
+    return shown
+
+
+def merge(path: Path, results: Sequence[Result], *, keep: bool) -> None:
+    """Writes the results as JSON.
+
+    Args:
+        path: the file.
+        results: what was measured just now.
+        keep: whether results of other names that the file has already stay in it.
+    """
+    rows = [asdict(result) for result in results]
+    if keep and path.exists():
+        new = {result.name for result in results}
+        rows = [row for row in json.loads(path.read_text()) if row["name"] not in new] + rows
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=2) + "\n")

@@ -1,0 +1,86 @@
+"""The benchmark: `python -m benchmarks.run`.
+
+Runs on the broker of `KAFKA_BOOTSTRAP_SERVERS` where that is set, else on an embedded one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from app.broker import EmbeddedBroker
+from benchmarks import machine
+from benchmarks.bench import Bench
+from benchmarks.passthrough import passthrough
+from benchmarks.race import BenchmarkError
+from benchmarks.result import Result, merge, table
+from benchmarks.topics import Topics
+
+__all__ = ["SCENARIOS", "main"]
+
+SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
+    "passthrough": passthrough,
+}
+
+
+async def _run(
+    bootstrap: str, names: tuple[str, ...], repeat: int, records: int | None, console: Console, profiles: Path | None
+) -> list[Result]:
+    results: list[Result] = []
+    async with Topics(bootstrap) as topics:
+        for name in names:
+            with tempfile.TemporaryDirectory(prefix="wideload-bench-") as folder:
+                bench = Bench(topics, Path(folder), repeat, records, console, profiles)
+                results += await SCENARIOS[name](bench)
+    return results
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--only", multiple=True, type=click.Choice(list(SCENARIOS)), help="Run this scenario; may be repeated.")
+@click.option(
+    "--records", type=click.IntRange(min=1), help="How many records to move instead of a scenario's own number."
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are reported."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("build/bench.json"),
+    show_default=True,
+    help="Where the results go; the machine is described beside it. With --only, other results in it stay.",
+)
+@click.option("--profile", is_flag=True, help="Profile the worker; files go beside the results. Slows it down.")
+def main(only: tuple[str, ...], records: int | None, repeat: int, output: Path, *, profile: bool) -> None:
+    """Measure the worker beside what it is compared with, and print one table."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # new topics that brokers do not know yet are expected
+    found = machine.describe()
+    console.print(machine.sentence(found), highlight=False)
+    with ExitStack() as stack:
+        bootstrap = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+        if not bootstrap:
+            broker = stack.enter_context(EmbeddedBroker(heap="1g", fast_start=False))
+            bootstrap = broker.bootstrap_servers
+        profiles = output.parent / "profiles" if profile else None
+        try:
+            results = asyncio.run(_run(bootstrap, only or tuple(SCENARIOS), repeat, records, console, profiles))
+        except BenchmarkError as exc:
+            raise click.ClickException(str(exc)) from exc
+    merge(output, results, keep=bool(only))
+    output.with_name(f"{output.stem}-machine.json").write_text(json.dumps(found, indent=2) + "\n")
+    console.print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The topics of a benchmark: made, filled, watched, and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import struct
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, for_code
+
+__all__ = ["PARTITIONS", "Topics", "Watch"]
+
+PARTITIONS = 4
+_UNLIMITED_BYTES = 2**31 - 1
+_LOAD_BATCH_BYTES = 262_144
+_KNOWN_S = 30.0
+
+
+class Watch:
+    """The number of records in a topic, asked of the broker without reading a record."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+        self._consumer = consumer
+        self._partitions = partitions
+
+    async def count(self) -> int:
+        """Records that the topic has now: the sum of its end offsets."""
+        ends = await self._consumer.end_offsets(self._partitions)
+        return int(sum(ends.values()))
+
+
+class Topics:
+    """Topics of four partitions on one cluster, deleted when the block ends.
+
+    Args:
+        bootstrap: `host:port` of the cluster.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        self._made: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._admin.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.delete(*self._made)
+        await self._admin.close()
+
+    async def make(self, what: str, *, max_message_bytes: int = 1_048_588) -> str:
+        """A new topic; `what` is part of its name.
+
+        Raises:
+            KafkaError: the cluster refused.
+        """
+        name = f"bench-{what}-{uuid.uuid4().hex[:8]}"
+        config = {"max.message.bytes": str(max_message_bytes), "retention.ms": "-1"}
+        answer = await self._admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=config)])
+        for _, code, *rest in answer.topic_errors:
+            if code:
+                raise for_code(code)(*rest)
+        self._made.add(name)
+        return name
+
+    async def delete(self, *names: str) -> None:
+        """Deletes topics that `make` made."""
+        if names:
+            await self._admin.delete_topics(list(names))
+            self._made.difference_update(names)
+
+    async def load(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Writes (key, value) records, each to the partition that its key decides, and waits until all are durable."""
+        async with AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            max_batch_size=_LOAD_BATCH_BYTES,
+            max_request_size=_UNLIMITED_BYTES,
+        ) as producer:
+            futures = [await producer.send(topic, value, key) for key, value in records]
+            await asyncio.gather(*futures)
+
+    @asynccontextmanager
+    async def watch(self, topic: str) -> AsyncIterator[Watch]:
+        """A watch on the topic, for the block."""
+        consumer = await self._consumer(topic, paused=True)
+        try:
+            yield Watch(consumer, sorted(consumer.assignment()))
+        finally:
+            await consumer.stop()
+
+    async def read(self, topic: str) -> AsyncIterator[Any]:
+        """Every record up to the end as it is at the call; in order within a partition."""
+        consumer = await self._consumer(topic, paused=False)
+        try:
+            partitions = consumer.assignment()
+            left = {p: end for p, end in (await consumer.end_offsets(list(partitions))).items() if end}
+            while left:
+                for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
+                    for record in records:
+                        yield record
+                    if records and records[-1].offset + 1 >= left.get(partition, 0):
+                        left.pop(partition, None)
+        finally:
+            await consumer.stop()
+
+    async def digests(self, topic: str) -> dict[int, tuple[int, str]]:
+        """Of each partition that has records: how many, and a SHA-256 over all keys and values in their order."""
+        counts: dict[int, int] = {}
+        hashes: dict[int, Any] = {}
+        async for record in self.read(topic):
+            counts[record.partition] = counts.get(record.partition, 0) + 1
+            digest = hashes.setdefault(record.partition, hashlib.sha256())
+            digest.update(struct.pack(">ii", len(record.key), len(record.value)))
+            digest.update(record.key)
+            digest.update(record.value)
+        return {partition: (counts[partition], digest.hexdigest()) for partition, digest in sorted(hashes.items())}
+
+    async def _consumer(self, topic: str, *, paused: bool) -> AIOKafkaConsumer:
+        partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            max_partition_fetch_bytes=8 * 2**20,
+        )
+        await consumer.start()
+        consumer.assign(partitions)
+        if paused:
+            consumer.pause(*partitions)
+        async with asyncio.timeout(_KNOWN_S):
+            while True:
+                try:
+                    await consumer.end_offsets(partitions)
+                    return consumer
+                except KafkaError:  # the brokers may not know a new topic yet
+                    await asyncio.sleep(0.05)
