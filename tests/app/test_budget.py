@@ -1,0 +1,158 @@
+"""The byte budget: bounded, given back whole, and nobody sleeps through what comes free."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.budget import Budget, Share
+
+LONG_S = 30.0  # no test waits so long; a wake-up that is missed makes it fail by the deadline of `soon`
+
+
+async def soon(waiter: asyncio.Task[bool]) -> bool:
+    """The result of a waiter that must not have to wait."""
+    return await asyncio.wait_for(waiter, 2.0)
+
+
+def test_budget_admits_up_to_its_limit() -> None:
+    """The limit itself may be reached, one byte more may not."""
+    budget = Budget(10)
+    budget.take(4)
+    assert (budget.admits(6), budget.admits(7)) == (True, False)
+
+
+def test_budget_admits_one_record_over_the_limit() -> None:
+    """A record larger than the whole budget passes when it is alone, and nothing passes beside it."""
+    budget = Budget(10)
+    assert budget.admits(1_000)
+    budget.take(1_000)
+    assert not budget.admits(0)
+    budget.give(1_000)
+    assert budget.admits(1_000)
+
+
+def test_budget_remembers_its_peak() -> None:
+    """The peak is the most that was held at once."""
+    budget = Budget(10)
+    for size in (3, 5):
+        budget.take(size)
+    budget.give(5)
+    budget.take(1)
+    assert (budget.used, budget.peak) == (4, 8)
+
+
+actions = st.lists(
+    st.tuples(st.sampled_from(["take", "give", "close"]), st.integers(0, 1), st.integers(0, 12)), max_size=60
+)
+
+
+@given(actions, st.integers(1, 20))
+def test_shares_never_exceed_the_limit_by_more_than_one_record(actions: list[tuple[str, int, int]], limit: int) -> None:
+    """Two pipelines that ask first stay within the limit, or hold one record alone; in the end nothing is held."""
+    budget = Budget(limit)
+    shares = [Share(budget), Share(budget)]
+    held: list[list[int]] = [[], []]
+    closed = [False, False]
+    for action, which, size in actions:
+        share = shares[which]
+        if action == "take" and share.admits(size):
+            share.take(size)
+            if not closed[which]:
+                held[which].append(size)
+        elif action == "give" and held[which]:
+            share.give(held[which].pop(0))
+        elif action == "close":
+            share.close()
+            closed[which], held[which] = True, []
+        records = [size for sizes in held for size in sizes if size]
+        assert budget.used == sum(records) == sum(share.used for share in shares)
+        assert budget.used <= limit or len(records) == 1
+    for share in shares:
+        share.close()
+    assert (budget.used, [share.used for share in shares]) == (0, [0, 0])
+
+
+def test_share_that_is_closed_gives_nothing_back_twice() -> None:
+    """A result that comes in late, from a thread that could not be stopped, changes no count."""
+    budget = Budget(100)
+    ended, other = Share(budget), Share(budget)
+    ended.take(30)
+    other.take(20)
+    ended.close()
+    assert budget.used == 20
+    ended.give(30)
+    ended.take(5)
+    ended.close()
+    assert (budget.used, ended.used, other.used) == (20, 0, 20)
+
+
+def test_share_is_corrected_by_a_negative_gift() -> None:
+    """A result larger than what was reserved takes the difference."""
+    budget = Budget(100)
+    share = Share(budget)
+    share.take(10)
+    share.give(10 - 25)
+    assert (budget.used, share.used) == (25, 25)
+
+
+async def test_waiter_wakes_when_bytes_come_free() -> None:
+    """A gift wakes who waits, at once."""
+    budget = Budget(10)
+    budget.take(10)
+    waiter = asyncio.create_task(budget.freed(LONG_S))
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    budget.give(1)
+    assert await soon(waiter)
+
+
+async def test_waiter_gives_up_in_time() -> None:
+    """Where nothing comes free, the wait ends with False."""
+    assert not await Budget(10).freed(0.01)
+    assert not await Share(Budget(10)).freed(0.01)
+
+
+async def test_every_waiter_wakes() -> None:
+    """Two pipelines that wait are both woken by one gift; who begins to wait in between misses nothing of its own."""
+    budget = Budget(10)
+    budget.take(10)
+    first = asyncio.create_task(budget.freed(LONG_S))
+    await asyncio.sleep(0)
+    budget.give(1)
+    second = asyncio.create_task(budget.freed(LONG_S))
+    assert await soon(first)
+    assert not second.done()
+    budget.give(1)
+    assert await soon(second)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+async def test_share_misses_no_byte_between_refusal_and_wait(turns: int) -> None:
+    """Bytes that come free after a refusal, but before the wait begins, end the wait."""
+    budget = Budget(10)
+    share, other = Share(budget), Share(budget)
+    other.take(10)
+    assert not share.admits(5)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    other.give(5)
+    assert not other.admits(6), "the other pipeline is refused in between, which must not take the news away"
+    assert await asyncio.wait_for(share.freed(LONG_S), 2.0)
+    assert share.admits(5)
+
+
+async def test_share_that_closes_wakes_the_others() -> None:
+    """What a pipeline held when it ended is there for the others at once."""
+    budget = Budget(10)
+    ended, other = Share(budget), Share(budget)
+    ended.take(10)
+    assert not other.admits(1)
+    waiter = asyncio.create_task(other.freed(LONG_S))
+    await asyncio.sleep(0)
+    ended.close()
+    assert await soon(waiter)
+    assert other.admits(10)

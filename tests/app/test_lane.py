@@ -1,0 +1,63 @@
+"""A lane: what is held of one partition."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from aiokafka import TopicPartition
+
+from app.lane import Lane, Slot
+from transforms.record import Header
+
+
+@dataclass(frozen=True)
+class Source:
+    """A record as it was read."""
+
+    offset: int
+    topic: str = "raw"
+    partition: int = 3
+    key: bytes | None = None
+    value: bytes | None = b"v"
+    headers: tuple[Header, ...] = ()
+    timestamp: int = 0
+
+
+def lane() -> Lane:
+    """A lane from one partition to the same partition of the sink."""
+    return Lane(TopicPartition("raw", 3), 3)
+
+
+def test_lane_is_tracked_from_its_first_record() -> None:
+    """The first offset begins the tracker; later ones find it."""
+    partition = lane()
+    tracker = partition.tracked(7)
+    assert (tracker.safe(), partition.tracked(9) is tracker) == (7, True)
+
+
+def test_lane_is_busy_until_everything_is_durable() -> None:
+    """A record is held in a slot first, then in a batch; the lane is idle when it is in neither."""
+    partition = lane()
+    assert not partition.busy
+    partition.slots.append(Slot(Source(0), held=1))
+    assert partition.busy
+    partition.slots.clear()
+    tracker = partition.tracked(0)
+    assert not partition.busy
+    span = tracker.span(0)
+    tracker.released = 1
+    assert partition.busy
+    span.durable = True
+    assert not partition.busy
+
+
+async def test_lane_that_is_discarded_stops_its_work() -> None:
+    """Work on a partition that was lost is cancelled, and nothing of it is held."""
+    partition = lane()
+    task = asyncio.create_task(asyncio.sleep(60))
+    partition.tasks.add(task)
+    partition.slots.append(Slot(Source(0), held=1))
+    partition.discard()
+    await asyncio.wait([task], timeout=2)
+    assert (task.cancelled(), list(partition.slots)) == (True, [])
