@@ -228,10 +228,10 @@ def _status(arguments: list[str]) -> int:
 
 
 def _told(error: Exception) -> int:
-    """One line on standard error, and the exit status."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """What happened, on standard error, and the exit status; what a user is to set right is one line."""
+    text = str(error).strip() or type(error).__name__
     if isinstance(error, ConfigurationError):
-        status = _USAGE
+        status, text = _USAGE, " ".join(text.split())
     elif isinstance(error, (WideloadError, OSError)):
         status = _FAILED
     else:
