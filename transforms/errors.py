@@ -119,9 +119,7 @@ class PayloadCorruptError(TransformError):
         self.found = found
 
     def __str__(self) -> str:
-        return (
-            f"payload {shown(self.path)} is corrupt: {self.what} is {self.found}, the reference says {self.expected}"
-        )
+        return f"payload {shown(self.path)} is corrupt: {self.what} is {self.found}, the reference says {self.expected}"
 
 
 class PayloadTooLargeError(TransformError):

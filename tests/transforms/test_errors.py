@@ -1,0 +1,201 @@
+"""Every error: its message, its data, its place in the tree."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+
+from transforms import errors
+from transforms.errors import (
+    ConfigurationError,
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    RecordTooLargeError,
+    ReferenceRefusedError,
+    TransformError,
+    WideloadError,
+    shown,
+)
+
+PATH = "s3://bucket/orders/id"
+
+MESSAGES: list[tuple[WideloadError, str]] = [
+    (
+        ConfigurationError("s3.bucket", "is missing"),
+        "s3.bucket: is missing",
+    ),
+    (
+        ConfigurationError("s3.bucket", "is missing", pipeline="orders"),
+        "[pipeline.orders] s3.bucket: is missing",
+    ),
+    (
+        MalformedReferenceError("large-message.size", "-1", "a decimal number of bytes"),
+        "malformed reference: large-message.size is '-1'; allowed: a decimal number of bytes",
+    ),
+    (
+        PayloadCorruptError(PATH, "size", expected="3 bytes", found="4 bytes"),
+        "payload 's3://bucket/orders/id' is corrupt: size is 4 bytes, the reference says 3 bytes",
+    ),
+    (
+        PayloadTooLargeError(PATH, 1_048_577, 1_048_576),
+        (
+            "payload 's3://bucket/orders/id' is too large: 1,048,577 bytes, the limit is 1,048,576 bytes; "
+            "raise large.message.max.bytes if such payloads are meant to pass"
+        ),
+    ),
+    (
+        PayloadTooLargeError(PATH, None, 1_048_576),
+        (
+            "payload 's3://bucket/orders/id' is too large: more, the limit is 1,048,576 bytes; "
+            "raise large.message.max.bytes if such payloads are meant to pass"
+        ),
+    ),
+    (
+        RecordTooLargeError("orders", 1_048_589, 1_048_588),
+        (
+            "the record takes 1,048,589 bytes as a batch of one, topic orders takes 1,048,588; "
+            "raise max.message.bytes of topic orders"
+        ),
+    ),
+    (
+        PayloadStoreError("no such bucket"),
+        "no such bucket",
+    ),
+    (
+        PayloadStoreError("503 Slow Down", retriable=True),
+        "503 Slow Down",
+    ),
+    (
+        PayloadNotFoundError(PATH),
+        "there is no payload at 's3://bucket/orders/id'",
+    ),
+    (
+        ReferenceRefusedError("file:///etc/passwd", "file:///data"),
+        "reference 'file:///etc/passwd' is refused: it is not below the store's root 'file:///data'",
+    ),
+    (
+        ReferenceRefusedError("file:///data/../x", "file:///data", "'..' leads out of"),
+        "reference 'file:///data/../x' is refused: '..' leads out of 'file:///data'",
+    ),
+]
+
+
+def pickled(error: WideloadError) -> object:
+    """What another process gets of the error."""
+    return pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize(("error", "message"), MESSAGES)
+def test_error_message(error: WideloadError, message: str) -> None:
+    """Each error says what, where, what was found and what is allowed, in this one line."""
+    assert str(error) == message
+
+
+@pytest.mark.parametrize("error", [error for error, _ in MESSAGES])
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+def test_error_survives(error: WideloadError, again: Callable[[WideloadError], object]) -> None:
+    """Each error can be copied and pickled, so an executor can hand it to its driver; nothing of it is lost."""
+    error.add_note("partition 0, offset 7")
+    same = again(error)
+    assert type(same) is type(error)
+    assert str(same) == str(error)
+    assert same.__dict__ == error.__dict__
+
+
+@pytest.mark.parametrize("text", ["", "s3://bucket/orders/id", "größe", "x" * 200])
+def test_shown_short(text: str) -> None:
+    """A text of up to 200 characters is shown whole, in quotes."""
+    assert shown(text) == f"'{text}'"
+
+
+def test_shown_long() -> None:
+    """A longer text is cut in its middle."""
+    assert shown("a" * 100 + "b" + "c" * 100) == "'" + "a" * 100 + "…" + "c" * 100 + "'"
+    assert len(shown("x" * 1_000_000)) == 203
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\nb", "a\tb", "\x1b[2J", "\0", "\u202e", "\udc80", "\u2028"])
+def test_shown_control_characters(text: str) -> None:
+    """What would break a line, drive a terminal or not encode is shown as an escape."""
+    assert shown(text).isprintable()
+    assert shown(text).encode()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MalformedReferenceError("value", "x\n" * 1_000_000, "a path"),
+        PayloadCorruptError("x\n" * 1_000_000, "size", expected="1", found="2"),
+        PayloadTooLargeError("x\n" * 1_000_000, 2, 1),
+        PayloadNotFoundError("x\n" * 1_000_000),
+        ReferenceRefusedError("x\n" * 1_000_000, "s3://bucket/"),
+    ],
+)
+def test_error_message_short(error: WideloadError) -> None:
+    """A path of two megabytes with line feeds makes a message of one short line, and is whole in the attribute."""
+    assert len(str(error)) < 500
+    assert str(error).isprintable()
+    assert "x\n" * 1_000_000 in error.__dict__.values()
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable"),
+    [
+        (PayloadStoreError("x"), False),
+        (PayloadStoreError("x", retriable=False), False),
+        (PayloadStoreError("x", retriable=True), True),
+        (PayloadNotFoundError(PATH), False),
+        (ReferenceRefusedError(PATH, PATH), False),
+    ],
+)
+def test_store_error_retriable(error: PayloadStoreError, *, retriable: bool) -> None:
+    """A store's error says whether to try again; what is missing or refused stays so."""
+    assert error.retriable is retriable
+    assert PayloadStoreError.retriable is False
+
+
+def test_not_found_is_a_lookup_error() -> None:
+    """Code that knows nothing of ours can catch a missing payload as a LookupError."""
+    with pytest.raises(LookupError, match="there is no payload at"):
+        raise PayloadNotFoundError(PATH)
+
+
+def test_configuration_error_within() -> None:
+    """A configuration error of a key becomes the same error said of one pipeline."""
+    error = ConfigurationError("s3.bucket", "is missing").within("orders")
+    assert (error.key, error.reason, error.pipeline) == ("s3.bucket", "is missing", "orders")
+    assert str(error) == "[pipeline.orders] s3.bucket: is missing"
+
+
+def test_transform_errors_are_not_store_errors() -> None:
+    """What no retry can mend is told from what the store could not do."""
+    assert not issubclass(TransformError, PayloadStoreError)
+    assert not issubclass(PayloadStoreError, TransformError)
+
+
+def test_tree_is_that_of_the_docstring() -> None:
+    """The tree in the module's docstring is that of the classes, whole and in order."""
+    drawn: dict[str, str] = {}
+    above: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^([│ ]*(?:[├└]── )?)(\w+Error)\b", line)
+        if found:
+            depth = len(found[1]) // 4
+            above[depth:] = [found[2]]
+            drawn[found[2]] = above[depth - 1] if depth else "Exception"
+    classes = {
+        name: value.__bases__[0].__name__
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    assert drawn == classes
+    assert list(drawn) == list(classes)
+    assert sorted(drawn) == errors.__all__

@@ -1,0 +1,178 @@
+"""Which records are offloaded, and what takes the value's place."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import codecs, headers, records, values
+from transforms.compression import CODECS, Codec, decompress
+from transforms.errors import MalformedReferenceError
+from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload, Payload
+from transforms.record import Header, Record
+from transforms.reference import Reference
+
+FOO = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # sha256 of b"foo"
+
+
+def built_bytes(record: Record) -> int:
+    """The size of the batch of one that aiokafka sends for `record`."""
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 30)
+    builder.append(0, timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers))
+    return len(builder.build())
+
+
+def test_offload_default_threshold() -> None:
+    """The default threshold is the seed's, 1 MB, and there is no other limit."""
+    assert DEFAULT_THRESHOLD_BYTES == 1_048_576
+    assert Offload() == Offload(threshold_bytes=1_048_576, sink_limit_bytes=None, codec=None)
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(1_048_575, False), (1_048_576, False), (1_048_577, True)])
+def test_offload_wants_threshold(length: int, *, wanted: bool) -> None:
+    """A value is large when it is longer than the threshold; one of just that length is not."""
+    assert Offload().wants(Record(b"k", bytes(length))) is wanted
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 99, 100])
+def test_offload_wants_small_threshold(threshold: int) -> None:
+    """The threshold is of the value alone; key and headers do not count."""
+    offload = Offload(threshold_bytes=threshold)
+    own: tuple[Header, ...] = (("h", b"x" * 500),)
+    assert not offload.wants(Record(b"k" * 500, b"v" * threshold, own))
+    assert offload.wants(Record(None, b"v" * (threshold + 1)))
+
+
+@pytest.mark.parametrize("value", [None, b""])
+@pytest.mark.parametrize("own", [(), (("h", b"x" * 500),)])
+def test_offload_wants_neither_tombstone_nor_empty(value: bytes | None, own: tuple[Header, ...]) -> None:
+    """A tombstone and an empty value stay, even where nothing fits: there is nothing to take out of them."""
+    assert not Offload(threshold_bytes=0, sink_limit_bytes=0).wants(Record(b"k" * 500, value, own))
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k", b"k" * 63, b"k" * 64, b"k" * 8_191, b"k" * 8_192])
+@pytest.mark.parametrize("length", [1, 63, 64, 8_191, 8_192])
+@pytest.mark.parametrize(
+    "own",
+    [
+        (),
+        (("h", None),),
+        (("h", b""), ("h", b"")),
+        (("größe", b"x" * 64), ("名前", None)),
+        (("n", b"1"),) * 64,
+    ],
+    ids=["none", "null", "duplicate", "non-ascii", "64"],
+)
+def test_offload_wants_sink_limit(key: bytes | None, length: int, own: tuple[Header, ...]) -> None:
+    """A record that is one byte over the sink's limit as a batch of one is large; one of just that size is not."""
+    record = Record(key, b"v" * length, own)
+    size = built_bytes(record)
+    assert not Offload(sink_limit_bytes=size + 1).wants(record)
+    assert not Offload(sink_limit_bytes=size).wants(record)
+    assert Offload(sink_limit_bytes=size - 1).wants(record)
+
+
+@given(records(), st.integers(0, 400), st.none() | st.integers(0, 9_000))
+def test_offload_wants_any_record(record: Record, threshold: int, limit: int | None) -> None:
+    """A record is wanted if it has a value that is over the threshold, or makes the batch exceed the limit."""
+    large = bool(record.value) and (
+        len(record.value or b"") > threshold or (limit is not None and built_bytes(record) > limit)
+    )
+    assert Offload(threshold, limit).wants(record) is large
+
+
+@given(records(value=st.binary(min_size=1, max_size=100)), st.integers(-3, 100))
+def test_offload_wants_near_the_limit(record: Record, slack: int) -> None:
+    """The short cut for records that surely fit never lets one pass that does not."""
+    bare = Record(record.key, record.value)
+    assert Offload(sink_limit_bytes=built_bytes(bare) + slack).wants(bare) is (slack < 0)
+
+
+def test_offload_payload_literal() -> None:
+    """Without a codec the stored bytes are the value itself."""
+    assert Offload().payload(b"foo") == Payload(b"foo", 3, FOO, None)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_offload_payload_compressed(codec: Codec) -> None:
+    """Size and checksum are the value's, not those of the stored bytes."""
+    value = b"foo" * 1_000
+    payload = Offload(codec=codec).payload(value)
+    assert (payload.size, payload.codec) == (3_000, codec)
+    assert payload.checksum == hashlib.sha256(value).hexdigest()
+    assert len(payload.data) < 3_000
+    assert decompress(codec, payload.data, 3_000) == value
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("value", [b"\0", b"foo", bytes(range(256))])
+def test_offload_payload_incompressible(codec: Codec, value: bytes) -> None:
+    """A value that compression would not shorten is stored as it is, and the reference names no codec."""
+    payload = Offload(codec=codec).payload(value)
+    assert payload == Payload(value, len(value), hashlib.sha256(value).hexdigest(), None)
+
+
+def test_offload_payload_same_length_is_not_used() -> None:
+    """Compressed bytes of just the value's length are not used; of one byte less they are."""
+    lengths = {}
+    for count in range(1, 80):
+        value = b"a" * count
+        payload = Offload(codec="snappy").payload(value)
+        assert len(payload.data) <= count
+        assert (payload.codec == "snappy") is (len(payload.data) < count)
+        lengths[count] = payload.codec
+    assert {None, "snappy"} == set(lengths.values())
+
+
+@given(values(), codecs())
+def test_offload_payload_never_longer(value: bytes, codec: Codec | None) -> None:
+    """No payload is longer than its value: a reader bounds the download by the size in the reference."""
+    payload = Offload(codec=codec).payload(value)
+    assert len(payload.data) <= payload.size == len(value)
+
+
+def test_offload_refer_literal() -> None:
+    """The path takes the value's place and the headers go behind the record's own; key and timestamp stay."""
+    own: tuple[Header, ...] = (("trace", b"1"), ("trace", b"1"), ("none", None))
+    record = Record(b"k", b"foo", own, 1_700_000_000_000)
+    payload = Offload().payload(b"foo")
+    assert Offload().refer(record, payload.reference("s3://bucket/prefix/orders/id")) == Record(
+        b"k",
+        b"s3://bucket/prefix/orders/id",
+        (
+            ("trace", b"1"),
+            ("trace", b"1"),
+            ("none", None),
+            ("large-message", b"true"),
+            ("large-message.size", b"3"),
+            ("large-message.checksum", b"sha256:" + FOO.encode()),
+        ),
+        1_700_000_000_000,
+    )
+
+
+def test_offload_refer_null_key() -> None:
+    """A null key stays null, so that the partitioner still sees none."""
+    assert Offload().refer(Record(None, b"foo"), Reference("p")).key is None
+    assert Offload().refer(Record(b"", b"foo"), Reference("p")).key == b""
+
+
+@given(records(), headers())
+def test_offload_refer_keeps_headers(record: Record, own: list[Header]) -> None:
+    """Headers are carried as a list too, and the record that came is not changed."""
+    came = Record(record.key, record.value, own, record.timestamp)
+    before = list(own)
+    referred = Offload().refer(came, Reference("p"))
+    assert tuple(referred.headers) == (*before, ("large-message", b"true"))
+    assert own == before
+
+
+@pytest.mark.parametrize("path", ["", "p" * 16_385, "\udc80"])
+def test_offload_refer_bad_path(path: str) -> None:
+    """A path that could not be read again is refused, whatever store made it; the value is not lost."""
+    with pytest.raises(MalformedReferenceError, match="malformed reference: value is "):
+        Offload().refer(Record(b"k", b"foo"), Reference(path, 3, FOO))
