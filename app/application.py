@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -93,6 +94,11 @@ class Application(faust.App):
         """Makes Faust's folders only for agents."""
         if self.agents:
             await super().on_first_start()
+
+    async def on_stop(self) -> None:
+        """Stops the pipelines, all at once: one that must wait for its broker does not hold up the others' drain."""
+        await asyncio.gather(*(pipeline.stop() for pipeline in self.pipelines))
+        await super().on_stop()
 
     async def on_shutdown(self) -> None:
         """Stops the threads, once every pipeline has finished what it held."""

@@ -88,8 +88,10 @@ def describe(error: BaseException) -> str:
 
 def translated(error: BaseException, doing: str) -> ClusterError:
     """aiokafka's error as ours; `doing` says what was being done, with names."""
-    retriable = isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError)) or bool(
-        getattr(error, "retriable", False)
+    retriable = (
+        isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
+        or type(error) is kafka_errors.KafkaError  # a task of aiokafka that died of something unforeseen
+        or bool(getattr(error, "retriable", False))
     )
     return ClusterError(f"{doing}: {describe(error)}", retriable=retriable)
 

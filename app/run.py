@@ -11,6 +11,7 @@ import faust
 
 from app.application import Application, PipelinesFailedError
 from app.preflight import check
+from app.repeats import Repeats
 from app.settings import Settings
 from transforms.errors import ConfigurationError
 
@@ -61,6 +62,8 @@ def run_worker(settings: Settings, log_level: str) -> int:
 def set_up_logging(level: str) -> None:
     """Log lines on standard error. aiokafka and Faust speak up from warnings on, unless debugging is asked for."""
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Repeats("aiokafka"))
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
 
