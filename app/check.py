@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from app.console import bytes_text
-from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS
+from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.secret import Secret
 from stores.keys import Key, Value, read
 from stores.registry import STORE_CLASS, open_store, store_keys
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["effective", "plan_table", "store_text"]
 
 _HIDDEN = "***"
-# Keys of a user's own store have no definition that could say which of them are secret.
-_SECRET_NAME = re.compile(r"pass(word|wd|phrase)?\b|secret|token|credential|private|api\.?key|access\.?key", re.IGNORECASE)
 
 
 def effective(settings: Settings) -> str:
-    """The configuration with all defaults, as TOML; what is secret, or came from `${…}`, is `***`."""
+    """The configuration with all defaults, as TOML; what is secret, or came from `${…}`, is `***`.
+
+    So is every string that a user's own store is handed, since nobody says which of them are secret.
+    """
     client = settings.client
     security = {name: value for name, value in client.security.items() if value is not None}
     worker: dict[str, object] = {
@@ -51,8 +52,6 @@ def effective(settings: Settings) -> str:
 
 
 def _secret_names() -> frozenset[str]:
-    from app.definitions import SECURITY_KEYS
-
     return frozenset(key.name for key in SECURITY_KEYS if key.secret)
 
 
@@ -81,13 +80,10 @@ def _store(config: Mapping[str, object]) -> dict[str, object]:
     keys: Sequence[Key] | None = store_keys(str(config[STORE_CLASS]))
     known = (*COMMON_KEYS, *(keys or ()))
     values: dict[str, Value | None | object] = {**config, **read(known, config)}
-    secrets = {key.name for key in known if key.secret}
-    if keys is None:
-        secrets |= {name for name in config if _SECRET_NAME.search(name)}
-    return _masked(values, secrets)
+    return _masked(values, frozenset(key.name for key in known if key.secret))
 
 
-def _masked(values: Mapping[str, object], secrets: frozenset[str] | set[str]) -> dict[str, object]:
+def _masked(values: Mapping[str, object], secrets: frozenset[str]) -> dict[str, object]:
     return {
         name: _HIDDEN if value is not None and (name in secrets or _came_from_outside(value)) else value
         for name, value in values.items()

@@ -1,0 +1,260 @@
+"""What the command line makes of its arguments, without a broker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from app.check import effective
+from app.cli import cli
+from app.connection import client_of, pipeline_of
+from app.console import bytes_text, printable
+from app.consume import start_of, text_json
+from app.folder import Folder, safe_name
+from app.settings import parse
+from transforms.errors import ConfigurationError
+
+COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect")
+
+PIPELINE = {
+    "topics": ["raw"],
+    "output": {"topic": "orders"},
+    "transforms": ["offload"],
+    "large": {"message": {"payload": {"store": {"class": "memory"}}}},
+}
+
+
+def test_help_lists_commands_in_sections() -> None:
+    """`--help` names every command under a heading, with a sentence."""
+    result = CliRunner().invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.output.splitlines()]
+    listed = [words[0] for words in lines if words and words[0] in COMMANDS and len(words) > 3]
+    assert listed == list(COMMANDS)
+    assert "Run:" in result.output
+    assert "Work with topics:" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_command_has_an_example(command: str) -> None:
+    """The help of each command says what it does, with an example that begins with its name."""
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert result.exit_code == 0
+    assert f"wideload {command}" in result.output.split("Example", 1)[1]
+
+
+def test_unknown_command_names_the_nearest() -> None:
+    """A command that is mistyped is answered with the one that was meant."""
+    result = CliRunner().invoke(cli, ["prodcue"])
+    assert result.exit_code == 2
+    assert "did you mean produce?" in result.output
+
+
+@pytest.mark.parametrize("arguments", [["worker"], ["check"], ["produce", "t"], ["consume"], ["check", "--nix"]])
+def test_usage_error_has_status_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing or unknown on the command line is a usage error."""
+    monkeypatch.delenv("WIDELOAD_CONFIG", raising=False)
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert "Error:" in result.output
+
+
+# --- how to reach the cluster -----------------------------------------------------------------------------------------
+
+
+def config(folder: Path) -> str:
+    """A file with brokers and a security of its own."""
+    path = folder / "w.toml"
+    path.write_text(
+        'bootstrap.servers = "file:1"\nclient.id = "mine"\nsecurity.protocol = "SASL_PLAINTEXT"\n'
+        'sasl.username = "u"\nsasl.password = "p"\n[pipeline.p]\ntopics = ["raw"]\noutput.topic = "orders"\n'
+        'transforms = ["offload"]\nlarge.message.payload.store.class = "memory"\n'
+    )
+    return str(path)
+
+
+def test_connection_nearer_option_wins(tmp_path: Path) -> None:
+    """`-b` comes before `-X`, that before the file, that before the environment."""
+    file, environ = config(tmp_path), {"KAFKA_BOOTSTRAP_SERVERS": "env:1"}
+    extra = ["bootstrap.servers=extra:1"]
+    assert client_of("option:1", file, extra, environ).bootstrap_servers == "option:1"
+    assert client_of(None, file, extra, environ).bootstrap_servers == "extra:1"
+    assert client_of(None, file, [], environ).bootstrap_servers == "file:1"
+    assert client_of(None, None, [], environ).bootstrap_servers == "env:1"
+
+
+def test_connection_takes_security_from_file_and_option(tmp_path: Path) -> None:
+    """The file gives what the options do not."""
+    client = client_of(None, config(tmp_path), ["sasl.mechanism=SCRAM-SHA-512"], {})
+    assert client.client_id == "mine"
+    assert client.security["sasl.username"] == "u"
+    assert client.security["sasl.mechanism"] == "SCRAM-SHA-512"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            ["security.protocl=SSL"],
+            "security.protocl: is not a key that is known here; did you mean security.protocol?",
+        ),
+        (["hunter2"], "-X: is KEY=VALUE, and one that was given has no '='"),
+        (["security.protocol=TLS"], "security.protocol: found 'TLS', allowed is one of"),
+        (["security.protocol=SASL_SSL"], "sasl.username: is missing"),
+        (["sasl.password=${env:NIX}"], "sasl.password: the environment variable NIX is not set"),
+    ],
+)
+def test_connection_option_wrong(extra: list[str], message: str) -> None:
+    """A wrong `-X` is named, and never repeated where it may be a secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        client_of("b:1", None, extra, {})
+    assert str(caught.value).startswith(message)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_connection_missing() -> None:
+    """Without brokers from anywhere, the message says where they may come from."""
+    with pytest.raises(ConfigurationError, match=r"--bootstrap-servers: is missing; .* -c, or set \$KAFKA_BOOTSTRAP"):
+        client_of(None, None, [], {})
+
+
+def test_pipeline_must_be_chosen_where_stores_differ() -> None:
+    """One store needs no choice; two do, and a wrong name lists the right ones."""
+    one = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE}}, {})
+    assert pipeline_of(one, None).name == "a"
+    other = {**PIPELINE, "output": {"topic": "else"}, "memory": {"name": "second"}}
+    two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
+    assert pipeline_of(two, "b").name == "b"
+    with pytest.raises(ConfigurationError, match="--pipeline: is missing, and the stores differ; name one of: a, b"):
+        pipeline_of(two, None)
+    with pytest.raises(ConfigurationError, match="--pipeline: found 'c', the configuration has: a, b"):
+        pipeline_of(two, "c")
+
+
+def test_effective_configuration_hides_secrets() -> None:
+    """Secrets by key and by origin, and strings for a user's own store, are `***`; the rest is there with defaults."""
+    own = {name: value for name, value in PIPELINE.items() if name != "large"}
+    document = {
+        "bootstrap.servers": "b:1",
+        "sasl.password": "in-the-file",
+        "client.id": "${env:WHO}",
+        "pipeline": {
+            "a": {
+                **own,
+                "large.message.payload.store.class": "tests.app.test_cli.Store",
+                "mine": {"password": "of-the-store", "count": 7, "url": "${env:URL}"},
+            }
+        },
+    }
+    text = effective(parse(document, {"WHO": "from-environment", "URL": "user:pass@host"}))
+    for secret in ("in-the-file", "from-environment", "of-the-store", "pass@"):
+        assert secret not in text
+    assert "mine.count = 7" in text
+    assert 'sasl.password = "***"' in text
+    assert "large.message.threshold.bytes = 1048576" in text
+
+
+class Store:
+    """A user's own store, which the test above names."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Never called."""
+        raise NotImplementedError
+
+    def download(self, full_path: str) -> bytes:
+        """Never called."""
+        raise NotImplementedError
+
+
+# --- what consume and inspect show and write --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offset", "from_beginning", "start"),
+    [
+        (None, False, "latest"),
+        (None, True, "earliest"),
+        ("earliest", False, "earliest"),
+        ("7", False, 7),
+        ("-3", False, -3),
+    ],
+)
+def test_start(offset: str | None, from_beginning: bool, start: object) -> None:
+    """`--from-beginning` and `--offset` as Kafka's own tools and kcat take them."""
+    assert start_of(offset, from_beginning=from_beginning) == start
+
+
+@pytest.mark.parametrize(("offset", "from_beginning"), [("3", True), ("soon", False)])
+def test_start_wrong(offset: str, from_beginning: bool) -> None:
+    """Both at once, or no offset at all, are refused."""
+    with pytest.raises(ConfigurationError, match="--offset"):
+        start_of(offset, from_beginning=from_beginning)
+
+
+@pytest.mark.parametrize("key", [b"a", b"photo.jpg", b"order 17 (copy).json", b"A" * 200, b"_x", b"a..b"])
+def test_safe_name_keeps(key: bytes) -> None:
+    """A key that is a plain file name anywhere is used as it is."""
+    assert safe_name(key) == key.decode()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None, b"", b".", b"..", b"../x", b"/etc/passwd", b"a/b", b"a\\b", b"a\0b", b"a\n", b"-rf", b".bashrc", b"a.", b"a ",
+        b"\xff", "ü".encode(), b"C:x", b"NUL", b"con.txt", b"A" * 201, b"x" * 1_000_000,
+    ],
+)  # fmt: skip
+def test_safe_name_refuses(key: bytes | None) -> None:
+    """A key that could lead elsewhere, hide, or mean something else on another system is no name."""
+    assert safe_name(key) is None
+
+
+def test_folder_never_overwrites(tmp_path: Path) -> None:
+    """The same key twice gives two files; so does a fallback that is taken, be it by a link to elsewhere."""
+    outside = tmp_path / "outside"
+    target = tmp_path / "out"
+    folder = Folder(str(target))
+    os.symlink(outside, target / "t-0-1")
+    paths = [folder.write(value, b"key", f"t-0-{i}") for i, value in enumerate([b"first", b"second", b"third"])]
+    assert [path.name for path in paths] == ["key", "t-0-1.1", "t-0-2"]
+    assert [path.read_bytes() for path in paths] == [b"first", b"second", b"third"]
+    assert not outside.exists()
+
+
+def test_folder_leaves_no_part(tmp_path: Path) -> None:
+    """A value that cannot be written whole leaves no file."""
+    folder = Folder(str(tmp_path))
+    with pytest.raises(TypeError):
+        folder.write("no bytes", b"key", "t-0-0")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_is_a_file(tmp_path: Path) -> None:
+    """A file in the folder's place is the user's mistake."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="--output: .*file cannot be a folder"):
+        Folder(str(tmp_path / "file"))
+
+
+def test_printable_harms_no_terminal() -> None:
+    """Control characters and what is not UTF-8 are escaped; long keys are cut, also a megabyte of them."""
+    assert printable(b"\x1b[2J\n\xff ok \xc3\xbc") == "\\x1b[2J\\n\\xff ok ü"
+    assert printable(None) == "-"
+    assert printable(b"x" * 1_000_000, 10) == "xxxxxxxxx…"
+    assert printable(b"x" * 10, 10) == "x" * 10
+    assert len(printable(b"\x00" * 1_000_000, 10)) == 10
+
+
+def test_bytes_text() -> None:
+    """Sizes at each boundary of a unit."""
+    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 2 * 10**12)] == [
+        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "2.0 TB",
+    ]  # fmt: skip
+
+
+def test_text_json() -> None:
+    """UTF-8 is a string, other bytes are base64, null is null."""
+    assert [text_json(data) for data in (b"a\xc3\xbc", b"\xff", None, b"")] == ["aü", {"base64": "/w=="}, None, ""]
