@@ -1,0 +1,108 @@
+"""Where Java is. Standard library only: the set-up asks before anything is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transforms.errors import WideloadError
+
+__all__ = ["Java", "JavaMissingError", "find", "locate", "parse_version"]
+
+# Kafka 4.1 and Spark 4.0 need 17. Spark 4.0 brings Hadoop 3.4, which calls `Subject.getSubject`; 23 took that away.
+_OLDEST, _NEWEST = 17, 22
+_ANSWER_SECONDS = 30
+
+
+class JavaMissingError(WideloadError):
+    """There is no Java that Kafka and Spark can run on; the message says what was found and what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that can run Kafka and Spark.
+
+    Attributes:
+        path: the `java` command.
+        version: its major version.
+    """
+
+    path: Path
+    version: int
+
+
+def locate(environ: Mapping[str, str] | None = None) -> Path:
+    """The `java` command that is to be used: that of `JAVA_HOME`, as Spark does it, else the first on `PATH`.
+
+    Raises:
+        JavaMissingError: there is none.
+    """
+    environ = os.environ if environ is None else environ
+    home = environ.get("JAVA_HOME")
+    if home:
+        path = Path(home) / "bin" / "java"
+        if not os.access(path, os.X_OK):
+            raise JavaMissingError(f"JAVA_HOME is {home}, but there is no bin/java in it. {_advice()}")
+        return path
+    found = shutil.which("java", path=environ.get("PATH", os.defpath))
+    if found is None:
+        raise JavaMissingError(f"Java was not found: JAVA_HOME is not set and no java is on PATH. {_advice()}")
+    return Path(found)
+
+
+def find(environ: Mapping[str, str] | None = None) -> Java:
+    """As `locate`, after asking the command for its version, which takes about 0.1 s.
+
+    Raises:
+        JavaMissingError: there is none, it does not answer, or its version is not between 17 and 22.
+    """
+    path = locate(environ)
+    try:
+        answer = subprocess.run(
+            [path, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise JavaMissingError(f"{path} cannot be run: {exc}. {_advice()}") from exc
+    version = parse_version(answer.stderr + answer.stdout)
+    if version is None:
+        # macOS has a `java` which only says that there is none.
+        said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
+        raise JavaMissingError(f"{path} -version did not print a version, but: {said or 'nothing'}. {_advice()}")
+    if not _OLDEST <= version <= _NEWEST:
+        why = "Kafka 4 needs 17" if version < _OLDEST else "Spark 4.0 does not run on 23 or newer"
+        raise JavaMissingError(f"Java {version} was found ({path}), but {why}. {_advice()}")
+    return Java(path, version)
+
+
+def parse_version(output: str) -> int | None:
+    """The major version in what `java -version` prints; None where there is none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    return int(match[1]) if match else None
+
+
+def _advice() -> str:
+    if sys.platform == "darwin":
+        command = "brew install openjdk@17"
+    elif shutil.which("apt-get"):
+        command = "sudo apt-get install openjdk-17-jre-headless"
+    elif shutil.which("dnf"):
+        command = "sudo dnf install java-17-openjdk-headless"
+    elif shutil.which("apk"):
+        command = "sudo apk add openjdk17-jre-headless"
+    elif shutil.which("pacman"):
+        command = "sudo pacman -S jre17-openjdk-headless"
+    else:
+        command = "your system's package of OpenJDK 17"
+    return f"Install Java {_OLDEST} to {_NEWEST} ({command}), or set JAVA_HOME to one that is installed."

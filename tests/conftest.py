@@ -1,0 +1,206 @@
+"""What all tests share: the broker, topics, the Spark session, markers, and a limit of time for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from app import jars
+from app.broker import EmbeddedBroker
+from transforms.errors import WideloadError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MakeTopic = Callable[..., str]
+
+_TESTS = Path(__file__).parent
+_LIMIT_SECONDS = 120
+_SLOW_LIMIT_SECONDS = 600
+_TOPIC_SECONDS = 30
+_REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
+_FIXTURE_MARKERS = {
+    "broker": "integration",
+    "make_topic": "integration",
+    "server": "s3",
+    "spark": "spark",
+    "versitygw": "s3",
+}
+_S3_SERVERS = {"minio", "versitygw"}
+
+_broker_told = pytest.StashKey[str]()
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sets the markers that follow from the folder and from the fixtures."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        names = {marker for fixture, marker in _FIXTURE_MARKERS.items() if fixture in fixtures}
+        if item.path.is_relative_to(_TESTS / "integration"):
+            names.add("integration")
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and not _S3_SERVERS.isdisjoint(map(str, callspec.params.values())):
+            names.add("s3")
+        for name in names:
+            item.add_marker(name)
+        if not any(item.get_closest_marker(name) for name in ("integration", "s3", "spark", "browser", "chaos")):
+            item.add_marker("unit")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says which broker the tests ran on."""
+    told = config.stash.get(_broker_told, None)
+    if told is not None:
+        terminalreporter.write_line(f"broker: {told}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Interrupts a test that hangs, so that the run goes on and says which it was."""
+    slow = item.get_closest_marker("slow") or item.get_closest_marker("chaos")
+    seconds = _SLOW_LIMIT_SECONDS if slow else _LIMIT_SECONDS
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        pytest.fail(f"the test took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="session")
+def broker(pytestconfig: pytest.Config) -> Iterator[str]:
+    """`bootstrap.servers` of a real broker: that of KAFKA_BOOTSTRAP_SERVERS, else Redpanda, else the embedded node."""
+    with contextlib.ExitStack() as stack:
+        told, bootstrap = _any_broker(stack)
+        pytestconfig.stash[_broker_told] = f"{told} at {bootstrap}"
+        yield bootstrap
+
+
+def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:
+    given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    if given:
+        return "KAFKA_BOOTSTRAP_SERVERS", given
+    if _docker_answers():
+        from testcontainers.kafka import RedpandaContainer
+
+        container = stack.enter_context(RedpandaContainer(_REDPANDA_IMAGE))
+        return f"Redpanda in Docker ({_REDPANDA_IMAGE})", container.get_bootstrap_server()
+    try:
+        embedded = stack.enter_context(EmbeddedBroker())
+    except WideloadError as exc:
+        pytest.fail(f"no broker: {exc}\nOr set KAFKA_BOOTSTRAP_SERVERS.", pytrace=False)
+    (version,) = (jar.coordinates.split(":")[2] for jar in jars.read_lock("kafka") if ":kafka_2.13:" in jar.coordinates)
+    return f"embedded Kafka {version}", embedded.bootstrap_servers
+
+
+def _docker_answers() -> bool:
+    import docker
+
+    try:
+        client = docker.from_env(timeout=2)
+    except docker.errors.DockerException:
+        return False
+    client.close()
+    return True
+
+
+@pytest.fixture
+def make_topic(request: pytest.FixtureRequest, broker: str) -> Iterator[MakeTopic]:
+    """Makes topics that no other test has, and deletes them at the end: `make_topic(partitions=1, **configs)`.
+
+    A config is given by its Kafka name: `make_topic(6, **{"max.message.bytes": 30_000_000})`.
+    """
+    made: list[str] = []
+    prefix = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:60].strip("-.")
+
+    def make(partitions: int = 1, **configs: object) -> str:
+        name = f"{prefix}-{next(_numbers)}-{secrets.token_hex(3)}"
+        _blocking(_create(broker, name, partitions, {key: str(value) for key, value in configs.items()}))
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        _blocking(_delete(broker, made))
+
+
+def _blocking(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine, from a test that is a coroutine itself or not."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result(_TOPIC_SECONDS)
+
+
+async def _create(bootstrap: str, name: str, partitions: int, configs: dict[str, str]) -> None:
+    async with _admin(bootstrap) as admin:
+        response = await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+        for topic, code, *message in response.topic_errors:
+            assert code == 0, f"topic {topic} was not created: error {code} {message}"
+        deadline = time.monotonic() + _TOPIC_SECONDS
+        while True:
+            (topic,) = await admin.describe_topics([name])
+            if [partition["leader"] >= 0 for partition in topic["partitions"]] == [True] * partitions:
+                return
+            assert time.monotonic() < deadline, f"topic {name} has partitions without a leader: {topic}"
+
+
+async def _delete(bootstrap: str, names: list[str]) -> None:
+    async with _admin(bootstrap) as admin:
+        await admin.delete_topics(names)
+
+
+@contextlib.asynccontextmanager
+async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One local Spark session with the Kafka connector, in UTC."""
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("spark")
+    # Spark would take the first `python3` of PATH for its workers, and the host's name for its address.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("wideload-tests")
+        .config("spark.jars", ",".join(map(str, jars.ensure("spark"))))
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={folder}")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
