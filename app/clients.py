@@ -60,7 +60,9 @@ _PASSING = (
 
 # A few that another try does not mend, with what the user can do about it.
 _ADVICE: Mapping[type[BaseException], str] = {
-    kafka_errors.TopicAuthorizationFailedError: "the user may not use this topic; grant Read on sources, Write on sinks",
+    kafka_errors.TopicAuthorizationFailedError: (
+        "the user may not use this topic; grant Read on sources, Write on sinks"
+    ),
     kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
     kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
     kafka_errors.MessageSizeTooLargeError: "the topic's max.message.bytes was lowered while the pipeline ran",
@@ -206,8 +208,8 @@ async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], e
     reason = await _probed(arguments) or describe(error)
     return ConfigurationError(
         "bootstrap.servers",
-        f"no broker answers at {settings.bootstrap_servers} over {arguments['security_protocol']}: {reason}; check that "
-        "the cluster runs, the addresses, and security.protocol",
+        f"no broker answers at {settings.bootstrap_servers} over {arguments['security_protocol']}: {reason}; check "
+        "that the cluster runs, the addresses, and security.protocol",
     )
 
 

@@ -49,7 +49,7 @@ def dead_letter(source: SourceRecord, error: BaseException, *, pipeline: str, st
 
 
 def _bounded(text: str, limit: int) -> bytes:
-    """UTF-8 of no more than `limit` bytes, whatever stands in `text`. The end is kept: that is where a trace says why."""
+    """UTF-8 of no more than `limit` bytes, whatever stands in `text`; its end, where a trace says why."""
     encoded = text.encode(errors="backslashreplace")
     if len(encoded) <= limit:
         return encoded

@@ -27,6 +27,7 @@ _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
+_LAST_PORT = 65_535
 _TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
 
 
@@ -207,7 +208,7 @@ def _check_client_names(names: Iterable[str]) -> None:
 def _check_addresses(addresses: str) -> None:
     for address in addresses.split(","):
         match = _ADDRESS.fullmatch(address.strip())
-        if match is None or not 0 < int(match[1]) <= 65_535:
+        if match is None or not 0 < int(match[1]) <= _LAST_PORT:
             raise ConfigurationError(
                 "bootstrap.servers", f"found {addresses!r}, allowed is host:port, several separated by commas"
             )
@@ -229,11 +230,15 @@ def _check_security(security: Mapping[str, Value | None]) -> None:
 
 def _pipeline(name: str, shared: Mapping[str, object], table: Mapping[str, object]) -> PipelineSettings:
     try:
-        if not _NAME.fullmatch(name):
-            raise ConfigurationError("pipeline", f"found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
+        _check_name(name)
         return _checked_pipeline(name, {**shared, **table})
     except ConfigurationError as exc:
         raise exc.within(name) from exc
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError("pipeline", f"found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
 
 
 def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettings:

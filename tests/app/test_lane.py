@@ -40,16 +40,18 @@ def test_lane_is_busy_until_everything_is_durable() -> None:
     """A record is held in a slot first, then in a batch; the lane is idle when it is in neither."""
     partition = lane()
     assert not partition.busy
-    partition.slots.append(Slot(Source(0), held=1))
-    assert partition.busy
-    partition.slots.clear()
     tracker = partition.tracked(0)
-    assert not partition.busy
+    busy = []
+    partition.slots.append(Slot(Source(0), held=1))
+    busy.append(partition.busy)
+    partition.slots.clear()
+    busy.append(partition.busy)
     span = tracker.span(0)
     tracker.released = 1
-    assert partition.busy
+    busy.append(partition.busy)
     span.durable = True
-    assert not partition.busy
+    busy.append(partition.busy)
+    assert busy == [True, False, True, False]
 
 
 async def test_lane_that_is_discarded_stops_its_work() -> None:

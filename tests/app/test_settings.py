@@ -217,8 +217,10 @@ BAD_WORKERS = [
     (HEAD + "pipeline.topics = ['a']", "pipeline: found a value, allowed are tables: [pipeline.NAME]"),
     (
         HEAD + "task.shutdown.graceful.timeout.ms = 300000" + ORDERS,
-        "task.shutdown.graceful.timeout.ms: found 300,000, allowed is less than consumer.max.poll.interval.ms of "
-        "pipeline orders, which is 300,000",
+        (
+            "task.shutdown.graceful.timeout.ms: found 300,000, allowed is less than consumer.max.poll.interval.ms of "
+            "pipeline orders, which is 300,000"
+        ),
     ),
 ]
 
@@ -256,8 +258,11 @@ BAD_PIPELINES = [
     ),
     (
         ORDERS + TOLERANT + '"orders"',
-        "errors.deadletterqueue.topic.name: found 'orders', which is also output.topic: its readers would take dead "
-        "letters for records",
+        (
+            "errors.deadletterqueue.topic.name: found 'orders', which is also output.topic: its readers would "
+            "take dead "
+            "letters for records"
+        ),
     ),
     (
         ORDERS + 'errors.tolerance = "all"',
@@ -281,8 +286,10 @@ BAD_PIPELINES = [
     ),
     (
         ORDERS.replace("memory", "memry"),
-        "large.message.payload.store.class: found 'memry', allowed are filesystem, memory, s3, or a class as "
-        "package.module:Class; did you mean memory?",
+        (
+            "large.message.payload.store.class: found 'memry', allowed are filesystem, memory, s3, or a class as "
+            "package.module:Class; did you mean memory?"
+        ),
     ),
     (S3, "s3.bucket: is missing; it is required: The bucket. It must be there."),
     (S3 + "s3.bukket = 'b'", "s3.bukket: is not a key that is known here; did you mean s3.bucket?"),
@@ -319,8 +326,11 @@ BAD_PIPELINES = [
     ),
     (
         ORDERS + "large.message.store.timeout.ms = 300000",
-        "large.message.store.timeout.ms: found 300,000, allowed is less than consumer.max.poll.interval.ms, which is "
-        "300,000",
+        (
+            "large.message.store.timeout.ms: found 300,000, allowed is less than "
+            "consumer.max.poll.interval.ms, which is "
+            "300,000"
+        ),
     ),
     (
         ORDERS + "consumer.session.timeout.ms = 3000",
@@ -385,23 +395,35 @@ def test_pipelines_in_a_row_are_taken() -> None:
     [
         (
             [("a", "raw", "orders"), ("b", "orders", "raw")],
-            "[pipeline.b] output.topic: found 'raw', which closes a circle of topics: orders → raw → orders; records "
-            "would go round for ever",
+            (
+                "[pipeline.b] output.topic: found 'raw', which closes a circle of topics: orders → raw → "
+                "orders; records "
+                "would go round for ever"
+            ),
         ),
         (
             [("a", "x", "y"), ("b", "z", "x"), ("c", "y", "z")],
-            "[pipeline.c] output.topic: found 'z', which closes a circle of topics: y → z → x → y; records would go "
-            "round for ever",
+            (
+                "[pipeline.c] output.topic: found 'z', which closes a circle of topics: y → z → x → y; "
+                "records would go "
+                "round for ever"
+            ),
         ),
         (
             [("a", "x", "y", TOLERANT + '"dead"'), ("again", "dead", "x")],
-            "[pipeline.again] output.topic: found 'x', which closes a circle of topics: dead → x → dead; records would "
-            "go round for ever",
+            (
+                "[pipeline.again] output.topic: found 'x', which closes a circle of topics: dead → x → dead; "
+                "records would "
+                "go round for ever"
+            ),
         ),
         (
             [("again", "dead", "x"), ("a", "x", "y", TOLERANT + '"dead"')],
-            "[pipeline.a] errors.deadletterqueue.topic.name: found 'dead', which closes a circle of topics: x → dead → "
-            "x; records would go round for ever",
+            (
+                "[pipeline.a] errors.deadletterqueue.topic.name: found 'dead', which closes a circle of "
+                "topics: x → dead → "
+                "x; records would go round for ever"
+            ),
         ),
     ],
 )

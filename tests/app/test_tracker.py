@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +83,9 @@ steps = st.lists(
 
 
 @given(steps, st.lists(st.integers(0, 2**40), min_size=SOURCES, max_size=SOURCES), st.randoms(use_true_random=False))
-def test_safe_never_passes_a_record_that_is_not_durable(steps: list[tuple[str, int]], starts: list[int], rng) -> None:  # type: ignore[no-untyped-def]
+def test_safe_never_passes_a_record_that_is_not_durable(
+    steps: list[tuple[str, int]], starts: list[int], rng: Random
+) -> None:
     """Whatever the order of acknowledgements, a commit loses nothing, never goes back, and ends at the end."""
     model = Model(starts, SINKS)
     safe = dict(zip(model.trackers, starts, strict=True))

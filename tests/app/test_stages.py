@@ -1,0 +1,370 @@
+"""Stages and chains, on the store for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.settings import PipelineSettings, parse
+from app.stages import Chain, InflateStage, OffloadStage, build
+from app.stats import PipelineStats
+from stores.memory import MemoryStore
+from stores.registry import open_store
+from stores.store import PayloadStore
+from transforms.compression import CODECS, Codec
+from transforms.errors import (
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    RecordTooLargeError,
+    ReferenceRefusedError,
+)
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import Header, Record, RecordLike
+from transforms.size import batch_of_one_bytes
+
+ROOMY = 10_000_000  # a sink's limit that is in nobody's way
+REFERENCE: Header = ("large-message", b"true")
+
+_names = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _forget_payloads() -> Iterator[None]:
+    yield
+    MemoryStore.clear()
+
+
+def memory(**keys: object) -> PayloadStore:
+    """A store of its own."""
+    dotted = {name.replace("_", "."): value for name, value in keys.items()}
+    name = f"test-{next(_names)}"
+    return open_store({"large.message.payload.store.class": "memory", "memory.name": name, **dotted})
+
+
+def settings_of(transforms: list[str], **keys: object) -> PipelineSettings:
+    """A pipeline with these transforms and a threshold of 100 bytes."""
+    table: dict[str, object] = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
+    table |= {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 100}
+    table |= {name.replace("_", "."): value for name, value in keys.items()}
+    return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
+
+
+def chain_of(transforms: list[str], store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
+    """The chain that the worker builds for `settings_of`."""
+    return build(settings_of(transforms, **keys), store, limit, PipelineStats())
+
+
+def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Chain:
+    """A chain that offloads, with limits of the test's own."""
+    stage = OffloadStage(Offload(threshold, limit, codec), memory(), "orders", PipelineStats(), by_digest=True)
+    return Chain([stage], "orders", limit)
+
+
+def header(record: RecordLike, name: str) -> bytes | None:
+    """The last header of that name."""
+    return dict(record.headers)[name]
+
+
+# --- which records pass ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "passes"), [(0, True), (99, True), (100, True), (101, False)])
+def test_passes_up_to_the_threshold(length: int, passes: bool) -> None:  # noqa: FBT001
+    """A value of the threshold's length passes, one byte more is offloaded."""
+    record = Record(b"k", b"v" * length)
+    assert chain_of(["offload"], memory()).passes(record) is passes
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(None, None),
+        Record(b"k" * 500, None, (REFERENCE,)),
+        Record(None, b""),
+        Record(b"k", b"v", (("large-message", b"false"),)),
+        Record(b"k", b"v", (("large-message", None),)),
+    ],
+)
+@pytest.mark.parametrize("transforms", [["offload"], ["inflate"], ["inflate", "offload"]])
+def test_passes_what_needs_nothing(record: Record, transforms: list[str]) -> None:
+    """Tombstones, empty values and records that are no references go on as they are."""
+    assert chain_of(transforms, memory()).passes(record)
+
+
+headers = st.lists(st.tuples(st.sampled_from(["h", "ä" * 40]), st.none() | st.binary(max_size=200)), max_size=3)
+edges = st.sampled_from([0, 1, 62, 63, 64, 127, 128, 8_191, 8_192, 8_193, 20_000]) | st.integers(0, 300)
+
+
+@given(st.none() | edges, st.none() | edges, headers, st.integers(-130, 130))
+def test_passes_agrees_with_the_exact_size(
+    key: int | None, value: int | None, own: list[Header], distance: int
+) -> None:
+    """The quick answer is never another one than the exact size gives, at any distance from the limit."""
+    record = Record(None if key is None else b"k" * key, None if value is None else b"v" * value, tuple(own))
+    size = batch_of_one_bytes(record)
+    limit = max(1, size + distance)
+    assert Chain([], "orders", limit).passes(record) == (size <= limit)
+    offloads = bool(record.value) and size > limit
+    assert Offload(10**9, limit).wants(record) == offloads
+    assert offload_chain(10**9, limit).passes(record) == (size <= limit)
+
+
+@pytest.mark.parametrize(("spare", "passes"), [(-1, False), (0, True), (1, True)])
+def test_passes_at_the_limit_of_the_sink(spare: int, passes: bool) -> None:  # noqa: FBT001
+    """A record that the sink would refuse is offloaded whatever the threshold says; one that it just takes is not."""
+    record = Record(b"key", b"v" * 200, (("h", b"x"),))
+    limit = batch_of_one_bytes(record) + spare
+    chain = offload_chain(10_000, limit)
+    assert chain.passes(record) is passes
+
+
+# --- bytes beside the record -----------------------------------------------------------------------------------------
+
+
+def test_reserve_for_offload() -> None:
+    """A second copy of the value is held where it is compressed, and none else."""
+    record = Record(b"k", b"v" * 1_000)
+    assert chain_of(["offload"], memory()).reserve_bytes(record) == 0
+    assert chain_of(["offload"], memory(), large_message_compression_type="zstd").reserve_bytes(record) == 1_000
+
+
+@pytest.mark.parametrize(
+    ("more", "reserved"),
+    [
+        ((("large-message.size", b"5000"),), 5_000),
+        ((("large-message.size", b"5000"), ("large-message.compression", b"lz4")), 10_000),
+        ((), 7_000),
+        ((("large-message.size", b"7000"),), 7_000),
+        ((("large-message.size", b"7001"),), 0),
+        ((("large-message.size", b"-1"),), 0),
+        ((("large-message.size", None),), 0),
+        ((("large-message.compression", b"lz4"),), 0),
+    ],
+)
+def test_reserve_for_inflate(more: tuple[Header, ...], reserved: int) -> None:
+    """What the reference promises, twice where it is compressed, all that is allowed where it promises nothing.
+
+    Nothing for a reference that is refused before anything is read.
+    """
+    record = Record(b"k", b"memory://x/orders/1", (REFERENCE, *more))
+    chain = chain_of(["inflate"], memory(), large_message_max_bytes=7_000)
+    assert chain.reserve_bytes(record) == reserved
+
+
+def test_reserve_is_nothing_for_what_passes() -> None:
+    """A record that no stage wants needs no more than itself."""
+    chain = chain_of(["inflate", "offload"], memory(), large_message_compression_type="zstd")
+    assert chain.reserve_bytes(Record(b"k", b"v")) == 0
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+@pytest.mark.parametrize("generator", ["sha256", "uuid"])
+def test_offload_then_inflate_is_the_same_record(codec: str, generator: str) -> None:
+    """The record comes back whole: key, value, timestamp, headers in order with duplicates and nulls."""
+    store = memory(large_message_id_generator=generator)
+    keys: dict[str, Any] = {"large_message_compression_type": codec, "large_message_id_generator": generator}
+    own = (("h", b"1"), ("h", None), ("large-message.size", b"theirs"))
+    record = Record(b"key", b"value " * 500, own, 1_700_000_000_123)
+    reference, offloaded = chain_of(["offload"], store, **keys).apply(record)
+    restored, inflated = chain_of(["inflate"], store).apply(reference)
+    assert (offloaded, inflated) == (("offload",), ("inflate",))
+    assert restored == record
+    assert reference.value is not None
+    assert len(reference.value) < 200
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS])
+def test_digest_names_the_stored_bytes(codec: Codec | None) -> None:
+    """The default id is the SHA-256 of what is stored, compressed or not, so that a replay rewrites the object."""
+    store = memory()
+    stage = OffloadStage(Offload(0, None, codec), store, "orders", PipelineStats(), by_digest=True)
+    record = Record(None, b"value " * 500)
+    paths = {stage.apply(record).value, stage.apply(record).value}
+    (path,) = paths
+    assert path is not None
+    stored = store.download(path.decode())
+    assert path.decode().rpartition("/")[2] == hashlib.sha256(stored).hexdigest()
+    assert (stored == record.value) is (codec is None)
+
+
+def test_value_that_does_not_shrink_is_stored_as_it_is() -> None:
+    """The digest is then that of the value, and the reference names no compression."""
+    store = memory()
+    stage = OffloadStage(Offload(0, None, "zstd"), store, "orders", PipelineStats(), by_digest=True)
+    value = hashlib.sha256(b"").digest()
+    reference = stage.apply(Record(None, value))
+    assert reference.value is not None
+    assert reference.value.decode().endswith(f"/orders/{hashlib.sha256(value).hexdigest()}")
+    assert "large-message.compression" not in dict(reference.headers)
+
+
+def test_uuid_names_differ() -> None:
+    """With `uuid` each publish has a name of its own."""
+    chain = chain_of(["offload"], memory(large_message_id_generator="uuid"), large_message_id_generator="uuid")
+    record = Record(None, b"v" * 200)
+    names = {bytes(chain.apply(record)[0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
+    assert len(names) == 3
+    assert all(uuid.UUID(name).version == 4 for name in names)
+
+
+def test_payload_is_stored_under_the_sink_topic() -> None:
+    """The topic of the path is that of the references."""
+    reference, _ = chain_of(["offload"], memory()).apply(Record(None, b"v" * 200))
+    assert (reference.value or b"").split(b"/")[-2] == b"orders"
+
+
+def test_chain_inflates_then_offloads_again() -> None:
+    """A reference may become a value and a reference again, here with another compression."""
+    store = memory()
+    record = Record(b"k", b"value " * 500, (("h", b"1"),))
+    plain, _ = chain_of(["offload"], store).apply(record)
+    packed, applied = chain_of(["inflate", "offload"], store, large_message_compression_type="zstd").apply(plain)
+    assert applied == ("inflate", "offload")
+    assert header(packed, "large-message.compression") == b"zstd"
+    assert chain_of(["inflate"], store).apply(packed)[0] == record
+
+
+def test_chain_applies_only_what_is_wanted() -> None:
+    """A small reference behind inflate is a small value, which offload lets pass."""
+    store = memory()
+    stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
+    reference = stage.apply(Record(b"k", b"small"))
+    record, applied = chain_of(["inflate", "offload"], store).apply(reference)
+    assert (record.value, applied) == (b"small", ("inflate",))
+
+
+def test_latencies_are_counted() -> None:
+    """Every call of the store is counted, the one that fails too."""
+    stats, store = PipelineStats(), memory()
+    chain = build(settings_of(["inflate", "offload"]), store, ROOMY, stats)
+    reference, _ = chain.apply(Record(None, b"v" * 200))
+    chain.apply(reference)
+    with pytest.raises(PayloadNotFoundError):
+        chain.apply(Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
+    assert (sum(stats.publish.counts), sum(stats.download.counts)) == (2, 2)
+    assert stats.publish.total_seconds > 0
+
+
+# --- what can never succeed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(b"k" * 500, None),
+        Record(b"k" * 500, b""),
+        Record(b"k" * 500, b"v" * 200),
+        Record(b"k", b"v" * 200, (("h", b"x" * 500),)),
+    ],
+)
+def test_record_that_offload_cannot_make_fit(record: Record) -> None:
+    """A key or headers over the sink's limit stay so; the error has the numbers."""
+    chain = chain_of(["offload"], memory(), 400)
+    assert not chain.passes(record)
+    with pytest.raises(RecordTooLargeError) as caught:
+        chain.apply(record)
+    assert (caught.value.topic, caught.value.limit) == ("orders", 400)
+    assert caught.value.size > 400
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
+def test_restored_record_against_the_limit_of_the_sink(spare: int, fits: bool) -> None:  # noqa: FBT001
+    """A value that comes back is refused where the sink would refuse it, by the byte."""
+    store = memory()
+    record = Record(b"k", b"v" * 5_000)
+    reference, _ = chain_of(["offload"], store).apply(record)
+    chain = chain_of(["inflate"], store, batch_of_one_bytes(record) + spare)
+    if fits:
+        assert chain.apply(reference)[0] == record
+    else:
+        with pytest.raises(RecordTooLargeError):
+            chain.apply(reference)
+
+
+def reference_to(store: PayloadStore, value: bytes, *more: Header) -> Record:
+    """A reference to `value`, with headers as a careless or hostile writer may set them."""
+    return Record(b"k", store.publish("orders", value).encode(), (REFERENCE, *more))
+
+
+@pytest.mark.parametrize(("said", "found"), [(b"9", "10 bytes"), (b"0", "10 bytes"), (b"11", "10 bytes")])
+def test_size_that_lies_is_corruption(said: bytes, found: str) -> None:
+    """A size header that is not the payload's is the reference's fault, not the limit's."""
+    store = memory()
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(reference_to(store, b"0123456789", ("large-message.size", said)))
+    assert (caught.value.what, caught.value.found) == ("size", found)
+
+
+def test_checksum_that_differs_is_corruption() -> None:
+    """Bytes that were changed in the store are noticed."""
+    store = memory()
+    checksum = b"sha256:" + hashlib.sha256(b"other").hexdigest().encode()
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(reference_to(store, b"value", ("large-message.checksum", checksum)))
+    assert caught.value.what == "checksum"
+
+
+def test_compression_that_is_none_is_corruption() -> None:
+    """Bytes that do not decompress are noticed, and no more memory is taken than the size says."""
+    store = memory()
+    record = reference_to(store, b"value", ("large-message.size", b"90"), ("large-message.compression", b"zstd"))
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(record)
+    assert caught.value.what == "compression"
+
+
+def test_payload_over_the_limit_is_refused_unread() -> None:
+    """The limit holds for what is there, and for what the reference says; the seed's own references say nothing."""
+    store = memory()
+    chain = build(settings_of(["inflate"], large_message_max_bytes=9), store, ROOMY, PipelineStats())
+    for more in ((), (("large-message.size", b"9"),), (("large-message.size", b"10"),)):
+        with pytest.raises(PayloadTooLargeError) as caught:
+            chain.apply(reference_to(store, b"0123456789", *more))
+        assert caught.value.limit == 9
+
+
+def test_reference_that_leads_elsewhere() -> None:
+    """A path outside the store's root, or none at all, is refused."""
+    chain = chain_of(["inflate"], memory())
+    with pytest.raises(ReferenceRefusedError):
+        chain.apply(Record(None, b"file:///etc/passwd", (REFERENCE,)))
+    with pytest.raises(MalformedReferenceError):
+        chain.apply(Record(None, b"", (REFERENCE,)))
+
+
+class PlainStore:
+    """A user's own store: the seed's two methods, nothing else."""
+
+    def __init__(self) -> None:
+        self.payloads: dict[str, bytes] = {}
+
+    def publish(self, topic: str, data: bytes) -> str:
+        path = f"plain://{topic}/{len(self.payloads)}"
+        self.payloads[path] = data
+        return path
+
+    def download(self, full_path: str) -> bytes:
+        return self.payloads[full_path]
+
+
+def test_own_store_names_its_payloads_itself() -> None:
+    """A store that offers no more than the seed's interface is used through it."""
+    store = open_store({"large.message.payload.store.class": f"{__name__}:PlainStore"})
+    record = Record(b"k", b"v" * 200)
+    offload = OffloadStage(Offload(100), store, "orders", PipelineStats(), by_digest=True)
+    reference = offload.apply(record)
+    assert reference.value == b"plain://orders/0"
+    assert InflateStage(Inflate(), store, PipelineStats()).apply(reference) == record
