@@ -1,2 +1,4 @@
-"""Measurements anyone can repeat: `python -m benchmarks.run`. May know app, stores and transforms, and tests.s3_server;
-nothing knows it. Each script asserts that what it timed is correct."""
+"""Measurements anyone can repeat: `python -m benchmarks.run`. Each asserts that what it timed is correct.
+
+May know app and tests.s3_server; nothing knows it.
+"""

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from importlib import metadata
+from pathlib import Path
 
 import psutil
 
@@ -43,7 +44,7 @@ def sentence(machine: dict[str, object]) -> str:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

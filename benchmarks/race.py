@@ -16,7 +16,7 @@ from benchmarks.topics import Topics, Watch
 
 __all__ = ["BenchmarkError", "Run", "race"]
 
-_POLL_S = 0.01
+_POLL_S = 0.02
 _STOP_S = 60.0
 _LOG_CHARACTERS = 3_000
 
@@ -69,8 +69,7 @@ async def race(
         BenchmarkError: the process ended before its time, gave too few or too many records, or would not stop.
     """
     async with topics.watch(sink) as watch:
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        process = _start(command, log)
         try:
             async with asyncio.timeout(seconds):
                 run = await _timed(watch, count, process)
@@ -86,6 +85,11 @@ async def race(
         if total != count:
             raise BenchmarkError(f"{total:,} records in {sink} instead of {count:,}{_end(log)}")
         return run
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
 
 async def _timed(watch: Watch, count: int, process: subprocess.Popen[bytes]) -> Run:

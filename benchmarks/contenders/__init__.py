@@ -1,1 +1,4 @@
-"""What runs in processes of its own, beside the worker. Started by path: the peer's environment has none of our code."""
+"""What runs beside the worker, in processes of its own.
+
+Started by path and without imports of ours: the peer lives in another environment.
+"""

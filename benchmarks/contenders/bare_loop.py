@@ -46,4 +46,4 @@ async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: 
 
 
 if __name__ == "__main__":
-    asyncio.run(move(*sys.argv[1:4], *map(int, sys.argv[4:6])))
+    asyncio.run(move(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))

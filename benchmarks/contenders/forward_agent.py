@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ def main(bootstrap: str, source: str, sink: str) -> None:
     sink_topic = app.topic(sink, key_serializer="raw", value_serializer="raw")
 
     @app.agent(source_topic)
-    async def forward(stream: Any) -> AsyncIterator[None]:
+    async def forward(stream: Any) -> None:
         async for event in stream.events():
             await event.forward(sink_topic)
-            yield
 
     faust.Worker(app, loglevel="WARNING", quiet=True).execute_from_commandline()
 
