@@ -1,0 +1,134 @@
+"""Creates the topics and the buckets that a configuration names, where they are missing. For docker-compose.yml.
+
+    python prepare.py --config wideload.toml --partitions 6 raw-large=33554432 orders=1048576
+
+A topic stands with the most bytes of a batch in it, its max.message.bytes. What is there already is left as it is.
+Exit status: 0 all is there; 1 the cluster or the store did not do it; 2 the configuration or the command is wrong.
+"""
+
+# ruff: noqa: INP001, T201  (a script, which talks to whoever started the containers)
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import boto3
+from aiokafka.admin import NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from botocore.exceptions import BotoCoreError, ClientError
+
+from app.clients import ClusterError, admin, describe
+from app.preflight import topics
+from app.settings import ClientSettings, PipelineSettings, load
+from transforms.errors import ConfigurationError, WideloadError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["main"]
+
+
+class _BucketError(WideloadError):
+    """A bucket is not there, and could not be created."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does it, tells what it did on standard output, and returns the exit status."""
+    parser = argparse.ArgumentParser(description="Create the topics and the buckets of a configuration.")
+    parser.add_argument("-c", "--config", required=True, metavar="FILE", help="The configuration.")
+    parser.add_argument("--partitions", type=int, default=6, help="Partitions of a topic that is created.")
+    parser.add_argument("topics", nargs="+", type=_topic, metavar="TOPIC=BYTES", help="A topic, and its largest batch.")
+    options = parser.parse_args(arguments)
+    # What the client logs on its own account would stand around the one line that says it.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    try:
+        settings = load(options.config)
+        limits = dict(options.topics)
+        _check_named(settings.pipelines, limits)
+        asyncio.run(_create_topics(settings.client, limits, options.partitions))
+        _create_buckets(settings.pipelines)
+    except WideloadError as exc:
+        print(f"prepare: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ConfigurationError) else 1
+    return 0
+
+
+def _topic(text: str) -> tuple[str, int]:
+    name, _, limit = text.rpartition("=")
+    if not name or not limit.isdecimal() or int(limit) == 0:
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a topic, '=', and a number of bytes")
+    return name, int(limit)
+
+
+def _check_named(pipelines: Iterable[PipelineSettings], limits: Mapping[str, int]) -> None:
+    for pipeline in pipelines:
+        for topic in (*pipeline.topics, pipeline.output_topic, pipeline.dead_letter_topic):
+            if topic is not None and topic not in limits:
+                raise ConfigurationError(
+                    "topics", f"topic {topic} is not among those to create; add {topic}=BYTES", pipeline=pipeline.name
+                )
+
+
+async def _create_topics(client: ClientSettings, limits: Mapping[str, int], partitions: int) -> None:
+    async with admin(client) as connection:
+        present = await topics(connection, list(limits))
+        for topic in present.values():
+            _say(f"topic {topic.name} is there: {topic.partitions} partitions, {topic.max_message_bytes:,} bytes")
+        for name, limit in limits.items():
+            if name in present:
+                continue
+            new = NewTopic(name, partitions, 1, topic_configs={"max.message.bytes": str(limit)})
+            try:
+                response = await connection.create_topics([new])
+            except KafkaError as exc:
+                raise ClusterError(f"topic {name} cannot be created: {describe(exc)}", retriable=exc.retriable) from exc
+            for _, code, *message in response.topic_errors:
+                error = for_code(code)
+                if error.errno != 0 and error is not TopicAlreadyExistsError:
+                    told = message[0] if message and message[0] else describe(error())
+                    raise ClusterError(f"topic {name} cannot be created: {told}", retriable=False)
+            _say(f"topic {name} created: {partitions} partitions, {limit:,} bytes")
+
+
+def _create_buckets(pipelines: Iterable[PipelineSettings]) -> None:
+    by_bucket = {str(store["s3.bucket"]): store for store in (each.store for each in pipelines) if "s3.bucket" in store}
+    for bucket, store in by_bucket.items():
+        names = ("s3.endpoint", "s3.region", "s3.access.key", "s3.secret.key")
+        endpoint, region, access, secret = (str(store[name]) if name in store else None for name in names)
+        try:
+            client = boto3.client(
+                "s3",
+                endpoint_url=endpoint,
+                region_name=region,
+                aws_access_key_id=access,
+                aws_secret_access_key=secret,
+            )
+            _create_bucket(client, bucket)
+        except (BotoCoreError, ClientError, ValueError) as exc:
+            raise _BucketError(f"bucket {bucket} cannot be created: {exc}") from exc
+
+
+def _create_bucket(client: S3Client, bucket: str) -> None:
+    try:
+        client.head_bucket(Bucket=bucket)
+    except ClientError as exc:
+        if exc.response["ResponseMetadata"]["HTTPStatusCode"] != HTTPStatus.NOT_FOUND:
+            raise
+        client.create_bucket(Bucket=bucket)
+        _say(f"bucket {bucket} created")
+    else:
+        _say(f"bucket {bucket} is there")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
