@@ -119,6 +119,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._failure: BaseException | None = None
         self._stopping = False
         self._changed = asyncio.Event()
+        self._looking_up: asyncio.Task[None] | None = None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -164,9 +165,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             raise clients.translated(exc, f"group {self.settings.group_id}") from exc
         finally:
             self.running = False
-            if commits is not None:
-                commits.cancel()
-                await asyncio.gather(commits, return_exceptions=True)
+            for task in (commits, self._looking_up):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
             self._discard(list(self._lanes))
             await self._stop_clients()
             self._share.close()
@@ -453,6 +455,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
         self._discard(list(self._lanes))
+        if self._looking_up is not None:
+            self._looking_up.cancel()
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
@@ -460,14 +464,19 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 self._fail(ClusterError(reason, retriable=True))
                 return
             self._lanes[partition] = Lane(partition, sink_partition)
-        for partition, lane in list(self._lanes.items()):
-            with contextlib.suppress(KafkaError):
-                lane.committed = await self._consumer.committed(partition)
+        # Not here: without a broker the answer never comes, and aiokafka waits for this method before it stops.
+        self._looking_up = asyncio.get_running_loop().create_task(self._look_up_committed())
         log.info(
             "pipeline %s reads %s",
             self.settings.name,
             ", ".join(f"{partition.topic}-{partition.partition}" for partition in sorted(assigned)) or "no partition",
         )
+
+    async def _look_up_committed(self) -> None:
+        """So that the lag of a partition is known before its first record."""
+        for partition, lane in list(self._lanes.items()):
+            with contextlib.suppress(KafkaError, IllegalStateError):
+                lane.committed = await self._consumer.committed(partition)
 
     def _discard(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
