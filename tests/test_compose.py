@@ -258,3 +258,30 @@ def test_compose_own_containers_have_no_rights_to_spare(services: dict[str, Any]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["tmpfs"] == ["/tmp"]  # noqa: S108  # the container's
+
+
+def test_deployment_page_s_kubernetes_example_fits_the_settings(settings: Settings) -> None:
+    """The example asks the pages that there are, and leaves time and memory enough."""
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] * 1000 > settings.graceful_timeout_ms
+    assert container["ports"] == [{"name": "http", "containerPort": settings.web_port}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health/live", "port": "http"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "http"}
+    memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    assert memory >= settings.in_flight_bytes + 250 * MIB
+
+
+def test_deployment_page_s_security_example_is_understood(toml: dict[str, Any], tmp_path: Path) -> None:
+    """The keys of the example are keys that the worker knows."""
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    secret = tmp_path / "secret"
+    secret.write_text("from a file", encoding="utf-8")
+    example = tomllib.loads(re.sub(r"/run/secrets/[\w-]+|/etc/wideload/ca\.pem", str(secret), block))
+    environ = {"S3_ENDPOINT": "http://s3:7070", "S3_ACCESS_KEY": "key", "S3_SECRET_KEY": "secret"}
+    settings = parse({**example, "pipeline": toml["pipeline"]}, environ)
+    assert settings.client.security["security.protocol"] == "SASL_SSL"
+    assert str(settings.client.security["sasl.password"]) == "from a file"
