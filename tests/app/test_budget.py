@@ -145,6 +145,16 @@ async def test_share_misses_no_byte_between_refusal_and_wait(turns: int) -> None
     assert share.admits(5)
 
 
+async def test_share_is_not_woken_by_bytes_that_were_refused() -> None:
+    """What came free before a refusal was not enough, so it does not end the wait: a pipeline must not spin."""
+    budget = Budget(10)
+    share, other = Share(budget), Share(budget)
+    other.take(10)
+    other.give(1)
+    assert not share.admits(5)
+    assert not await share.freed(0.01)
+
+
 async def test_share_that_closes_wakes_the_others() -> None:
     """What a pipeline held when it ended is there for the others at once."""
     budget = Budget(10)

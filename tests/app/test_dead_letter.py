@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.dead_letter import dead_letter
@@ -92,6 +92,8 @@ def nested(depth: int) -> Exception:
 
 
 @given(st.text(st.characters(), max_size=50), st.integers(0, 4_000))
+@example("\udcff", 1)  # a byte of a file name that is not UTF-8
+@example("\udcff", 4_000)
 def test_headers_are_bounded_and_utf8(text: str, times: int) -> None:
     """Whatever an error says, its headers are UTF-8 of a bounded size: a letter must not grow past its topic."""
     letter = letter_of(raised(ValueError(text * times)), Source(headers=()))

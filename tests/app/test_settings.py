@@ -432,6 +432,13 @@ def test_circle_of_topics_is_refused(tables: list[tuple[str, ...]], expected: st
     assert refusal_of(HEAD + "".join(pipeline_table(*table) for table in tables)) == expected
 
 
+def test_circle_may_close_at_any_source() -> None:
+    """A pipeline that reads several topics is in a circle where one of them is fed by its sink."""
+    closing = pipeline_table("b", "y", "x").replace("['y']", "['z', 'y']")
+    expected = "[pipeline.b] output.topic: found 'x', which closes a circle of topics: y → x → y;"
+    assert refusal_of(HEAD + pipeline_table("a", "x", "y") + closing).startswith(expected)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda edge: edge[0] != edge[1]), max_size=7))
 def test_circle_is_refused_exactly_where_one_is(edges: list[tuple[int, int]]) -> None:
     """A set of pipelines is taken if, and only if, its topics can be put in a line."""

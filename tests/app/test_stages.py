@@ -101,11 +101,13 @@ def test_passes_what_needs_nothing(record: Record, transforms: list[str]) -> Non
     assert chain_of(transforms, memory()).passes(record)
 
 
-headers = st.lists(st.tuples(st.sampled_from(["h", "ä" * 40]), st.none() | st.binary(max_size=200)), max_size=3)
+headers: st.SearchStrategy[list[Header]] = st.just([]) | st.lists(
+    st.tuples(st.sampled_from(["h", "ä" * 40]), st.none() | st.binary(max_size=200)), max_size=3
+)
 edges = st.sampled_from([0, 1, 62, 63, 64, 127, 128, 8_191, 8_192, 8_193, 20_000]) | st.integers(0, 300)
 
 
-@given(st.none() | edges, st.none() | edges, headers, st.integers(-130, 130))
+@given(st.none() | edges, st.none() | edges, headers, st.integers(-20, 20) | st.integers(-130, 130))
 def test_passes_agrees_with_the_exact_size(
     key: int | None, value: int | None, own: list[Header], distance: int
 ) -> None:
