@@ -44,6 +44,33 @@ def test_worker_store_comes_back(make_way: Callable[..., Way]) -> None:
     assert [record.key for record in found[0]] == [key for _, key, *_ in large]
 
 
+def test_worker_keeps_partitions_while_store_is_away(make_way: Callable[..., Way]) -> None:
+    """A store that is away for longer than `max.poll.interval.ms` costs the worker no partition."""
+    way = make_way(partitions=2)
+    store, away = way.folder / "store", way.folder / "away"
+    impatient = {
+        "large.message.store.timeout.ms": 300,
+        "errors.retry.delay.max.ms": 100,
+        "consumer.max.poll.interval.ms": 2_000,
+    }
+    settings = {**way.settings(), "task.shutdown.graceful.timeout.ms": 1_000}
+    with WorkerProcess(way.folder, settings, way.offload(**impatient)) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, [(0, b"a", os.urandom(THRESHOLD + 1), [], 1)])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 1, "the first is offloaded")
+        store.rename(away)
+        send(way.broker, way.raw, [(n % 2, b"b%d" % n, os.urandom(THRESHOLD + 1), [], 1) for n in range(4)])
+        # Four records, each tried about ten times a second: well over twice the interval.
+        until(lambda: worker.get("/pipelines")[1][0]["retries"] > 200, "the outage has lasted")
+        away.rename(store)
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) == 5, "all have gone on")
+        page = worker.get("/pipelines")[1][0]
+        assert (page["state"], page["restarts"], len(page["partitions"])) == ("RUNNING", 0, 2)
+        metrics = worker.text("/metrics")
+        assert 'wideload_rebalances_total{pipeline="offload"} 0.0' in metrics
+        assert worker.terminate() == 0
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("kind", KINDS)
 def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -> None:

@@ -107,6 +107,12 @@ class WorkerProcess:
                 raise AssertionError(f"the worker has ended:\n{self.log.read_text()}") from None
             return 0, None
 
+    def text(self, page: str) -> str:
+        """A page as it is."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=5) as response:
+            body: bytes = response.read()
+            return body.decode()
+
     def _has_partitions(self) -> bool:
         status, pipelines = self.get("/pipelines")
         return status == 200 and all(
