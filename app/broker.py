@@ -35,6 +35,7 @@ _HOST = "127.0.0.1"
 _NODE_ID = 1
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.02
+_ANSWER = struct.Struct(">iii")  # of Metadata: length, correlation id, number of brokers
 _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 30
 _LOG_LINES = 20
@@ -201,7 +202,7 @@ class EmbeddedBroker:
         self.start()
 
     def close(self) -> None:
-        """Ends the broker and removes its folder; may be called twice. The data is gone, so it ends it the quick way."""
+        """Ends the broker and removes its folder; may be called twice."""
         self.kill()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -311,10 +312,10 @@ def _knows_a_broker(port: int) -> bool:
     try:
         with socket.create_connection((_HOST, port), timeout=1) as connection:
             connection.sendall(struct.pack(">i", len(body)) + body)
-            answer = connection.makefile("rb").read(12)
+            answer = connection.makefile("rb").read(_ANSWER.size)
     except OSError:
         return False
-    return len(answer) == 12 and struct.unpack(">iii", answer)[2] > 0
+    return len(answer) == _ANSWER.size and _ANSWER.unpack(answer)[2] > 0
 
 
 def _escaped(value: str) -> str:
@@ -330,7 +331,9 @@ def _tail(log: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a broker until Ctrl-C or SIGTERM; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m app.broker", description="A Kafka broker of one node, until Ctrl-C.")
+    parser = argparse.ArgumentParser(
+        prog="python -m app.broker", description="A Kafka broker of one node, until Ctrl-C."
+    )
     parser.add_argument("--port", type=int, help="of the bootstrap listener (default: a free one)")
     parser.add_argument("--heap", default="1g", help="as Java's -Xmx takes it (default: %(default)s)")
     parser.add_argument("--property", action="append", default=[], metavar="KEY=VALUE", help="a broker property")

@@ -3,7 +3,7 @@
 `jars.lock` beside this file names every jar with its size and SHA-256. What is missing is fetched by Ivy, which PySpark
 ships, from the registry that Ivy uses by default; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another.
 
-    python -m app.jars          fetch what is missing
+    python -m app.jars [SET…]   fetch what is missing
     python -m app.jars lock     resolve the sets anew and write jars.lock
 
 Standard library only: the set-up calls it.
@@ -254,8 +254,9 @@ def _failure(name: str, lines: Sequence[str]) -> str:
     sign = re.search(signs, text)
     if sign or not text:
         return (
-            f"the jars of {name} cannot be fetched: {sign[0] if sign else 'no answer'}. Check the network and try again; "
-            "behind a proxy set https_proxy, for another registry set WIDELOAD_IVY_SETTINGS to an Ivy settings file."
+            f"the jars of {name} cannot be fetched: {sign[0] if sign else 'no answer'}. Check the network and try "
+            "again; behind a proxy set https_proxy, for another registry name a settings file of Ivy in "
+            "WIDELOAD_IVY_SETTINGS."
         )
     return f"the jars of {name} cannot be fetched; Ivy says:\n" + "\n".join(lines[-_LOG_LINES:])
 
@@ -292,9 +293,7 @@ def _resolve(name: str) -> list[Jar]:
         for path in sorted(Path(scratch, "jars").glob("*/*/*/*.jar")):
             organisation, module, revision = path.parts[-4:-1]
             data = path.read_bytes()
-            jars.append(
-                Jar(name, f"{organisation}:{module}:{revision}", len(data), hashlib.sha256(data).hexdigest())
-            )
+            jars.append(Jar(name, f"{organisation}:{module}:{revision}", len(data), hashlib.sha256(data).hexdigest()))
     return [jar for jar in jars if jar.file not in shipped]
 
 
@@ -305,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
             lines = [jar.line() for name in SETS for jar in _resolve(name)]
             _LOCK_FILE.write_text(_LOCK_HEADER + "".join(lines))
         else:
-            for name in SETS:
+            for name in arguments or SETS:
                 ensure(name, lambda line: print(line, flush=True))
     except WideloadError as exc:
         print(exc, file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -11,6 +12,7 @@ import secrets
 import signal
 import sys
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             names.add("s3")
         for name in names:
             item.add_marker(name)
+        if "spark" in names:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+            item.fixturenames.append("_pyspark_sockets")  # type: ignore[attr-defined] # of pytest.Function
         if not any(item.get_closest_marker(name) for name in ("integration", "s3", "spark", "browser", "chaos")):
             item.add_marker("unit")
 
@@ -115,13 +120,18 @@ def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:
 
 
 def _docker_answers() -> bool:
-    import docker
+    import docker.client
+    import docker.errors
 
-    try:
-        client = docker.from_env(timeout=2)
-    except docker.errors.DockerException:
-        return False
-    client.close()
+    with warnings.catch_warnings():
+        # Where no engine answers, docker-py leaves the socket open with which it asked.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            docker.client.from_env(timeout=2).close()
+        except docker.errors.DockerException:
+            return False
+        finally:
+            gc.collect()
     return True
 
 
@@ -204,3 +214,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def _pyspark_sockets() -> Iterator[None]:
+    """Collects the sockets that PySpark leaves open, in the test that opened them, which ignores their warning."""
+    yield
+    gc.collect()
