@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from app.console import bytes_text
 from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.secret import Secret
-from stores.keys import Key, Value, read
+from stores.keys import Key, read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 
@@ -79,7 +79,7 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
 def _store(config: Mapping[str, object]) -> dict[str, object]:
     keys: Sequence[Key] | None = store_keys(str(config[STORE_CLASS]))
     known = (*COMMON_KEYS, *(keys or ()))
-    values: dict[str, Value | None | object] = {**config, **read(known, config)}
+    values: dict[str, object] = {**config, **read(known, config)}
     return _masked(values, frozenset(key.name for key in known if key.secret))
 
 

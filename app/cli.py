@@ -39,7 +39,7 @@ _DEBUG = "wideload.debug"
 _CLIENT_LOGS = ("aiokafka", "asyncio")
 
 
-def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's signature
     if value:
         context.find_root().meta[_DEBUG] = True
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
@@ -74,7 +74,9 @@ class _Group(click.Group):
             command.params.append(_debug_option)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
             import difflib
 
@@ -119,7 +121,13 @@ def cli() -> None:
 
 
 _config_option = click.option(
-    "-c", "--config", metavar="FILE", required=True, envvar="WIDELOAD_CONFIG", show_envvar=True, help="The configuration."
+    "-c",
+    "--config",
+    metavar="FILE",
+    required=True,
+    envvar="WIDELOAD_CONFIG",
+    show_envvar=True,
+    help="The configuration.",
 )
 
 
@@ -221,7 +229,7 @@ def _status(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
         return _PIPE_CLOSED
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001  # a defect of ours is told in a line as well
         if debug:
             traceback.print_exc()
         return _told(exc)

@@ -12,18 +12,20 @@ from typing import Literal, Protocol, TextIO
 __all__ = ["Column", "Progress", "Rows", "bytes_text", "printable", "progress"]
 
 _MIN_LAST_COLUMN = 20
+_KILO = 1000
+_ROUNDS_UP = 999.95  # to 1000.0, with one digit behind the point
 
 
 def bytes_text(count: int) -> str:
     """A number of bytes for people: `512 B`, `20.0 kB`, `1.5 MB`; decimal units, as the tools around Kafka have."""
-    if count < 1000:
+    if count < _KILO:
         return f"{count} B"
     size = float(count)
     for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
+        size /= _KILO
+        if size < _ROUNDS_UP:
             return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
+    return f"{size / _KILO:.1f} TB"
 
 
 def printable(data: bytes | None, limit: int = 200) -> str:

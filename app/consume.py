@@ -16,8 +16,8 @@ import click
 from app.connection import client_of, connection_options, pipeline_of
 from app.console import Column, Progress, Rows, bytes_text, printable, progress
 from app.folder import Folder
-from app.produce import find_topic
 from app.reader import Selection, open_reader
+from app.sender import find_topic
 from app.settings import ClientSettings, load
 from app.stages import InflateStage
 from app.stats import PipelineStats
@@ -72,7 +72,10 @@ class _Printer:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
         self._values = values
 
-    def show(self, source: TopicRecord, record: RecordLike, inflated: bool, file: str | None, error: str | None) -> None:
+    def show(
+        self, source: TopicRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
+    ) -> None:
+        """Shows one record: `record` is what became of `source`."""
         reference = is_reference(record.headers)
         if self._rows is None:
             self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
@@ -83,7 +86,12 @@ class _Printer:
         size = "-" if value is None else bytes_text(len(value))
         note = f"! {error}" if error else printable(headers.encode(errors="replace"))
         self._rows.add(
-            str(source.partition), str(source.offset), size, "failed" if error else kind, printable(record.key, 30), note
+            str(source.partition),
+            str(source.offset),
+            size,
+            "failed" if error else kind,
+            printable(record.key, 30),
+            note,
         )
 
     def _json(
@@ -134,7 +142,7 @@ class _Run:
         self.totals.messages += 1
         self.totals.size += len(record.value or b"")
         self.totals.failed += error is not None
-        self._printer.show(source, record, inflated, file, error)
+        self._printer.show(source, record, inflated=inflated, file=file, error=error)
 
 
 async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, bar: Progress) -> None:

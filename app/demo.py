@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -32,7 +32,7 @@ from app.broker import EmbeddedBroker
 from app.clients import admin
 from app.console import Progress, bytes_text, progress
 from app.exhibits import Comparison, Exhibit, compare, from_folder, from_jars
-from app.produce import find_topic, open_sender
+from app.sender import find_topic, open_sender
 from app.settings import ClientSettings
 from app.watchdog import Watched, watched
 from transforms.errors import ConfigurationError, WideloadError
@@ -51,6 +51,7 @@ _READY_S = 60.0
 _SILENCE_S = 120.0
 _POLL_S = 0.2
 _LOG_LINES = 20
+_LISTED = 10
 _DISK_COPIES = 4  # raw topic, store, inflated topic, Parquet
 _DISK_EXTRA_BYTES = 300_000_000  # Spark's and Kafka's own files
 _ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +103,9 @@ class Demo:
         self._stack = ExitStack()
         self._largest = max(exhibit.size for exhibit in exhibits)
         self._folder = Path()
-        self._broker = EmbeddedBroker({"socket.request.max.bytes": str(self._largest + 104_857_600)}, heap=self._heap(512))
+        self._broker = EmbeddedBroker(
+            {"socket.request.max.bytes": str(self._largest + 104_857_600)}, heap=self._heap(512)
+        )
         self._worker: Watched | None = None
         self._port = 0
 
@@ -111,7 +114,7 @@ class Demo:
         """Where configuration, logs, payloads and Parquet files are."""
         return self._folder
 
-    def __enter__(self) -> Demo:
+    def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="wideload-demo-"))
         if not self._keep:
             self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -350,10 +353,10 @@ def _show(report: _Report, comparison: Comparison) -> None:
         ("no value at all", comparison.missing),
         ("a key that nobody sent", comparison.strange),
     ):
-        for key in keys[:10]:
+        for key in keys[:_LISTED]:
             click.echo(f"{what}: {key!r}", err=True)
-        if len(keys) > 10:
-            click.echo(f"{what}: {len(keys) - 10} more", err=True)
+        if len(keys) > _LISTED:
+            click.echo(f"{what}: {len(keys) - _LISTED} more", err=True)
     click.echo(f"{comparison.identical} of {report.messages} payloads identical")
 
 

@@ -46,8 +46,10 @@ class Folder:
             raise ConfigurationError("--output", f"{path} cannot be a folder: {exc.strerror}") from exc
 
     def write(self, value: bytes, key: bytes | None, fallback: str) -> Path:
-        """Writes a file and returns its path: the key where that is a safe name and free, else `fallback`, which is
-        made of letters, digits, dots and dashes; with a number behind it where that is taken too.
+        """Writes a file and returns its path.
+
+        Its name is the key where that is a safe name and free, else `fallback`, which is made of letters, digits, dots
+        and dashes; with a number behind it where that is taken too.
 
         Raises:
             OSError: it cannot be written; no part of it is left.

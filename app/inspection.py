@@ -17,8 +17,8 @@ import click
 from app.connection import client_of, connection_options, pipeline_of
 from app.console import Column, Progress, Rows, bytes_text, printable, progress
 from app.consume import text_json
-from app.produce import find_topic
 from app.reader import Selection, open_reader
+from app.sender import find_topic
 from app.settings import ClientSettings, load
 from stores.registry import open_store
 from stores.store import Stat
@@ -83,8 +83,10 @@ def examine(record: TopicRecord, store: Stat | None) -> Finding:
         reference, _ = Reference.parse(record)
     except MalformedReferenceError as exc:
         return Finding("malformed", detail=str(exc))
-    if store is None:
-        return Finding("unchecked", reference)
+    return Finding("unchecked", reference) if store is None else _look(reference, store)
+
+
+def _look(reference: Reference, store: Stat) -> Finding:
     try:
         stored = store.stat(reference.path).size
     except PayloadNotFoundError as exc:
@@ -232,7 +234,9 @@ def _store(config: str | None, pipeline: str | None, stack: ExitStack) -> Stat |
     stack.callback(store.close)
     if isinstance(store, Stat):
         return store
-    click.echo("wideload: this store cannot be asked for a payload without reading it; payloads are not checked", err=True)
+    click.echo(
+        "wideload: this store cannot be asked for a payload without reading it; payloads are not checked", err=True
+    )
     return None
 
 

@@ -113,7 +113,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
             if isinstance(store, Check):
                 store.check(writing=_writes(pipeline))
             store.close()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001  # it is raised again by who waits for it
             error = exc
         loop.call_soon_threadsafe(tell, error)
 
@@ -215,7 +215,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
         ClusterError: the cluster did not answer.
     """
     try:
-        # All topics are asked for, since asking for one by name makes it on clusters that create topics by themselves.
+        # All topics are asked for: asking for one by name makes it, on clusters that create topics by themselves.
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
         present = [name for name in dict.fromkeys(names) if name in described]
         configs = await _configs(connection, present)

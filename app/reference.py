@@ -52,12 +52,13 @@ _INTRODUCTION = f"""\
 
 # Configuration
 
-One file says what a worker does: `wideload worker -c wideload.toml`, or `WIDELOAD_CONFIG=wideload.toml faust -A app.worker
-worker`. `wideload check -c wideload.toml` says whether it would start, and `--print` shows it with all defaults.
+One file says what a worker does: `wideload worker -c wideload.toml`, or `WIDELOAD_CONFIG=wideload.toml faust -A
+app.worker worker`. `wideload check -c wideload.toml` says whether it would start, and `--print` shows it with all
+defaults.
 
-The file is [TOML](https://toml.io). Names are dotted, as Kafka and Kafka Connect have them; `s3.bucket = "a"` and a table
-`[pipeline.NAME.s3]` with `bucket = "a"` mean the same. A key that is not listed here is an error, which names the nearest
-one that is. Sizes are in bytes and times in milliseconds, as the ends of the names say.
+The file is [TOML](https://toml.io). Names are dotted, as Kafka and Kafka Connect have them; `s3.bucket = "a"` and a
+table `[pipeline.NAME.s3]` with `bucket = "a"` mean the same. A key that is not listed here is an error, which names the
+nearest one that is. Sizes are in bytes and times in milliseconds, as the ends of the names say.
 
 ```toml
 {EXAMPLE}```
@@ -71,8 +72,8 @@ one that is. Sizes are in bytes and times in milliseconds, as the ends of the na
 
 ## Secrets
 
-In any string, `${{env:NAME}}` stands for an environment variable, and `${{file:/path}}` for the text of a file, without the
-white space around it. What comes from there, and every key that is marked *secret* below, is printed as `***`.
+In any string, `${{env:NAME}}` stands for an environment variable, and `${{file:/path}}` for the text of a file, without
+the white space around it. What comes from there, and every key that is marked *secret* below, is printed as `***`.
 """
 
 _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
@@ -89,8 +90,8 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     ("Pipeline", "In `[pipeline.NAME]`.", PIPELINE_KEYS),
     (
         "Stores",
-        "In `[pipeline.NAME]`, whatever the store. A class of your own is handed these, and all keys that are not listed "
-        "here.",
+        "In `[pipeline.NAME]`, whatever the store. A class of your own is handed these, and all keys that are not "
+        "listed here.",
         COMMON_KEYS,
     ),
     *(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -182,13 +181,13 @@ class Store:
         ("-3", False, -3),
     ],
 )
-def test_start(offset: str | None, from_beginning: bool, start: object) -> None:
+def test_start(*, offset: str | None, from_beginning: bool, start: object) -> None:
     """`--from-beginning` and `--offset` as Kafka's own tools and kcat take them."""
     assert start_of(offset, from_beginning=from_beginning) == start
 
 
 @pytest.mark.parametrize(("offset", "from_beginning"), [("3", True), ("soon", False)])
-def test_start_wrong(offset: str, from_beginning: bool) -> None:
+def test_start_wrong(*, offset: str, from_beginning: bool) -> None:
     """Both at once, or no offset at all, are refused."""
     with pytest.raises(ConfigurationError, match="--offset"):
         start_of(offset, from_beginning=from_beginning)
@@ -203,8 +202,8 @@ def test_safe_name_keeps(key: bytes) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        None, b"", b".", b"..", b"../x", b"/etc/passwd", b"a/b", b"a\\b", b"a\0b", b"a\n", b"-rf", b".bashrc", b"a.", b"a ",
-        b"\xff", "ü".encode(), b"C:x", b"NUL", b"con.txt", b"A" * 201, b"x" * 1_000_000,
+        None, b"", b".", b"..", b"../x", b"/etc/passwd", b"a/b", b"a\\b", b"a\0b", b"a\n", b"-rf", b".bashrc", b"a.",
+        b"a ", b"\xff", "ü".encode(), b"C:x", b"NUL", b"con.txt", b"A" * 201, b"x" * 1_000_000,
     ],
 )  # fmt: skip
 def test_safe_name_refuses(key: bytes | None) -> None:
@@ -217,7 +216,7 @@ def test_folder_never_overwrites(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     target = tmp_path / "out"
     folder = Folder(str(target))
-    os.symlink(outside, target / "t-0-1")
+    (target / "t-0-1").symlink_to(outside)
     paths = [folder.write(value, b"key", f"t-0-{i}") for i, value in enumerate([b"first", b"second", b"third"])]
     assert [path.name for path in paths] == ["key", "t-0-1.1", "t-0-2"]
     assert [path.read_bytes() for path in paths] == [b"first", b"second", b"third"]
@@ -235,7 +234,7 @@ def test_folder_leaves_no_part(tmp_path: Path) -> None:
 def test_folder_is_a_file(tmp_path: Path) -> None:
     """A file in the folder's place is the user's mistake."""
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="--output: .*file cannot be a folder"):
+    with pytest.raises(ConfigurationError, match=r"--output: .*file cannot be a folder"):
         Folder(str(tmp_path / "file"))
 
 

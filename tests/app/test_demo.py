@@ -44,12 +44,12 @@ def test_folder_gives_every_file_a_key_of_its_own(tmp_path: Path) -> None:
 
 def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
     """What cannot be sent is said in a sentence that names it."""
-    with pytest.raises(ConfigurationError, match="INPUT: there is no folder .*nix"):
+    with pytest.raises(ConfigurationError, match=r"INPUT: there is no folder .*nix"):
         from_folder(tmp_path / "nix")
     with pytest.raises(ConfigurationError, match="INPUT: there is no file in"):
         from_folder(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="INPUT: .*file is not a folder"):
+    with pytest.raises(ConfigurationError, match=r"INPUT: .*file is not a folder"):
         from_folder(tmp_path / "file")
 
 
@@ -95,7 +95,9 @@ def digests(**values: bytes) -> dict[bytes, bytes]:
 
 def test_compare_identical_even_twice(tmp_path: Path) -> None:
     """Every value that came out is the one that went in; that one came twice is no difference."""
-    found = compare(digests(a=b"1", b=b"", c=b"3"), parquet(tmp_path, [(b"a", b"1"), (b"b", b""), (b"c", b"3"), (b"a", b"1")]))
+    found = compare(
+        digests(a=b"1", b=b"", c=b"3"), parquet(tmp_path, [(b"a", b"1"), (b"b", b""), (b"c", b"3"), (b"a", b"1")])
+    )
     assert (found.identical, found.rows, found.whole) == (3, 4, True)
 
 
@@ -199,8 +201,8 @@ def running(mark: str) -> list[int]:
     """Processes that have `mark` in their command line."""
     import psutil
 
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        if any(mark in word for word in process.info["cmdline"] or ()):
-            found.append(process.info["pid"])
-    return found
+    return [
+        process.info["pid"]
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if any(mark in word for word in process.info["cmdline"] or ())
+    ]

@@ -1,0 +1,452 @@
+"""The commands as users run them, against a real broker: one good way each, and what a wrong configuration says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.worker_process import WorkerProcess, toml, until
+from tests.s3_server import free_port
+
+MakeTopic = Callable[..., str]
+
+LARGE = 3_000_000
+THRESHOLD = 1_000
+
+
+def wideload(
+    *arguments: object, stdin: bytes = b"", environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        env={**os.environ, **(environ or {})},
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def lines(done: subprocess.CompletedProcess[str], status: int = 0) -> list[dict[str, Any]]:
+    """The JSON lines of a command that ended with `status`."""
+    assert done.returncode == status, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@dataclass
+class Place:
+    """A source, a sink, a store, and the configuration of a pipeline between them."""
+
+    broker: str
+    raw: str
+    orders: str
+    folder: Path
+
+    @property
+    def group(self) -> str:
+        """The consumer group, which no other test has."""
+        return f"{self.raw}-group"
+
+    def pipeline(self, **keys: object) -> dict[str, object]:
+        """The keys of the pipeline; None takes one out."""
+        values: dict[str, object] = {
+            "topics": [self.raw],
+            "output.topic": self.orders,
+            "transforms": ["offload"],
+            "group.id": self.group,
+            "large.message.threshold.bytes": THRESHOLD,
+            "large.message.payload.store.class": "filesystem",
+            "filesystem.root": str(self.folder / "store"),
+            **keys,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def config(self, worker: Mapping[str, object] | None = None, **keys: object) -> Path:
+        """The configuration as a file."""
+        path = self.folder / "wideload.toml"
+        head = {"bootstrap.servers": self.broker, "web.port": free_port(), **(worker or {})}
+        path.write_text(toml(head, {"orders": self.pipeline(**keys)}))
+        return path
+
+    def offload(self, count: int) -> None:
+        """Runs a worker until so many records stand in the sink."""
+        with WorkerProcess(self.folder, {"bootstrap.servers": self.broker}, {"orders": self.pipeline()}) as worker:
+            until(lambda: sum(end_offsets(self.broker, self.orders).values()) >= count, "all is offloaded")
+            assert worker.terminate() == 0
+
+
+@pytest.fixture
+def place(broker: str, make_topic: MakeTopic, tmp_path: Path) -> Place:
+    """Two topics, the first of which takes large messages."""
+    return Place(broker, make_topic(2, **{"max.message.bytes": LARGE + 1_000}), make_topic(2), tmp_path)
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+
+def test_produce_files_with_keys_and_headers(place: Place) -> None:
+    """Each file is a message with its name as key and the headers in order; the summary says where they went."""
+    for name, data in (("a.bin", bytes(range(256)) * 10_000), ("b", b""), ("c ü", b"text\n")):
+        (place.folder / name).write_bytes(data)
+    files = [place.folder / name for name in ("a.bin", "b", "c ü")]
+    options = ("-b", place.broker, "-p", 1, "-H", "x=1", "-H", "x=2=3", "-H", "null", "--json")
+    (summary,) = lines(wideload("produce", place.raw, *files, *options))
+    assert (summary["messages"], summary["partitions"]) == (3, {"1": {"first": 0, "last": 2}})
+    found = read_all(place.broker, place.raw)[1]
+    headers = (("x", b"1"), ("x", b"2=3"), ("null", None))
+    expected = [(os.fsencode(path.name), path.read_bytes(), headers) for path in files]
+    assert [(r.key, r.value, r.headers) for r in found] == expected
+
+
+def test_produce_lines_and_tombstone(place: Place) -> None:
+    """A line is a message, also an empty one and one without an end; a tombstone is a null value."""
+    told = wideload(
+        "produce", place.raw, "--lines", "-p", 0, "--tombstone", "k", "-b", place.broker, stdin=b"a\n\nb\r\nc"
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith("sent 5 messages (")
+    found = read_all(place.broker, place.raw)[0]
+    assert [(r.key, r.value) for r in found] == [(None, b"a"), (None, b""), (None, b"b\r"), (None, b"c"), (b"k", None)]
+
+
+def test_produce_folder_recursive_with_paths(place: Place) -> None:
+    """A folder needs --recursive; its files' keys may be their paths below it."""
+    folder = place.folder / "in"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "one").write_bytes(b"1")
+    (folder / "sub" / "one").write_bytes(b"2")
+    refused = wideload("produce", place.raw, folder, "-b", place.broker)
+    assert (refused.returncode, refused.stderr) == (
+        2, f"wideload: FILE: {folder} is a folder; --recursive sends every file in it\n",
+    )  # fmt: skip
+    assert wideload("produce", place.raw, folder, "-r", "--key-from", "path", "-b", place.broker).returncode == 0
+    found = [record for records in read_all(place.broker, place.raw).values() for record in records]
+    assert {(record.key, record.value) for record in found} == {(b"one", b"1"), (b"sub/one", b"2")}
+
+
+def test_produce_file_over_the_limit_sends_nothing(place: Place) -> None:
+    """One file too large among others: a sentence with name, size and limit, before anything is sent."""
+    small, large = place.folder / "small", place.folder / "large"
+    small.write_bytes(b"x")
+    large.write_bytes(b"x" * (LARGE + 1_001))
+    done = wideload("produce", place.raw, small, large, "-b", place.broker)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    for part in (str(large), "3,001,001 bytes", "3,001,000", "nothing was sent"):
+        assert part in done.stderr
+    assert empty(place.broker, place.raw)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{raw}", "{folder}/nix"), "FILE: {folder}/nix cannot be read: No such file or directory"),
+        (("{raw}-nix", "-"), "TOPIC: topic {raw}-nix does not exist"),
+        (("{raw}", "-", "-p", "9"), "--partition: found 9, topic {raw} has the partitions 0 to 1"),
+        (("{raw}", "-", "-H", "=x"), "--header: found '=x', allowed is NAME=VALUE"),
+    ],
+)
+def test_produce_mistake(place: Place, arguments: tuple[str, ...], message: str) -> None:
+    """What cannot be done is one line and status 2, and nothing is sent."""
+    names = {"raw": place.raw, "folder": str(place.folder)}
+    done = wideload("produce", *(text.format(**names) for text in arguments), "-b", place.broker)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"wideload: {message.format(**names)}")
+    assert done.stderr.count("\n") == 1
+    assert empty(place.broker, place.raw)
+
+
+# --- consume ----------------------------------------------------------------------------------------------------------
+
+
+def test_consume_shows_records_as_json_lines(place: Place) -> None:
+    """Coordinates, key, size, headers and value of each record; a tombstone has no size."""
+    headers = [("a", b"\xff"), ("a", None)]
+    send(place.broker, place.raw, [(0, b"k", b"v", headers, 5), (1, None, b"\xff", [], 6), (1, b"k", None, [], 7)])
+    found = lines(wideload("consume", place.raw, "--from-beginning", "-e", "--values", "-b", place.broker))
+    by_place = {(line["partition"], line["offset"]): line for line in found}
+    assert by_place[0, 0] == {
+        "topic": place.raw, "partition": 0, "offset": 0, "timestamp": 5, "key": "k", "size": 1,
+        "headers": [["a", {"base64": "/w=="}], ["a", None]], "reference": False, "inflated": False, "value": "v",
+    }  # fmt: skip
+    assert by_place[1, 0]["value"] == {"base64": "/w=="}
+    assert (by_place[1, 1]["size"], by_place[1, 1]["value"]) == (None, None)
+    assert len(found) == 3
+
+
+def test_consume_from_offsets_with_limits(place: Place) -> None:
+    """An offset of one partition, the last N, at most N; and only new ones without any of them."""
+    send(place.broker, place.raw, [(0, None, b"%d" % number, [], 1) for number in range(10)])
+
+    def offsets(*arguments: object) -> list[int]:
+        return [line["offset"] for line in lines(wideload("consume", place.raw, "-b", place.broker, *arguments))]
+
+    assert offsets("-o", 7, "-p", 0, "-e") == [7, 8, 9]
+    assert offsets("-o", -2, "-e") == [8, 9]
+    assert offsets("--from-beginning", "-n", 3) == [0, 1, 2]
+    assert offsets("-e") == []
+    assert offsets("--timeout-ms", 300) == []
+    done = wideload("consume", place.raw, "-o", 11, "-p", 0, "-b", place.broker)
+    assert (done.returncode, done.stderr) == (
+        2, f"wideload: --offset: found 11, partition 0 of {place.raw} has 0 to 10\n",
+    )  # fmt: skip
+
+
+def test_consume_group_goes_on_where_it_was(place: Place) -> None:
+    """A group's offsets are committed for exactly what was shown."""
+    send(place.broker, place.raw, [(0, None, b"%d" % number, [], 1) for number in range(5)])
+    options = ("--group", place.group, "--from-beginning", "-b", place.broker)
+    assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-n", 2))] == [0, 1]
+    assert committed(place.broker, place.group, place.raw)[0] == 2
+    assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-e"))] == [2, 3, 4]
+
+
+def test_consume_writes_hostile_keys_to_harmless_files(place: Place) -> None:
+    """No key leads out of the folder, and none overwrites a file; tombstones write none."""
+    keys = [b"good.txt", b"../escape", b"/tmp/x", b"nul\0", b"x" * 900_000, None, b"good.txt", b""]
+    records: list[Any] = [(0, key, b"%d" % number, [], 1) for number, key in enumerate(keys)]
+    send(place.broker, place.raw, [*records, (0, b"gone", None, [], 1)])
+    out = place.folder / "deep" / "out"
+    found = lines(wideload("consume", place.raw, "--from-beginning", "-e", "--output", out, "-b", place.broker))
+    names = {path.name: path.read_bytes() for path in out.iterdir()}
+    fallbacks = {f"{place.raw}-0-{number}": b"%d" % number for number in range(1, 8)}
+    assert names == {"good.txt": b"0", **fallbacks}
+    assert [Path(line["file"]).name for line in found if "file" in line] == ["good.txt", *fallbacks]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_consume_closed_pipe_is_quiet(place: Place) -> None:
+    """`| head` ends the command without a word."""
+    send(place.broker, place.raw, [(0, None, b"x", [("pad", b"x" * 1_000)], 1) for _ in range(500)])
+    command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"{")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 141
+
+
+def test_consume_ends_on_interrupt(place: Place) -> None:
+    """Ctrl-C ends a command that would go on for ever, with the shells' status and no traceback."""
+    send(place.broker, place.raw, [(0, None, b"x", [], 1)])
+    command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 130
+
+
+# --- inspect, and consume --inflate -----------------------------------------------------------------------------------
+
+
+def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
+    """References are listed with their payloads, and inflated to the very bytes; then one is missing, one malformed."""
+    values = {b"large": os.urandom(LARGE), b"second": os.urandom(THRESHOLD + 1), b"small": b"x" * THRESHOLD}
+    send(place.broker, place.raw, [(0, key, value, [], 1) for key, value in values.items()])
+    place.offload(len(values))
+    config = place.config()
+
+    *references, last = lines(wideload("inspect", place.orders, "-c", config, "--json"))
+    assert [(line["key"], line["payload"], line["size"], line["stored"]) for line in references] == [
+        ("large", "ok", LARGE, LARGE),
+        ("second", "ok", THRESHOLD + 1, THRESHOLD + 1),
+    ]
+    assert (last["summary"]["records"], last["summary"]["payloads"]) == (3, {"ok": 2})
+
+    out = place.folder / "out"
+    shown = lines(
+        wideload("consume", place.orders, "--from-beginning", "-e", "--inflate", "-c", config, "--output", out)
+    )
+    assert {path.name.encode(): path.read_bytes() for path in out.iterdir()} == values
+    assert [line["inflated"] for line in shown] == [True, True, False]
+
+    Path(references[0]["path"].removeprefix("file://")).unlink()
+    Path(references[1]["path"].removeprefix("file://")).write_bytes(b"short")
+    forged = [("large-message", b"true")]
+    send(place.broker, place.orders, [(1, b"f", b"file:///etc/passwd", forged, 1), (1, b"m", b"\xff", forged, 1)])
+    *bad, last = lines(wideload("inspect", place.orders, "-c", config, "--json", "--only-bad"), status=1)
+    assert {line["key"]: line["payload"] for line in bad} == {
+        "large": "missing", "second": "size", "f": "refused", "m": "malformed",
+    }  # fmt: skip
+    failed = wideload("consume", place.orders, "--from-beginning", "-e", "--inflate", "-c", config)
+    assert {line["key"] for line in lines(failed, status=1) if "error" in line} == {"large", "second", "f", "m"}
+    assert "4 of them could not be inflated" in failed.stderr
+
+
+def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
+    """Without a configuration a payload is `unchecked`, which is no error; the table ends with the sums."""
+    send(
+        place.broker, place.orders, [(0, b"k", b"s3://b/t/id", [("large-message", b"true")], 1), (0, b"o", b"x", [], 1)]
+    )
+    done = wideload("inspect", place.orders, "-b", place.broker)
+    assert done.returncode == 0
+    *_, row, total = done.stdout.splitlines()
+    assert row.split() == ["0", "0", "unchecked", "-", "-", "-", "k", "s3://b/t/id"]
+    assert total == f"{place.orders}: 2 records (12 B), 1 references to 0 B: 1 unchecked"
+
+
+# --- check and worker -------------------------------------------------------------------------------------------------
+
+
+def test_check_good_configuration(place: Place) -> None:
+    """A table of what would run, and OK; with --print the configuration, secrets hidden. No group is made."""
+    config = place.config({"sasl.password": "hunter2", "client.id": "${env:WHO}"})
+    done = wideload("check", "-c", config, "--print", environ={"WHO": "from-outside"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("OK\n")
+    assert 'sasl.password = "***"' in done.stdout
+    assert "hunter2" not in done.stdout
+    assert "from-outside" not in done.stdout
+    assert f'[pipeline.orders]\ntopics = ["{place.raw}"]' in done.stdout
+    assert groups(place.broker).isdisjoint({place.group})
+
+
+def test_check_creates_topics_where_allowed(place: Place) -> None:
+    """With topic.creation.enable a missing sink is made, and said."""
+    config = place.config({}, **{"output.topic": f"{place.raw}-new", "topic.creation.enable": True})
+    first, second = wideload("check", "-c", config), wideload("check", "-c", config)
+    assert first.stdout.startswith(f"created topic {place.raw}-new\n")
+    assert second.returncode == 0
+    assert "created" not in second.stdout
+
+
+UNREACHABLE = "127.0.0.1:1"
+
+MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
+    "unknown key": (
+        {}, {"errors.tolerence": "all"},
+        "[pipeline.orders] errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
+    ),
+    "wrong type": (
+        {}, {"large.message.threshold.bytes": "1 MB"},
+        "[pipeline.orders] large.message.threshold.bytes: found '1 MB', allowed is a value of type int",
+    ),
+    "missing bucket": (
+        {}, {"large.message.payload.store.class": "s3", "filesystem.root": None},
+        "[pipeline.orders] s3.bucket: is missing",
+    ),
+    "no such bucket": (
+        {},
+        {
+            "large.message.payload.store.class": "s3", "filesystem.root": None, "s3.bucket": "nix",
+            "s3.endpoint": f"http://{UNREACHABLE}", "s3.retry.attempts": 1, "s3.access.key": "a", "s3.secret.key": "b",
+            "s3.region": "us-east-1",
+        },
+        "[pipeline.orders] s3.bucket: the store cannot be used",
+    ),
+    "store is a file": (
+        {}, {"filesystem.root": __file__}, "[pipeline.orders] filesystem.root: the store cannot be used",
+    ),
+    "source is sink": (
+        {}, {"output.topic": "{raw}"}, "[pipeline.orders] output.topic: found '{raw}', which is also in topics",
+    ),
+    "unreachable broker": (
+        {"bootstrap.servers": UNREACHABLE}, {}, f"bootstrap.servers: no broker answers at {UNREACHABLE}",
+    ),
+    "missing source": (
+        {}, {"topics": ["{raw}-nix"]}, "[pipeline.orders] topics: topic {raw}-nix does not exist",
+    ),
+    "missing sink": (
+        {}, {"output.topic": "{raw}-nix"}, "[pipeline.orders] output.topic: topic {raw}-nix does not exist",
+    ),
+    "threshold above the sink's limit": (
+        {}, {"large.message.threshold.bytes": 2_000_000},
+        "[pipeline.orders] large.message.threshold.bytes: found 2,000,000, which is above the sink's limit",
+    ),
+    "secret of the wrong kind": (
+        {"sasl.password": 7_777_777}, {}, "sasl.password: found ***, allowed is a value of type string",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_worker_refuses(place: Place, mistake: str) -> None:
+    """A wrong configuration: status 2, one line with the pipeline and the key, and nothing was consumed."""
+    head, keys, message = MISTAKES[mistake]
+
+    def named(value: object) -> object:
+        if isinstance(value, list):
+            return [named(item) for item in value]
+        return value.replace("{raw}", place.raw) if isinstance(value, str) else value
+
+    send(place.broker, place.raw, [(0, None, b"x", [], 1)])
+    config = place.config(head, **{key: named(value) for key, value in keys.items()})
+    done = wideload("worker", "-c", config)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"wideload: {named(message)}"), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "7777777" not in done.stderr
+    assert done.stdout == ""
+    assert groups(place.broker).isdisjoint({place.group})
+    assert empty(place.broker, place.orders)
+
+
+def test_worker_refuses_a_port_in_use(place: Place) -> None:
+    """Another process on web.port: status 2, and the line names the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = wideload("worker", "-c", place.config({"web.port": port}))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"wideload: web.port: 127.0.0.1:{port} cannot be used: Address already in use")
+
+
+def test_check_refuses_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
+    """The line names the file, and where in it the mistake is."""
+    missing = wideload("check", "-c", tmp_path / "nix.toml")
+    assert (missing.returncode, missing.stderr) == (
+        2, f"wideload: {tmp_path}/nix.toml: cannot be read: No such file or directory\n",
+    )  # fmt: skip
+    broken = tmp_path / "broken.toml"
+    broken.write_text("bootstrap.servers = localhost\n")
+    done = wideload("check", "-c", broken)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"wideload: {broken}: is not TOML: ")
+    assert "line 1" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    """--debug, before the command or behind it, shows where an error comes from; the line comes last."""
+    for arguments in (("--debug", "check"), ("check", "--debug")):
+        done = wideload(*arguments, "-c", tmp_path / "nix.toml")
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("wideload: ")
+
+
+def groups(broker: str) -> set[str]:
+    """The consumer groups of the cluster."""
+    import asyncio
+
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    async def listed() -> set[str]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+        await admin.start()
+        try:
+            return {group for group, _ in await admin.list_consumer_groups()}
+        finally:
+            await admin.close()
+
+    return asyncio.run(listed())
+
+
+def empty(broker: str, topic: str) -> bool:
+    """Whether a topic has no record."""
+    return not any(end_offsets(broker, topic).values())
