@@ -48,14 +48,17 @@ class Inflate:
         return bool(record.headers) and record.value is not None and is_reference(record.headers)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """How much memory the restored value may take: what the reference says, else all that is allowed.
+        """How much memory restoring the value may take: what the reference says, else all that is allowed.
 
-        Never raises; what is malformed takes none, since nothing is read for it.
+        Twice that where the payload is compressed, for then both are held. Never raises; what is malformed takes
+        none, since nothing is read for it.
         """
         try:
-            return self.begin(record).stored_limit_bytes
+            inflation = self.begin(record)
         except TransformError:
             return 0
+        copies = 1 if inflation.reference.codec is None else 2
+        return copies * inflation.stored_limit_bytes
 
     def begin(self, record: RecordLike) -> Inflation:
         """Reads the reference; nothing is requested for one that is not right.
