@@ -29,10 +29,12 @@ from app.sink import Sink
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
+    RecordTooLargeError,
     ReferenceRefusedError,
     TransformError,
     WideloadError,
 )
+from transforms.size import batch_of_one_bytes
 
 if TYPE_CHECKING:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -84,6 +86,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         executor: where transforms run.
         stats: what is counted.
         graceful_timeout_s: how long to drain before partitions are given up.
+        joined: called when the group has given the worker its share of the partitions, which may be none.
     """
 
     # State that changes: `_lanes`, by rebalances; `_waiting`, records read but not admitted yet, by the poll loop and
@@ -100,10 +103,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         executor: Executor,
         stats: PipelineStats,
         graceful_timeout_s: float,
+        joined: Callable[[], None],
     ) -> None:
         self.settings = settings
-        self.running = False
         self.degraded: str | None = None
+        self._joined = joined
         self._plan = plan
         self._chain = chain
         self._share = Share(budget)
@@ -119,6 +123,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._failure: BaseException | None = None
         self._stopping = False
         self._changed = asyncio.Event()
+        self._durable = asyncio.Event()
         self._looking_up: asyncio.Task[None] | None = None
 
     @property
@@ -155,7 +160,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             await self._start_clients()
             commits = asyncio.get_running_loop().create_task(self._commit_regularly())
-            self.running = True
             while not self._stopping:
                 self._raise_failure()
                 await self._turn()
@@ -164,7 +168,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
             raise clients.translated(exc, f"group {self.settings.group_id}") from exc
         finally:
-            self.running = False
             for task in (commits, self._looking_up):
                 if task is not None:
                     task.cancel()
@@ -207,7 +210,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
-        if not await self._share.budget.freed(_POLL_MS / 1000):
+        if not await self._share.freed(_POLL_MS / 1000):
             await self._keep_membership()
 
     async def _await_change(self) -> None:
@@ -222,7 +225,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         Paused partitions give nothing, and lose what was read ahead; so this is done only when it is due.
         """
         interval_s = self._poll_interval_s()
-        if self._consumer._subscription.fetcher_idle_time < interval_s:
+        # aiokafka tells nobody else how long ago the last poll was, which is what it goes by itself.
+        if self._consumer._subscription.fetcher_idle_time < interval_s:  # noqa: SLF001
             return
         assigned = list(self._lanes)
         self._consumer.pause(*assigned)
@@ -237,21 +241,21 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         return interval / 3000  # a third of it, in seconds
 
     def _admit(self) -> None:
-        budget = self._share.budget
+        share = self._share
         while self._waiting:
             lane, records = self._waiting[0]
             while records:
                 record = records[0]
                 held = len(record.value or b"") + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
                 if not lane.slots and self._chain.passes(record):
-                    if not budget.admits(held):
+                    if not share.admits(held):
                         return
                     self._share.take(held)
                     tracker = lane.tracked(record.offset)
                     self._sink.append(self._sink_partition(lane, record), record, tracker, record.offset, held)
                 else:
                     held += self._chain.reserve_bytes(record)
-                    if not budget.admits(held):
+                    if not share.admits(held):
                         return
                     self._enqueue(lane, record, held)
                 records.popleft()
@@ -275,10 +279,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _transform(self, lane: Lane, slot: Slot) -> None:
         try:
-            slot.result, applied = await self._apply(lane, slot.source)
-        except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
-            if not self._bury(slot, exc):
-                return
+            try:
+                slot.result, applied = await self._apply(lane, slot.source)
+                self._count(applied, slot)
+            except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
+                self._bury(slot, exc)
+        except RecordError as exc:
+            self._fail(exc)
+            return
         except PayloadStoreError as exc:
             self._fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
             return
@@ -286,8 +294,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             log.exception("pipeline %s: unexpected error", self.settings.name)
             self._fail(RecordError(slot.source, exc, ""))
             return
-        else:
-            self._count(applied, slot)
         self._release(lane)
 
     async def _apply(self, lane: Lane, record: SourceRecord) -> tuple[RecordLike, tuple[str, ...]]:
@@ -332,26 +338,40 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._share.give(slot.held - held)
         slot.held = held
 
-    def _bury(self, slot: Slot, error: WideloadError) -> bool:
-        if self._dead_letters is None:
-            advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
-            self._fail(RecordError(slot.source, error, advice))
-            return False
-        self._stats.dead_letters += 1
+    def _bury(self, slot: Slot, error: WideloadError) -> None:
+        """Makes the dead letter of a record that can never succeed.
+
+        Raises:
+            RecordError: there is no dead-letter topic, or it would not take the letter.
+        """
         source = slot.source
-        log.warning(
-            "pipeline %s: topic %s, partition %d, offset %d goes to %s: %s",
-            self.settings.name, source.topic, source.partition, source.offset, self._dead_letters.topic, error,
-        )
-        slot.result = dead_letter(
+        if self._dead_letters is None or self._plan.dead_letters is None:
+            advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
+            raise RecordError(source, error, advice) from error
+        topic = self._plan.dead_letters
+        letter = dead_letter(
             source,
             error,
             pipeline=self.settings.name,
             stage=",".join(self.settings.transforms),
             context=self.settings.dead_letter_context,
         )
+        size = batch_of_one_bytes(letter)
+        if size > topic.max_message_bytes:
+            too_large = RecordTooLargeError(topic.name, size, topic.max_message_bytes)
+            raise RecordError(source, error, f"; and it cannot be a dead letter: {too_large}") from error
+        self._stats.dead_letters += 1
+        log.warning(
+            "pipeline %s: topic %s, partition %d, offset %d goes to %s: %s",
+            self.settings.name,
+            source.topic,
+            source.partition,
+            source.offset,
+            topic.name,
+            error,
+        )
+        slot.result = letter
         slot.dead = True
-        return True
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -395,6 +415,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records
         self._stats.bytes_out += size
+        self._durable.set()
 
     # --- failing -----------------------------------------------------------------------------------------------------
 
@@ -411,12 +432,16 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _commit_regularly(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.flush_interval_ms / 1000)
+            # As soon as something is durable, then at most once an interval: a worker that is killed soon after its
+            # start has committed what it had done.
+            await self._durable.wait()
+            self._durable.clear()
             try:
                 await self._commit()
             except KafkaError as exc:
                 self._fail(clients.translated(exc, f"committing offsets of group {self.settings.group_id}"))
                 return
+            await asyncio.sleep(self.settings.flush_interval_ms / 1000)
 
     async def _commit(self) -> None:
         """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again."""
@@ -466,6 +491,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._lanes[partition] = Lane(partition, sink_partition)
         # Not here: without a broker the answer never comes, and aiokafka waits for this method before it stops.
         self._looking_up = asyncio.get_running_loop().create_task(self._look_up_committed())
+        self._joined()
         log.info(
             "pipeline %s reads %s",
             self.settings.name,
@@ -504,7 +530,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
-            await self._share.budget.freed(0.05)
+            await self._share.freed(0.05)
 
     async def _stop_clients(self) -> None:
         self._sink.discard()
@@ -528,5 +554,5 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         sent once the next flow has begun. Drained flows hold none.
         """
         await self._producer.client.close()
-        await self._producer._sender.close()
+        await self._producer._sender.close()  # noqa: SLF001  # the one way to stop it without a flush
         await self._producer.stop()

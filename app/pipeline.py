@@ -148,9 +148,12 @@ class Pipeline(Service):
             executor=self._executor,
             stats=self.stats,
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
+            joined=self._joined,
         )
-        self.status = "RUNNING"
         await self.flow.run()
+
+    def _joined(self) -> None:
+        self.status = "RUNNING"
 
     async def _stopped_within(self, seconds: float) -> None:
         try:

@@ -1,6 +1,6 @@
 """Log lines that repeat: said once, then counted.
 
-With its broker away aiokafka logs each try of each connection, some thirty lines a second, in which everything else drowns.
+With its broker away aiokafka logs each try of each connection, some thirty lines a second, in which all else drowns.
 """
 
 from __future__ import annotations

@@ -31,8 +31,10 @@ class _Application(Application):
 
 
 def run_worker(settings: Settings, log_level: str) -> int:
-    """Runs until SIGTERM or SIGINT, or until no pipeline is left; returns the exit status:
-    1 where a pipeline has stopped for good.
+    """Runs until SIGTERM or SIGINT, or until no pipeline is left.
+
+    Returns:
+        The exit status: 1 where a pipeline has stopped for good, 0 else.
 
     Raises:
         ConfigurationError: the configuration, the cluster or the stores are not as they must be; nothing was consumed.
@@ -55,7 +57,7 @@ def run_worker(settings: Settings, log_level: str) -> int:
             return 1
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
-        print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)  # noqa: T201
+        print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)
     return 1 if failed else 0
 
 

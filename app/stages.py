@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from stores.registry import get, put
-from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError, TransformError
+from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
-from transforms.size import batch_of_one_bytes
+from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,15 +108,8 @@ class InflateStage:
         return self._inflate.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """The value that the reference promises, or the most that is allowed where it promises nothing.
-
-        Twice that where it is compressed: the stored bytes may be nearly as many, and both are held for a time.
-        """
-        try:
-            inflation = self._inflate.begin(record)
-        except TransformError:
-            return 0  # nothing is read for what is malformed
-        return inflation.stored_limit_bytes * (1 if inflation.reference.codec is None else 2)
+        """See `Inflate.reserve_bytes`."""
+        return self._inflate.reserve_bytes(record)
 
     def apply(self, record: RecordLike) -> RecordLike:
         """See `Stage.apply`."""
@@ -148,8 +141,8 @@ class Chain:
         self.stages = tuple(stages)
         self._topic = topic
         self._limit_bytes = limit_bytes
-        # No header-less record with so short a key and value can be over the limit; see `transforms.offload`.
-        self._surely_fits = limit_bytes - 80
+        # No header-less record with so short a key and value can be over the limit.
+        self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
 
     def passes(self, record: RecordLike) -> bool:
         """True where the record goes to the sink as it is."""

@@ -14,7 +14,7 @@ from app.preflight import check
 from app.settings import load
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["CONFIG_VARIABLE", "app"]
+__all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is made when it is asked for
 
 CONFIG_VARIABLE = "WIDELOAD_CONFIG"
 
@@ -22,7 +22,7 @@ CONFIG_VARIABLE = "WIDELOAD_CONFIG"
 def _build() -> Application:
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
-        raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file")
+        raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the file")
     settings = load(path)
     # Faust imports the app for each of its commands, but only the worker is about to use the cluster.
     plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Application:
     try:
         globals()["app"] = built = _build()
     except WideloadError as exc:
-        print(f"wideload: {exc}", file=sys.stderr)  # noqa: T201  # there is no CLI of ours around
+        print(f"wideload: {exc}", file=sys.stderr)  # there is no CLI of ours around
         raise SystemExit(2) from exc
     return built

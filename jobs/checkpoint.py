@@ -73,8 +73,8 @@ class _Files:
 
     def __init__(self, spark: SparkSession) -> None:
         context: Any = spark.sparkContext
-        self._jvm: Any = context._jvm
-        self._configuration: Any = context._jsc.hadoopConfiguration()
+        self._jvm: Any = context._jvm  # noqa: SLF001  # Hadoop has no Python interface but this
+        self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001  # the same
 
     def qualified(self, path: str) -> str:
         file_system, location = self._locate(path)

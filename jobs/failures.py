@@ -75,8 +75,10 @@ _MEANINGS = (
     (
         r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND",
         "--jars",
-        "Spark has no Kafka connector; give its jars, or to spark-submit: "
-        "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+        (
+            "Spark has no Kafka connector; give its jars, or to spark-submit: "
+            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+        ),
     ),
     (
         r"UnknownTopicOrPartitionException|InvalidTopicException",
@@ -86,12 +88,16 @@ _MEANINGS = (
     (
         r"KAFKA_DATA_LOSS|Some data may have been lost",
         "--no-fail-on-data-loss",
-        "records of {source} that the checkpoint counts on are gone from Kafka (retention, or the topic was made "
-        "anew); give this option to go on without them, or a new --checkpoint and --output",
+        (
+            "records of {source} that the checkpoint counts on are gone from Kafka (retention, or the topic was made "
+            "anew); give this option to go on without them, or a new --checkpoint and --output"
+        ),
     ),
     (
-        r"SaslAuthenticationException|SslAuthenticationException|TopicAuthorizationException|"
-        r"GroupAuthorizationException|ClusterAuthorizationException",
+        (
+            r"SaslAuthenticationException|SslAuthenticationException|TopicAuthorizationException|"
+            r"GroupAuthorizationException|ClusterAuthorizationException"
+        ),
         "--kafka-option",
         "the broker at {servers} refuses these credentials, or they may not read {source}",
     ),
@@ -101,8 +107,10 @@ _MEANINGS = (
         "{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the port",
     ),
     (
-        r"org\.apache\.kafka\.common\.config\.ConfigException|Failed to construct kafka consumer|"
-        r"Failed to create new KafkaAdminClient",
+        (
+            r"org\.apache\.kafka\.common\.config\.ConfigException|Failed to construct kafka consumer|"
+            r"Failed to create new KafkaAdminClient"
+        ),
         "--kafka-option",
         "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)",
     ),

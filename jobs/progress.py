@@ -121,8 +121,7 @@ def table(summary: Mapping[str, Any], out: TextIO) -> None:
         ends = " ".join(f"{partition}:{offset:,}" for partition, offset in sorted(partitions.items(), key=_by_number))
         rows.append((f"next offset in {topic}", ends))
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        out.write(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n")
+    out.writelines(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n" for name, value in rows)
 
 
 def _offsets(text: str | None) -> dict[str, dict[str, int]]:

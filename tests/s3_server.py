@@ -167,7 +167,7 @@ def _answers(url: str, process: subprocess.Popen[bytes] | None) -> bool:
 
 def _docker_answers() -> bool:
     # Only needed where there is no binary.
-    from docker.errors import DockerException  # type: ignore[import-untyped]  # the project has no stubs for it
+    from docker.errors import DockerException
     from testcontainers.core.docker_client import DockerClient
 
     try:

@@ -11,15 +11,11 @@ from dataclasses import dataclass
 from transforms.compression import Codec, compress
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
+from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 
 __all__ = ["DEFAULT_THRESHOLD_BYTES", "Offload", "Payload"]
 
 DEFAULT_THRESHOLD_BYTES = 1_048_576  # seed 000: "1MB (Default of max.message.bytes)"
-
-
-# A batch of one without headers: 61 bytes of batch, five-byte varints for record, key and value, 4 bytes besides.
-_OVERHEAD_BOUND_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Offload:
         limit = self.sink_limit_bytes
         if limit is None:
             return False
-        if not record.headers and len(value) + len(record.key or b"") + _OVERHEAD_BOUND_BYTES <= limit:
+        if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
             return False  # nearly every record ends here, for a tenth of what the exact size costs
         return batch_of_one_bytes(record) > limit
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from transforms.record import RecordLike
 
-__all__ = ["BATCH_OVERHEAD_BYTES", "batch_of_one_bytes", "record_bytes", "varint_bytes"]
+__all__ = ["BATCH_OVERHEAD_BYTES", "HEADERLESS_OVERHEAD_BYTES", "batch_of_one_bytes", "record_bytes", "varint_bytes"]
 
 BATCH_OVERHEAD_BYTES = 61
+# The most that a batch of one without headers has beside key and value: five-byte varints for record, key and value.
+HEADERLESS_OVERHEAD_BYTES = 80
 
 
 def varint_bytes(number: int) -> int:

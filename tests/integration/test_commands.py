@@ -149,6 +149,21 @@ def test_produce_file_over_the_limit_sends_nothing(place: Place) -> None:
     assert empty(place.broker, place.raw)
 
 
+def test_produce_pipe_over_the_limit(place: Place) -> None:
+    """What has no size beforehand is read no further than the limit; what came before it is sent, and said."""
+    options = ("-p", 0, "-b", place.broker)
+    whole = wideload("produce", place.raw, "-", *options, stdin=b"x" * (LARGE + 1_000))
+    assert whole.returncode == 1
+    assert "standard input: the record takes 3,001,074 bytes as a batch of one" in whole.stderr
+    # Compressed, the line would fit; it must not be cut in two.
+    line = b"first\n" + b"x" * (LARGE + 1_002) + b"\n"
+    done = wideload("produce", place.raw, "--lines", "--compression-type", "gzip", *options, stdin=line)
+    assert done.returncode == 1
+    assert done.stderr.startswith("wideload: standard input, line 2: it is longer than")
+    assert "1 messages were sent before" in done.stderr
+    assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

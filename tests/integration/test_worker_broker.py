@@ -44,7 +44,7 @@ def way_on(broker: EmbeddedBroker, folder: Path) -> Way:
 @pytest.mark.chaos
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, ending: str) -> None:
-    """A broker that is stopped, or killed, and comes back costs no record and no order; the worker goes on by itself."""
+    """A broker that is stopped or killed, and comes back, costs no record and no order; the worker goes on."""
     way = way_on(own_broker, tmp_path)
     records = mixed(6_000, seed=7)
     with way.worker() as worker:

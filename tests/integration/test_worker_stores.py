@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.topics import end_offsets, read_all, send
+from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way, digests, expected, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from tests.s3_server import KINDS, S3UnavailableError, s3_server
@@ -21,7 +21,7 @@ def test_worker_store_comes_back(make_way: Callable[..., Way]) -> None:
     """While the store is away the pipeline waits and says so, other partitions flow, and nothing is lost after."""
     way = make_way(partitions=2)
     store, away = way.folder / "store", way.folder / "away"
-    large = [(0, b"%d" % n, os.urandom(THRESHOLD + 1), [], 1) for n in range(5)]
+    large: list[Sent] = [(0, b"%d" % n, os.urandom(THRESHOLD + 1), [], 1) for n in range(5)]
     with WorkerProcess(way.folder, way.settings(), way.offload(**{"large.message.store.timeout.ms": 300})) as worker:
         worker.wait_ready()
         send(way.broker, way.raw, large[:1])
@@ -109,7 +109,7 @@ def test_worker_codec(make_way: Callable[..., Way], codec: str) -> None:
 def test_worker_within_small_budget(make_way: Callable[..., Way]) -> None:
     """Values that together are many times the byte budget all pass, one over the budget by itself among them."""
     way = make_way(partitions=3)
-    records = [(n % 3, b"%d" % n, os.urandom(300_000), [], 1) for n in range(60)]
+    records: list[Sent] = [(n % 3, b"%d" % n, os.urandom(300_000), [], 1) for n in range(60)]
     records.append((0, b"over", os.urandom(1_500_000), [], 1))
     send(way.broker, way.raw, records)
     settings = {**way.settings(), "in.flight.bytes": 1_000_000}
@@ -139,7 +139,7 @@ def test_worker_under_faust_command(make_way: Callable[..., Way], make_topic: Ma
             return [sys.executable, "-m", "faust", "-A", "mine", "worker", "--web-port", str(self.port)]
 
     worker = FaustProcess(way.folder, way.settings(), way.offload())
-    path = os.pathsep.join([str(way.folder), os.getcwd()])
+    path = os.pathsep.join([str(way.folder), str(Path.cwd())])
     try:
         worker.start({"WIDELOAD_CONFIG": str(worker.config), "PYTHONPATH": path})
         worker.wait_ready()

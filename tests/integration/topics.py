@@ -6,12 +6,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from transforms.record import Header
 
-__all__ = ["Found", "committed", "end_offsets", "read_all", "send"]
+__all__ = ["Found", "Sent", "committed", "end_offsets", "read_all", "send"]
 
 _LARGE = 64 * 1024 * 1024
 
@@ -36,7 +37,7 @@ async def _send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
     async with AIOKafkaProducer(
         bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=1_000_000
     ) as producer:
-        batches = {}
+        batches: dict[int, Any] = {}
         futures = []
         for partition, key, value, headers, timestamp in records:
             batch = batches.setdefault(partition, producer.create_batch())

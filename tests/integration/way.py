@@ -6,9 +6,8 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from tests.integration.topics import Found, end_offsets
+from tests.integration.topics import Found, Sent, end_offsets
 from tests.integration.worker_process import WorkerProcess
 
 __all__ = ["PARTITIONS", "THRESHOLD", "MakeTopic", "Way", "digests", "expected", "first_occurrences", "mixed"]
@@ -80,11 +79,11 @@ class Way:
         }
 
 
-def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[tuple[int, bytes, bytes, list[Any], int]]:
+def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[Sent]:
     """Records of which one in 25 is large, numbered by partition in their keys."""
     rng = random.Random(seed)
     numbers = [0] * partitions
-    records = []
+    records: list[Sent] = []
     for _ in range(count):
         partition = rng.randrange(partitions)
         size = rng.randrange(THRESHOLD + 1, 4 * THRESHOLD) if rng.random() < 0.04 else rng.randrange(200)
@@ -94,11 +93,11 @@ def mixed(count: int, seed: int, partitions: int = PARTITIONS) -> list[tuple[int
     return records
 
 
-def expected(records: list[tuple[int, bytes, bytes, list[Any], int]]) -> dict[int, list[tuple[bytes | None, str]]]:
+def expected(records: list[Sent]) -> dict[int, list[tuple[bytes | None, str]]]:
     """Keys and digests by partition, in order."""
     by_partition: dict[int, list[tuple[bytes | None, str]]] = {}
     for partition, key, value, _, _ in records:
-        by_partition.setdefault(partition, []).append((key, hashlib.sha256(value).hexdigest()))
+        by_partition.setdefault(partition, []).append((key, hashlib.sha256(value or b"").hexdigest()))
     return by_partition
 
 

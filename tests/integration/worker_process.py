@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tests.s3_server import free_port
 
@@ -44,14 +44,16 @@ def toml(worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, obje
 class WorkerProcess:
     """`wideload worker -c FILE` in a process of its own; killed when the block ends, whatever happened."""
 
-    def __init__(self, folder: Path, worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(
+        self, folder: Path, worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, object]]
+    ) -> None:
         self.port = free_port()
         self.config = folder / f"wideload-{self.port}.toml"
         self.config.write_text(toml({**worker, "web.port": self.port}, pipelines))
         self.log = folder / f"worker-{self.port}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> WorkerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -504,7 +504,7 @@ def test_where_the_bucket_stands_in_a_url(config: dict[str, object], url: str) -
         raise SentError(request.url)
 
     with opened({"s3.bucket": "payloads", "s3.region": "eu-central-1", **CREDENTIALS, **config}) as store:
-        store._client.meta.events.register("before-send.s3", stop)  # noqa: SLF001  # or the request would leave
+        store._client.meta.events.register("before-send.s3", stop)  # or the request would leave
         with pytest.raises(SentError, match=f"^{re.escape(url)}$"):
             store.put(*NAME, b"data")
 
