@@ -59,7 +59,7 @@ _REASONS: Sequence[tuple[str, str]] = (
         r"name resolution|nodename nor servname|NewConnectionError|Max retries|Connection (?:refused|reset|aborted)"
         r"|ProxyError|ConnectTimeout|ReadTimeout|Read timed out|i/o timeout|dial tcp|Network is unreachable|SSLError"
         r"|No matching distribution|from versions: none",
-        "the network or the package index does not answer ({line}). Check the connection and try again; behind a proxy "
+        "the network or the package index does not answer ({found}). Check the connection and try again; behind a proxy "
         "set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
     ),
 )
@@ -304,8 +304,9 @@ def reason(lines: Sequence[str], log: Path) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for pattern, meaning in _REASONS:
         for line in lines:
-            if re.search(pattern, line):
-                return meaning.format(line=_shortened(line), version=version) + "."
+            match = re.search(pattern, line)
+            if match:
+                return meaning.format(found=match[0], line=_shortened(line), version=version) + "."
     errors = [line for line in lines if re.match(r"(?i)(error|fatal)\b", line)] or [line for line in lines if line]
     return f"{_shortened(errors[-1]) if errors else 'it said nothing'}. All that was said is in {log}."
 
