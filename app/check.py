@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from app.console import bytes_text
-from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.definitions import CONSUMER_KEYS, PRODUCER_KEYS
 from app.secret import Secret
-from stores.keys import Key, read
+from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 
@@ -33,11 +33,10 @@ def effective(settings: Settings) -> str:
     So is every string that a user's own store is handed, since nobody says which of them are secret.
     """
     client = settings.client
-    security = {name: value for name, value in client.security.items() if value is not None}
     worker: dict[str, object] = {
         "bootstrap.servers": client.bootstrap_servers,
         "client.id": client.client_id,
-        **_masked(security, _secret_names()),
+        **client.security,
         "in.flight.bytes": settings.in_flight_bytes,
         "store.threads": settings.store_threads,
         "web.bind": settings.web_bind,
@@ -49,10 +48,6 @@ def effective(settings: Settings) -> str:
         name = pipeline.name if re.fullmatch(r"[A-Za-z0-9_-]+", pipeline.name) else json.dumps(pipeline.name)
         lines += ["", f"[pipeline.{name}]", *_toml(_pipeline(pipeline))]
     return "\n".join(lines) + "\n"
-
-
-def _secret_names() -> frozenset[str]:
-    return frozenset(key.name for key in SECURITY_KEYS if key.secret)
 
 
 def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
@@ -77,27 +72,18 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
 
 
 def _store(config: Mapping[str, object]) -> dict[str, object]:
-    keys: Sequence[Key] | None = store_keys(str(config[STORE_CLASS]))
-    known = (*COMMON_KEYS, *(keys or ()))
-    values: dict[str, object] = {**config, **read(known, config)}
-    return _masked(values, frozenset(key.name for key in known if key.secret))
+    known = (*COMMON_KEYS, *(store_keys(str(config[STORE_CLASS])) or ()))
+    return {**config, **read([key for key in known if key.name not in config], {})}
 
 
-def _masked(values: Mapping[str, object], secrets: frozenset[str]) -> dict[str, object]:
-    return {
-        name: _HIDDEN if value is not None and (name in secrets or _came_from_outside(value)) else value
-        for name, value in values.items()
-    }
-
-
-def _came_from_outside(value: object) -> bool:
+def _is_hidden(value: object) -> bool:
     return isinstance(value, Secret) or (isinstance(value, list) and any(isinstance(item, Secret) for item in value))
 
 
 def _toml(values: Mapping[str, object]) -> Iterator[str]:
     for name, value in values.items():
         if value is not None:
-            shown = _HIDDEN if _came_from_outside(value) else value
+            shown = _HIDDEN if _is_hidden(value) else value
             yield f"{name} = {json.dumps(shown, ensure_ascii=False)}"
 
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TextIO
 
-__all__ = ["Column", "Progress", "Rows", "bytes_text", "printable", "progress"]
+__all__ = ["Column", "Progress", "Rows", "Unit", "bytes_text", "printable", "progress"]
+
+Unit = Literal["bytes", "messages"] | None
 
 _MIN_LAST_COLUMN = 20
 _KILO = 1000
@@ -99,15 +101,13 @@ class _Silent:
 
 
 @contextmanager
-def progress(
-    title: str, total: int | None, *, unit: Literal["bytes", "messages"], shown: bool = True
-) -> Iterator[Progress]:
+def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -> Iterator[Progress]:
     """A bar on standard error where that is a terminal; silence elsewhere.
 
     Args:
         title: what is being done.
         total: in `unit`; None where it is not known.
-        unit: of `total`, and of `Progress.advance`.
+        unit: of `total`, and of `Progress.advance`; None where nothing is counted, and the bar only moves.
         shown: False for silence in any case.
     """
     if not shown or not sys.stderr.isatty():
@@ -117,11 +117,11 @@ def progress(
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    amounts = {"bytes": (DownloadColumn(),), "messages": (MofNCompleteColumn(),), None: ()}
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
-        amount,
+        *amounts[unit],
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -30,7 +30,7 @@ from aiokafka.admin import NewTopic
 from app import jars, java
 from app.broker import EmbeddedBroker
 from app.clients import admin
-from app.console import Progress, bytes_text, progress
+from app.console import Progress, Unit, bytes_text, progress
 from app.exhibits import Comparison, Exhibit, compare, from_folder, from_jars
 from app.sender import find_topic, open_sender
 from app.settings import ClientSettings
@@ -139,9 +139,9 @@ class Demo:
         with self._step("start the worker"):
             self._start_worker()
         total = sum(exhibit.size for exhibit in self._exhibits)
-        with self._step(f"send to {RAW}", total) as bar:
+        with self._step(f"send to {RAW}", total, "bytes") as bar:
             digests = asyncio.run(self._send(bar))
-        with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), unit="messages") as bar:
+        with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), "messages") as bar:
             asyncio.run(self._wait_for(len(digests), bar))
         with self._step("stop the worker"):
             self._stop_worker()
@@ -151,7 +151,7 @@ class Demo:
             return compare(digests, self._folder / "parquet")
 
     @contextmanager
-    def _step(self, title: str, total: int | None = None, unit: Any = "bytes") -> Iterator[Progress]:
+    def _step(self, title: str, total: int | None = None, unit: Unit = None) -> Iterator[Progress]:
         started = time.monotonic()
         with progress(title, total, unit=unit) as bar:
             yield bar

@@ -248,8 +248,8 @@ async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dic
             if error.errno != 0:
                 raise ConfigurationError(
                     "topics",
-                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; grant "
-                    "DescribeConfigs on it",
+                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; "
+                    "grant DescribeConfigs on it",
                 )
             configs[resource["resource_name"]] = {
                 entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]

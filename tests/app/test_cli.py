@@ -12,8 +12,11 @@ from app.cli import cli
 from app.connection import client_of, pipeline_of
 from app.console import bytes_text, printable
 from app.consume import start_of, text_json
+from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.folder import Folder, safe_name
 from app.settings import parse
+from stores.registry import store_keys
+from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
 COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect")
@@ -154,6 +157,16 @@ def test_effective_configuration_hides_secrets() -> None:
     assert "mine.count = 7" in text
     assert 'sasl.password = "***"' in text
     assert "large.message.threshold.bytes = 1048576" in text
+
+
+def test_effective_configuration_has_every_key() -> None:
+    """Each key that has a value is there once, the defaults of the store included; a key that was added later too."""
+    text = effective(parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE}}, {}))
+    named = [line.partition(" = ")[0] for line in text.splitlines() if " = " in line]
+    stores = store_keys("memory") or ()
+    keys = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
+    assert len(named) == len(set(named))
+    assert {key.name for key in keys if key.default is not None} <= set(named) <= {key.name for key in keys}
 
 
 class Store:
