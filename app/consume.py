@@ -220,7 +220,9 @@ def command(
     values: bool,
     as_json: bool,
 ) -> int:
-    """Show the records of a topic: a table on a terminal, JSON lines elsewhere; values go to files with --output.
+    """Show the records of a topic, or write their values to files.
+
+    Records are a table on a terminal and JSON lines elsewhere; with --output, values are files as well.
 
     Without --from-beginning or --offset it waits for new records, as Kafka's own console consumer does. Nothing is
     overwritten in DIR; a value whose key is no safe name is called TOPIC-PARTITION-OFFSET. The status is 1 where a
