@@ -41,8 +41,7 @@ async def passthrough(bench: Bench) -> list[Result]:
     """
     count = bench.records or RECORDS
     source = await bench.topics.make("source")
-    await bench.topics.load(source, _records(count))
-    digests = await bench.topics.digests(source)
+    digests = await bench.topics.load(source, _records(count))
     runs: dict[str, list[Run]] = {"worker": [], "bare loop": [], "bare loop, 16 KiB batches": [], "Faust agent": []}
     for number in range(bench.repeat):
         bench.console.print(f"passthrough, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB")

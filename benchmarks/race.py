@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,14 @@ class Run:
 
 
 async def race(
-    topics: Topics, sink: str, count: int, command: Sequence[str], *, log: Path, seconds: float = 900.0
+    topics: Topics,
+    sink: str,
+    count: int,
+    command: Sequence[str],
+    *,
+    log: Path,
+    environ: Mapping[str, str] | None = None,
+    seconds: float = 900.0,
 ) -> Run:
     """Runs `command` until it has written `count` records to `sink`, then stops it with SIGTERM.
 
@@ -63,13 +71,14 @@ async def race(
         count: how many records are to come.
         command: of the process, which is to run until SIGTERM.
         log: where its output goes.
+        environ: what its environment has besides this process' own.
         seconds: after so long without the last record it is given up.
 
     Raises:
         BenchmarkError: the process ended before its time, gave too few or too many records, or would not stop.
     """
     async with topics.watch(sink) as watch:
-        process = _start(command, log)
+        process = _start(command, log, environ or {})
         try:
             async with asyncio.timeout(seconds):
                 run = await _timed(watch, count, process)
@@ -87,9 +96,11 @@ async def race(
         return run
 
 
-def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **environ}
+        )
 
 
 async def _timed(watch: Watch, count: int, process: subprocess.Popen[bytes]) -> Run:

@@ -21,6 +21,8 @@ from rich.console import Console
 from app.broker import EmbeddedBroker
 from benchmarks import machine
 from benchmarks.bench import Bench
+from benchmarks.memory import memory
+from benchmarks.offload import offload
 from benchmarks.passthrough import passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
@@ -30,6 +32,8 @@ __all__ = ["SCENARIOS", "main"]
 
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "passthrough": passthrough,
+    "offload": offload,
+    "memory": memory,
 }
 
 

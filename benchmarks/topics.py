@@ -14,8 +14,9 @@ from typing import Any, Self
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
+from aiokafka.partitioner import DefaultPartitioner
 
-__all__ = ["PARTITIONS", "Topics", "Watch"]
+__all__ = ["PARTITIONS", "Digests", "Topics", "Watch"]
 
 PARTITIONS = 4
 _UNLIMITED_BYTES = 2**31 - 1
@@ -34,6 +35,25 @@ class Watch:
         """Records that the topic has now: the sum of its end offsets."""
         ends = await self._consumer.end_offsets(self._partitions)
         return int(sum(ends.values()))
+
+
+Digests = dict[int, tuple[int, str]]
+
+
+class _Digests:
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._hashes: dict[int, hashlib._Hash] = {}
+
+    def add(self, partition: int, key: bytes, value: bytes) -> None:
+        self._counts[partition] = self._counts.get(partition, 0) + 1
+        digest = self._hashes.setdefault(partition, hashlib.sha256())
+        digest.update(struct.pack(">ii", len(key), len(value)))
+        digest.update(key)
+        digest.update(value)
+
+    def result(self) -> Digests:
+        return {number: (self._counts[number], digest.hexdigest()) for number, digest in sorted(self._hashes.items())}
 
 
 class Topics:
@@ -79,8 +99,15 @@ class Topics:
             await self._admin.delete_topics(list(names))
             self._made.difference_update(names)
 
-    async def load(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Writes (key, value) records, each to the partition that its key decides, and waits until all are durable."""
+    async def load(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> Digests:
+        """Writes (key, value) records, each to the partition that its key decides, and waits until all are durable.
+
+        Returns:
+            What `digests` finds in a topic that has the same records.
+        """
+        digests = _Digests()
+        numbers = list(range(PARTITIONS))
+        partition_of = DefaultPartitioner()
         async with AIOKafkaProducer(
             bootstrap_servers=self.bootstrap,
             acks="all",
@@ -88,8 +115,13 @@ class Topics:
             max_batch_size=_LOAD_BATCH_BYTES,
             max_request_size=_UNLIMITED_BYTES,
         ) as producer:
-            futures = [await producer.send(topic, value, key) for key, value in records]
+            futures = []
+            for key, value in records:
+                partition = partition_of(key, numbers, numbers)
+                digests.add(partition, key, value)
+                futures.append(await producer.send(topic, value, key, partition=partition))
             await asyncio.gather(*futures)
+        return digests.result()
 
     @asynccontextmanager
     async def watch(self, topic: str) -> AsyncIterator[Watch]:
@@ -115,17 +147,12 @@ class Topics:
         finally:
             await consumer.stop()
 
-    async def digests(self, topic: str) -> dict[int, tuple[int, str]]:
+    async def digests(self, topic: str) -> Digests:
         """Of each partition that has records: how many, and a SHA-256 over all keys and values in their order."""
-        counts: dict[int, int] = {}
-        hashes: dict[int, Any] = {}
+        digests = _Digests()
         async for record in self.read(topic):
-            counts[record.partition] = counts.get(record.partition, 0) + 1
-            digest = hashes.setdefault(record.partition, hashlib.sha256())
-            digest.update(struct.pack(">ii", len(record.key), len(record.value)))
-            digest.update(record.key)
-            digest.update(record.value)
-        return {partition: (counts[partition], digest.hexdigest()) for partition, digest in sorted(hashes.items())}
+            digests.add(record.partition, record.key, record.value)
+        return digests.result()
 
     async def _consumer(self, topic: str, *, paused: bool) -> AIOKafkaConsumer:
         partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
