@@ -102,6 +102,12 @@ def broker(pytestconfig: pytest.Config) -> Iterator[str]:
         yield bootstrap
 
 
+@pytest.fixture
+def least_session_ms(broker: str, pytestconfig: pytest.Config) -> int:
+    """The shortest session that the broker lets a consumer have: the embedded one is set to one second."""
+    return 2_000 if pytestconfig.stash[_broker_told].startswith("embedded") else 6_000
+
+
 def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:
     given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     if given:

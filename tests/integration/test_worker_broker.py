@@ -38,7 +38,7 @@ def way_on(broker: EmbeddedBroker, folder: Path) -> Way:
         asyncio.run(create())
         return name
 
-    return Way(broker.bootstrap_servers, make_topic, folder, PARTITIONS, 2_000_000)
+    return Way(broker.bootstrap_servers, make_topic, folder, partitions=PARTITIONS, large=2_000_000, session_ms=2_000)
 
 
 @pytest.mark.chaos

@@ -21,9 +21,19 @@ PARTITIONS = 6
 class Way:
     """Three topics, a store, and the configuration of the two pipelines between them."""
 
-    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, partitions: int, large: int) -> None:
+    def __init__(
+        self,
+        broker: str,
+        make_topic: MakeTopic,
+        folder: Path,
+        *,
+        partitions: int,
+        large: int,
+        session_ms: int,
+    ) -> None:
         self.broker = broker
         self.folder = folder
+        self.session_ms = session_ms
         forever = {"retention.ms": "-1"}  # the records' timestamps are years old
         big = {**forever, "max.message.bytes": str(large + 1_000_000)}
         self.raw = make_topic(partitions, **big)
@@ -45,7 +55,7 @@ class Way:
         """The worker's keys: a short session, so that a killed worker is missed soon."""
         return {
             "bootstrap.servers": self.broker,
-            "consumer.session.timeout.ms": 2_000,
+            "consumer.session.timeout.ms": self.session_ms,
             "consumer.heartbeat.interval.ms": 300,
         }
 
