@@ -59,8 +59,8 @@ _REASONS: Sequence[tuple[str, str]] = (
         r"name resolution|nodename nor servname|NewConnectionError|Max retries|Connection (?:refused|reset|aborted)"
         r"|ProxyError|ConnectTimeout|ReadTimeout|Read timed out|i/o timeout|dial tcp|Network is unreachable|SSLError"
         r"|No matching distribution|from versions: none",
-        "the network or the package index does not answer ({found}). Check the connection and try again; behind a proxy "
-        "set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
+        "the network or the package index does not answer ({found}). Check the connection and try again; behind a "
+        "proxy set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
     ),
 )
 
@@ -159,7 +159,7 @@ class Installation:
     def _steps(self, goal: str) -> Iterator[Step]:
         command = java.locate(self._environ)
         # The path stands in every script of the environment: a checkout that was moved needs a new one.
-        venv = f"{self._base_python} {sys.version} {self._root}"
+        venv = f"{sys.base_prefix} {sys.version} {self._root}"
         yield Step("Virtual environment", venv, self._make_venv)
         yield Step("Java", f"{venv} {command} {command.stat().st_mtime_ns}", self._check_java)
         packages = f"{venv} {_digest(self._root / _LOCK)}"

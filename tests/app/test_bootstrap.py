@@ -77,6 +77,12 @@ def test_steps_are_done_once(installation: Installation, checkout: Path) -> None
         file.write("# changed\n")
     assert due(installation) == ["Python packages", "Wideload itself"]
     perform(installation, "Python packages")
+    ask = (
+        "import sys, os; sys.path.insert(0, '.'); from app.installation import Installation; from pathlib import Path; "
+    )
+    ask += "print([step.title for step in Installation(Path.cwd(), os.environ).due('demo')][0])"
+    command = [checkout / ".venv" / "bin" / "python", "-I", "-S", "-c", ask]
+    assert subprocess.check_output(command, cwd=checkout, text=True) == "Wideload itself\n"
     moved = checkout.rename(checkout.with_name("moved"))
     try:
         assert due(Installation(moved, os.environ))[0] == "Virtual environment"
