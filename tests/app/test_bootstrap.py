@@ -81,7 +81,7 @@ def test_steps_are_done_once(installation: Installation, checkout: Path) -> None
         "import sys, os; sys.path.insert(0, '.'); from app.installation import Installation; from pathlib import Path; "
     )
     ask += "print([step.title for step in Installation(Path.cwd(), os.environ).due('demo')][0])"
-    command = [checkout / ".venv" / "bin" / "python", "-I", "-S", "-c", ask]
+    command = [str(checkout / ".venv" / "bin" / "python"), "-I", "-S", "-c", ask]
     assert subprocess.check_output(command, cwd=checkout, text=True) == "Wideload itself\n"
     moved = checkout.rename(checkout.with_name("moved"))
     try:
