@@ -61,7 +61,7 @@ types: setup-demo ## Check types
 	@$(RUN) -m mypy --no-error-summary
 
 bench: setup-test ## Measure, beside other ways to do the same; writes build/bench.json
-	@$(RUN) -m benchmarks
+	@$(RUN) -m benchmarks.run $(BENCH)
 
 docs: setup-demo ## Write docs/configuration.md from the settings
 	@$(RUN) -m app.reference
