@@ -76,5 +76,5 @@ lock: setup-demo ## Resolve the requirements and the jars anew
 	$(RUN) -m app.jars lock
 
 clean: ## Remove what was made here; the jars in the cache folder stay
-	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse artifacts
 	@find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
