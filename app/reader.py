@@ -12,8 +12,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.clients import security_arguments, translated
+from app.lane import SourceRecord
 from transforms.errors import ConfigurationError
-from transforms.record import RecordLike
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -21,15 +21,9 @@ if TYPE_CHECKING:
     from app.preflight import Topic
     from app.settings import ClientSettings
 
-    class TopicRecord(RecordLike, Protocol):
-        """A record and where it stands."""
+    class TopicRecord(SourceRecord, Protocol):
+        """A record, where it stands, and whose clock it bears."""
 
-        @property
-        def topic(self) -> str: ...
-        @property
-        def partition(self) -> int: ...
-        @property
-        def offset(self) -> int: ...
         @property
         def timestamp_type(self) -> int: ...
 
