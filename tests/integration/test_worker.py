@@ -239,3 +239,23 @@ def test_worker_inflated_record_over_sink_limit(make_way: Callable[..., Way], ma
     assert (status, health["status"], health["ready"]) == (503, "failed", False)
     assert f"topic {way.inflated} takes 1,048,588" in health["reasons"]["inflate"]
     assert worker.terminate() == 1
+
+
+def test_worker_without_partitions_is_ready(make_way: Callable[..., Way]) -> None:
+    """A worker to which the group gives no partition is ready all the same, and takes over when the other one goes."""
+    way = make_way(partitions=1)
+    with way.worker() as first:
+        first.wait_ready()
+        with way.worker() as second:
+            until(lambda: second.get("/health")[0] == 200, "the second worker is ready")
+            until(lambda: shares(first, second) == ([0, 1], [0, 1]), "each partition has one reader")
+            first.terminate()
+            until(lambda: shares(second) == ([1, 1],), "the second worker has them")
+            send(way.broker, way.raw, [(0, b"k", b"v", [], 1)])
+            until(lambda: way.arrived(1), "the record has arrived")
+
+
+def shares(*workers: WorkerProcess) -> tuple[list[int], ...]:
+    """For each pipeline, how many partitions each worker has, in rising order; by worker where there is one."""
+    counts = [[len(page["partitions"]) for page in worker.get("/pipelines")[1]] for worker in workers]
+    return (counts[0],) if len(counts) == 1 else tuple(sorted(column) for column in zip(*counts, strict=True))
