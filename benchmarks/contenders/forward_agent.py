@@ -13,13 +13,13 @@ from typing import Any
 import faust
 
 
-def main(bootstrap: str, source: str, sink: str) -> None:
-    """Runs until SIGTERM."""
+def main(folder: str, bootstrap: str, source: str, sink: str) -> None:
+    """Runs until SIGTERM; `folder` is for what Faust wants to keep."""
     app = faust.App(
         f"{sink}-agent",
         broker=f"kafka://{bootstrap}",
         web_enabled=False,
-        datadir=Path(tempfile.mkdtemp(prefix="bench-faust-")),
+        datadir=Path(folder),
     )
     source_topic = app.topic(source, key_serializer="raw", value_serializer="raw")
     sink_topic = app.topic(sink, key_serializer="raw", value_serializer="raw")
@@ -33,4 +33,5 @@ def main(bootstrap: str, source: str, sink: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="bench-faust-") as temporary:
+        main(temporary, *sys.argv[1:])

@@ -21,8 +21,8 @@ from faust_large_message_serializer import (  # type: ignore[import-not-found]  
 from loguru import logger  # type: ignore[import-not-found]  # likewise
 
 
-def main(bootstrap: str, source: str, sink: str, endpoint: str, base_path: str) -> None:
-    """Runs until SIGTERM."""
+def main(folder: str, bootstrap: str, source: str, sink: str, endpoint: str, base_path: str) -> None:
+    """Runs until SIGTERM; `folder` is for what Faust wants to keep."""
     logger.remove()  # it would write a line a record
     config = LargeMessageSerializerConfig(
         base_path=base_path,
@@ -36,7 +36,7 @@ def main(bootstrap: str, source: str, sink: str, endpoint: str, base_path: str) 
         f"{sink}-agent",
         broker=f"kafka://{bootstrap}",
         web_enabled=False,
-        datadir=Path(tempfile.mkdtemp(prefix="bench-faust-")),
+        datadir=Path(folder),
     )
     source_topic = app.topic(source, key_serializer="raw", value_serializer="raw")
     sink_topic = app.topic(sink, key_serializer="raw", value_serializer="raw")
@@ -51,4 +51,5 @@ def main(bootstrap: str, source: str, sink: str, endpoint: str, base_path: str) 
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="bench-faust-") as temporary:
+        main(temporary, *sys.argv[1:])
