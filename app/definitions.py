@@ -183,7 +183,13 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key("consumer.check.crcs", "boolean", "Whether the checksums of batches that are read are verified.", default=True),
     Key("consumer.client.rack", "string", "The rack, to read from the nearest replica (KIP-392)."),
     Key(
-        "consumer.fetch.max.bytes", "int", "The most bytes of one fetch.", default=52_428_800, minimum=1, maximum=_INT32
+        "consumer.fetch.max.bytes",
+        "int",
+        "The most bytes of one fetch; a larger record still comes. Where a quarter of `in.flight.bytes` is less than "
+        "the default, it is that.",
+        default=52_428_800,
+        minimum=1,
+        maximum=_INT32,
     ),
     Key(
         "consumer.fetch.max.wait.ms",

@@ -116,6 +116,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._graceful_timeout_s = graceful_timeout_s
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         self._producer: AIOKafkaProducer = clients.producer(client, settings)
+        self._large = asyncio.Semaphore(1)
         self._sink = self._make_sink(plan.sink.name)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters.name)
         self._lanes: dict[TopicPartition, Lane] = {}
@@ -410,7 +411,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         def failed(error: BaseException) -> None:
             self._fail(clients.translated(error, f"writing to topic {topic}"))
 
-        return Sink(self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged)
+        return Sink(
+            self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged, large=self._large
+        )
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records
@@ -530,7 +533,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
-            await self._share.freed(0.05)
+            # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
+            await self._share.budget.freed(0.05)
 
     async def _stop_clients(self) -> None:
         self._sink.discard()

@@ -23,6 +23,7 @@ from transforms.errors import ConfigurationError
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
 TRANSFORMS = ("offload", "inflate")
+_FETCH = "consumer.fetch.max.bytes"
 _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
@@ -130,7 +131,10 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     client = client_settings(own)
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
-    pipelines = tuple(_pipeline(name, shared, _flatten_in(name, table, environ)) for name, table in tables.items())
+    pipelines = tuple(
+        _pipeline(name, {**_reading_ahead(worker["in.flight.bytes"]), **shared}, _flatten_in(name, table, environ))
+        for name, table in tables.items()
+    )
     check_apart(pipelines)
     check_no_circle(pipelines)
     _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
@@ -226,6 +230,11 @@ def _check_security(security: Mapping[str, Value | None]) -> None:
         value = security[name]
         if value is not None and not Path(str(value)).is_file():
             raise ConfigurationError(name, f"there is no file {value!r}")
+
+
+def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
+    """What a client reads ahead is memory too: where the budget is small, so is the default of a fetch."""
+    return {_FETCH: max(1, min(52_428_800, in_flight_bytes // 4))}
 
 
 def _pipeline(name: str, shared: Mapping[str, object], table: Mapping[str, object]) -> PipelineSettings:

@@ -164,7 +164,7 @@ def _require_java() -> None:
         raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a JDK 17 or newer, or unset it")
     if not home and shutil.which("java") is None:
         raise ConfigurationError(
-            "java", "not found, and Spark runs on it; install Java 17 or newer (Debian: openjdk-17-jre-headless)"
+            "java", "not found, and Spark runs on it; install Java 17 to 22 (Debian: openjdk-17-jre-headless)"
         )
 
 
