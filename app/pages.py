@@ -97,6 +97,8 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], budget: Budge
     async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
         return view.bytes(metrics.text(), content_type=_PROMETHEUS)
 
+    # Before Faust's own index, which has no setting to turn it off, and says OK whatever has failed.
+    app.page("/")(ready)
     app.page("/health")(ready)
     app.page("/health/live")(live)
     app.page("/health/ready")(ready)
