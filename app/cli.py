@@ -192,7 +192,9 @@ def check(config: str, *, show: bool) -> int:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
     out = Console() if sys.stdout.isatty() else Console(width=160)
-    out.print(plan_table(settings, plans))
+    with out.capture() as table:  # on a closed pipe rich would end the process with a status of its own
+        out.print(plan_table(settings, plans))
+    click.echo(table.get(), nl=False)
     click.echo("OK")
     return 0
 
@@ -238,12 +240,16 @@ def _status(arguments: list[str]) -> int:
 def _told(error: Exception) -> int:
     """What happened, on standard error, and the exit status; what a user is to set right is one line."""
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or 'input or output'}: {error.strerror}"
     if isinstance(error, ConfigurationError):
         status, text = _USAGE, " ".join(text.split())
     elif isinstance(error, (WideloadError, OSError)):
         status = _FAILED
     else:
         status, text = _FAILED, f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+    # Names from the command line or the file may hold what a terminal would obey.
+    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     click.echo(f"wideload: {text}", err=True)
     return status
 

@@ -22,7 +22,7 @@ from app.settings import ClientSettings, load
 from app.stages import InflateStage
 from app.stats import PipelineStats
 from stores.registry import open_store
-from transforms.errors import ConfigurationError, PayloadStoreError, TransformError
+from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike
 from transforms.reference import is_reference
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.reader import TopicRecord
     from stores.store import PayloadStore
 
-__all__ = ["command", "header_json", "start_of", "text_json"]
+__all__ = ["command", "header_json", "json_line", "start_of", "text_json"]
 
 _COLUMNS = (
     Column("partition", 9, ">"),
@@ -58,6 +58,15 @@ def header_json(headers: Sequence[Header]) -> list[list[Any]]:
     return [[name, text_json(value)] for name, value in headers]
 
 
+def json_line(value: object) -> str:
+    """`value` as a line of JSON that can harm no terminal: text stays readable, what is not printable is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    # JSON itself lets pass DEL, the C1 controls (U+009B begins an escape sequence), and marks that turn text round.
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return f"{text}\n"
+
+
 @dataclass(slots=True)
 class _Totals:
     messages: int = 0
@@ -76,7 +85,7 @@ class _Printer:
         self, source: TopicRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
     ) -> None:
         """Shows one record: `record` is what became of `source`."""
-        reference = is_reference(record.headers)
+        reference = record.value is not None and is_reference(record.headers)
         if self._rows is None:
             self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
             return
@@ -113,7 +122,7 @@ class _Printer:
             line["file"] = file
         if error is not None:
             line["error"] = error
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_line(line))
 
 
 class _Run:
@@ -138,7 +147,10 @@ class _Run:
         file = None
         if self._folder is not None and record.value is not None and error is None:
             fallback = f"{source.topic}-{source.partition}-{source.offset}"
-            file = str(await asyncio.to_thread(self._folder.write, record.value, record.key, fallback))
+            try:
+                file = str(await asyncio.to_thread(self._folder.write, record.value, record.key, fallback))
+            except OSError as exc:
+                raise WideloadError(f"--output: {fallback} cannot be written: {exc.strerror}") from exc
         self.totals.messages += 1
         self.totals.size += len(record.value or b"")
         self.totals.failed += error is not None

@@ -16,7 +16,7 @@ import click
 
 from app.connection import client_of, connection_options, pipeline_of
 from app.console import Column, Progress, Rows, bytes_text, printable, progress
-from app.consume import text_json
+from app.consume import json_line, text_json
 from app.reader import Selection, open_reader
 from app.sender import find_topic
 from app.settings import ClientSettings, load
@@ -129,7 +129,7 @@ class _Printer:
             return
         reference = finding.reference
         if self._rows is None:
-            sys.stdout.write(json.dumps(_line(record, finding), ensure_ascii=False) + "\n")
+            sys.stdout.write(json_line(_line(record, finding)))
             return
         size = None if reference is None else reference.size
         path = finding.detail if reference is None else reference.path

@@ -169,10 +169,13 @@ async def _send_all(client: ClientSettings, job: _Job, sources: Iterator[Source]
 async def _feed(sender: Sender, job: _Job, sources: Iterator[Source], limit: int) -> None:
     """Reads one message at a time: what is on its way is bounded by the sender, and one more is read."""
     for source in sources:
-        if source.size is not None and source.size < BATCH_BYTES:
-            value = source.read(limit + 1)
-        else:
-            value = await asyncio.to_thread(source.read, limit + 1)
+        try:
+            if source.size is not None and source.size < BATCH_BYTES:
+                value = source.read(limit + 1)
+            else:
+                value = await asyncio.to_thread(source.read, limit + 1)
+        except OSError as exc:
+            raise SendError(f"{source.name}: it cannot be read: {exc.strerror}") from exc
         await sender.send(Record(source.key, value, job.headers), source.name, job.partition)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from app.check import effective
-from app.cli import cli
+from app.cli import cli, main
 from app.connection import client_of, pipeline_of
 from app.console import bytes_text, printable
-from app.consume import start_of, text_json
+from app.consume import json_line, start_of, text_json
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.folder import Folder, safe_name
 from app.settings import parse
@@ -270,3 +271,21 @@ def test_bytes_text() -> None:
 def test_text_json() -> None:
     """UTF-8 is a string, other bytes are base64, null is null."""
     assert [text_json(data) for data in (b"a\xc3\xbc", b"\xff", None, b"")] == ["aü", {"base64": "/w=="}, None, ""]
+
+
+def test_json_line_harms_no_terminal() -> None:
+    """A line of JSON keeps its meaning and its letters; controls and marks that turn text round are escaped."""
+    value = ["\x1b[2J", "\x9b31m", "\x7f", "\u202egnp.exe", "\u2028", "\U000e0001", "ü 漢 \U0001f600", "a\nb"]
+    line = json_line(value)
+    assert json.loads(line) == value
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    assert "ü 漢 \U0001f600" in line
+
+
+def test_error_harms_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that a user was made to paste reaches the terminal escaped, and on the error's one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "-c", "no\x1b[31m\x9b2J\nfile"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "wideload: no\\x1b[31m\\x9b2J file: cannot be read: No such file or directory\n"
