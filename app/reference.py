@@ -73,7 +73,7 @@ nearest one that is. Sizes are in bytes and times in milliseconds, as the ends o
 ## Secrets
 
 In any string, `${{env:NAME}}` stands for an environment variable, and `${{file:/path}}` for the text of a file, without
-the white space around it. What comes from there, and every key that is marked *secret* below, is printed as `***`.
+the line break at its end. What comes from there, and every key that is marked *secret* below, is printed as `***`.
 """
 
 _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
