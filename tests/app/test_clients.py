@@ -72,7 +72,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         # Python 3.13 takes no authority that does not say that it is one (VERIFY_X509_STRICT).
         usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
         run(f"{new} -nodes -subj /CN={authority} {usage} -keyout {authority}_key.pem -out {authority}.pem")
-    signed = f"{new} -CA ca.pem -CAkey ca_key.pem"
+    signed = f"{new} -CA ca.pem -CAkey ca_key.pem -addext basicConstraints=critical,CA:FALSE"
     run(f"{signed} -nodes -subj /CN=server -addext subjectAltName=DNS:localhost -keyout server_key.pem -out server.pem")
     run(f"{signed} -nodes -subj /CN=client -keyout client_key.pem -out client.pem")
     run("ec -in client_key.pem -aes256 -passout pass:hunter2 -out locked_key.pem")
