@@ -50,10 +50,11 @@ __all__ = ["Flow", "RecordError"]
 
 log = logging.getLogger(__name__)
 
+_UNEXPECTED = "pipeline %s: unexpected error"
 _POLL_MS = 200
 _RETRY_DELAY_S = 0.2
 _STOP_CLIENT_S = 10.0
-_RECORD_OVERHEAD_BYTES = 100  # what a record costs beside its key and value, roughly; empty records must count too
+_RECORD_OVERHEAD_BYTES = 400  # what a record that waits costs beside its key and value (CPython 3.11, measured)
 
 
 class RecordError(WideloadError):
@@ -292,7 +293,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
             return
         except Exception as exc:  # a defect of ours must stop the pipeline as loudly as an error of the record
-            log.exception("pipeline %s: unexpected error", self.settings.name)
+            log.exception(_UNEXPECTED, self.settings.name)
             self._fail(RecordError(slot.source, exc, ""))
             return
         self._release(lane)
@@ -382,19 +383,27 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
-            assert slot.result is not None
-            offset = slot.source.offset
-            tracker = lane.tracked(offset)
-            if slot.dead:
-                assert self._dead_letters is not None
-                assert self._plan.dead_letters is not None
-                partition = slot.source.partition % self._plan.dead_letters.partitions
-                self._dead_letters.append(partition, slot.result, tracker, offset, slot.held)
-            else:
-                self._sink.append(self._sink_partition(lane, slot.result), slot.result, tracker, offset, slot.held)
+            try:
+                self._write(lane, slot)
+            except Exception as exc:  # in a task of its own: raised, it would be seen by nobody
+                log.exception(_UNEXPECTED, self.settings.name)
+                self._fail(RecordError(slot.source, exc, ""))
+                return
         self._sink.flush()
         if self._dead_letters is not None:
             self._dead_letters.flush()
+
+    def _write(self, lane: Lane, slot: Slot) -> None:
+        assert slot.result is not None
+        offset = slot.source.offset
+        tracker = lane.tracked(offset)
+        if slot.dead:
+            assert self._dead_letters is not None
+            assert self._plan.dead_letters is not None
+            partition = slot.source.partition % self._plan.dead_letters.partitions
+            self._dead_letters.append(partition, slot.result, tracker, offset, slot.held)
+        else:
+            self._sink.append(self._sink_partition(lane, slot.result), slot.result, tracker, offset, slot.held)
 
     def _sink_partition(self, lane: Lane, record: RecordLike) -> int:
         if lane.sink_partition is not None:
@@ -443,6 +452,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 await self._commit()
             except KafkaError as exc:
                 self._fail(clients.translated(exc, f"committing offsets of group {self.settings.group_id}"))
+                return
+            except Exception as exc:  # or the flow would go on, and commit nothing any more
+                log.exception(_UNEXPECTED, self.settings.name)
+                self._fail(exc)
                 return
             await asyncio.sleep(self.settings.flush_interval_ms / 1000)
 

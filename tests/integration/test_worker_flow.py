@@ -1,0 +1,134 @@
+"""A flow and its sink against a real broker, without the process around them: what they do when things break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from app.budget import Budget, Share
+from app.flow import Flow, RecordError
+from app.preflight import plan_pipeline
+from app.settings import parse
+from app.sink import Sink
+from app.stages import Chain, Stage
+from app.stats import PipelineStats
+from app.tracker import OffsetTracker
+from tests.integration.topics import end_offsets, send
+from tests.integration.way import MakeTopic
+from transforms.record import Header, RecordLike
+
+
+@dataclass(frozen=True)
+class Written:
+    """A record to write."""
+
+    key: bytes | None
+    value: bytes | None = b"v"
+    headers: tuple[Header, ...] = ()
+    timestamp: int = 1_700_000_000_000
+
+
+def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTopic) -> None:
+    """No record passes one that the broker refused, though the producer had written nothing before."""
+    topic = make_topic(1, **{"cleanup.policy": "compact"})  # which takes no record without a key
+
+    async def write() -> tuple[list[BaseException], int]:
+        failures: list[BaseException] = []
+        failed = asyncio.Event()
+
+        def fail(error: BaseException) -> None:
+            failures.append(error)
+            failed.set()
+
+        tracker = OffsetTracker(0)
+        async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
+            sink = Sink(
+                producer,
+                topic,
+                Share(Budget(1_000)),
+                failed=fail,
+                acknowledged=lambda records, size: None,
+                large=asyncio.Semaphore(1),
+            )
+            for offset, key in enumerate((None, b"behind")):
+                sink.append(0, Written(key), tracker, offset, 1)
+                sink.flush()
+                await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                await failed.wait()
+            sink.flush()
+            await asyncio.sleep(0)
+            with contextlib.suppress(KafkaError):
+                await producer.flush()
+        return failures, tracker.safe()
+
+    failures, safe = asyncio.run(write())
+    assert failures
+    assert safe == 0
+    assert end_offsets(broker, topic) == {0: 0}
+
+
+class Careless:
+    """A stage with a defect: what it makes cannot be written."""
+
+    name = "careless"
+
+    def wants(self, record: RecordLike) -> bool:
+        """Every record."""
+        return True
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """None."""
+        return 0
+
+    def apply(self, record: RecordLike) -> RecordLike:
+        """A record whose timestamp is no number."""
+        return Written(record.key, record.value, timestamp=cast(int, "now"))
+
+
+def test_flow_unwritable_result_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """A result that cannot be put into a batch stops the flow with the record's place; it does not wait for ever."""
+    source, sink = make_topic(1), make_topic(1)
+    send(broker, source, [(0, b"k", b"v", [], 1_700_000_000_000)])
+    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 0"):
+        run_flow(broker, source, sink, tmp_path, [Careless()])
+
+
+def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Stage]) -> None:
+    """Runs a flow of these stages until it fails, at most 20 seconds."""
+    table = {
+        "topics": [source],
+        "output.topic": sink,
+        "transforms": ["offload"],
+        "large.message.payload.store.class": "filesystem",
+        "filesystem.root": str(folder),
+    }
+    settings = parse({"bootstrap.servers": broker, "pipeline": {"p": table}})
+    (pipeline,) = settings.pipelines
+
+    async def run() -> None:
+        plan = await plan_pipeline(settings.client, pipeline)
+        with ThreadPoolExecutor(2) as executor:
+            flow = Flow(
+                settings.client,
+                pipeline,
+                plan,
+                Chain(stages, sink, plan.sink.max_message_bytes),
+                budget=Budget(1_000_000),
+                executor=executor,
+                stats=PipelineStats(),
+                graceful_timeout_s=1.0,
+                joined=lambda: None,
+            )
+            async with asyncio.timeout(20):
+                await flow.run()
+
+    asyncio.run(run())
