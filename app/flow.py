@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from aiokafka import ConsumerRebalanceListener
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.partitioner import murmur2
+from aiokafka.structs import ConsumerRecord
 
 from app import clients
 from app.budget import Budget, Share
@@ -203,12 +204,28 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if stalled and not wanted:
             await self._await_change()
             return
-        polled = await self._consumer.getmany(*wanted, timeout_ms=_POLL_MS)
+        try:
+            polled = await self._consumer.getmany(*wanted, timeout_ms=_POLL_MS)
+        except (
+            UnicodeDecodeError
+        ) as exc:  # the flow must end: aiokafka's next poll would skip what was before the record
+            raise self._unreadable(exc) from exc
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
         for partition, records in polled.items():
             lane = self._lanes.get(partition)
             if lane is not None:
                 self._waiting.append((lane, deque(records)))
+
+    def _unreadable(self, error: UnicodeDecodeError) -> WideloadError:
+        reason = f"the name of a header is not UTF-8, as Kafka wants it, and the client cannot read the record: {error}"
+        # aiokafka does not say where it was; the partition is the one whose reading has ended before its end.
+        for partition, result in self._consumer._fetcher._records.items():  # noqa: SLF001
+            records = getattr(result, "_partition_records", None)
+            if records is not None and records._records_iterator.gi_frame is None:  # noqa: SLF001
+                empty = (None, None, None, -1, -1, ())
+                place = ConsumerRecord(partition.topic, partition.partition, records.next_fetch_offset, -1, 0, *empty)
+                return RecordError(place, ValueError(reason), "; to go on, move the group's offset behind the record")
+        return ClusterError(reason, retriable=False)
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
@@ -317,6 +334,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                         stalled = True
                         lane.stalled += 1
                         log.warning("pipeline %s waits for its store: %s", self.settings.name, exc)
+                    if self.degraded is None:
+                        log.warning("pipeline %s: the store failed, it is tried again: %s", self.settings.name, exc)
                     self.degraded = str(exc)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, self.settings.retry_delay_max_ms / 1000)

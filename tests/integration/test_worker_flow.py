@@ -12,6 +12,8 @@ from typing import cast
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
+from aiokafka.producer import message_accumulator
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from app.budget import Budget, Share
 from app.flow import Flow, RecordError
@@ -132,3 +134,32 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
                 await flow.run()
 
     asyncio.run(run())
+
+
+class Latin(str):
+    """A header name as a producer without UTF-8 writes it."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        """Bytes that are no UTF-8."""
+        return b"\xfc"
+
+
+def test_flow_header_name_not_utf8_stops(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header name that is not UTF-8, which cannot be read, stops the flow with the record's place."""
+    source, sink = make_topic(1), make_topic(1)
+    send(broker, source, [(0, b"k", b"v", [], 1_700_000_000_000)] * 3)
+    with monkeypatch.context() as patched:
+        # aiokafka's builder in C takes exact strings only.
+        patched.setattr(message_accumulator, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
+        patched.setattr(
+            message_accumulator.BatchBuilder,
+            "_set_producer_state",
+            lambda batch, *state: batch._builder.set_producer_state(*state),
+        )
+        send(broker, source, [(0, b"bad", b"v", [(Latin("u"), b"")], 1_700_000_000_000)])
+    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 3: .*header.*UTF-8"):
+        run_flow(broker, source, sink, tmp_path, [])
