@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import faust
@@ -58,7 +56,6 @@ class Application(faust.App):
             broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],
             broker_client_id=settings.client.client_id,
             broker_credentials=_credentials(settings.client),
-            datadir=Path(tempfile.gettempdir()) / "wideload-faust",  # used by agents with tables only
             web_bind=settings.web_bind,
             web_port=settings.web_port,
             # Faust's own pages show table data and routes; none is served unless asked for.

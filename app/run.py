@@ -68,6 +68,8 @@ def set_up_logging(level: str) -> None:
         handler.addFilter(Repeats("aiokafka"))
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
+    # It logs a traceback for each malformed request, so whoever reaches the pages could fill the log.
+    logging.getLogger("aiohttp.server").setLevel(logging.NOTSET if level == "DEBUG" else logging.CRITICAL)
 
 
 def _check_port(settings: Settings) -> None:

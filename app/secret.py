@@ -12,7 +12,7 @@ from transforms.errors import ConfigurationError
 
 __all__ = ["Secret", "as_kind", "fill_in", "hidden"]
 
-_PLACEHOLDER = re.compile(r"\$\{(env|file):([^}]+)\}")
+_PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
@@ -46,6 +46,8 @@ def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) ->
         kind, name = match.groups()
         if kind == "file":
             return _file(key, name)
+        if kind != "env":
+            raise ConfigurationError(key, f"found ${{{kind}:…}}, allowed are ${{env:NAME}} and ${{file:/path}}")
         if name not in environ:
             raise ConfigurationError(key, f"the environment variable {name} is not set")
         return environ[name]

@@ -149,3 +149,10 @@ def test_hidden_wraps_strings_at_any_depth() -> None:
     value = {"a": ["x", 1, {"b": "y"}], "c": True}
     assert hidden(value) == value
     assert repr(hidden(value)) == "{'a': [***, 1, {'b': ***}], 'c': True}"
+
+
+def test_placeholder_of_another_kind_is_refused() -> None:
+    """A provider that Kafka knows and this project does not is an error, not a password that reads `${vault:…}`."""
+    with pytest.raises(ConfigurationError) as caught:
+        fill_in("s3.secret.key", "${vault:kafka/secret}", {})
+    assert str(caught.value) == "s3.secret.key: found ${vault:…}, allowed are ${env:NAME} and ${file:/path}"
