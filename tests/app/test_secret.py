@@ -19,7 +19,7 @@ def refusal_of(value: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["", "plain", "$x", "${x}", "${env:}", "${other:x}", "$env:X", 5, True, None, 1.5])
+@pytest.mark.parametrize("value", ["", "plain", "$x", "${x}", "${env:}", "$env:X", 5, True, None, 1.5])
 def test_fill_in_leaves_what_has_no_placeholder(value: object) -> None:
     """A value without a placeholder is the same object afterwards, not a secret."""
     assert fill_in("k", value, {"X": "1"}) is value
