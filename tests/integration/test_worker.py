@@ -253,6 +253,7 @@ def test_worker_without_partitions_is_ready(make_way: Callable[..., Way]) -> Non
             until(lambda: shares(second) == ([1, 1],), "the second worker has them")
             send(way.broker, way.raw, [(0, b"k", b"v", [], 1)])
             until(lambda: way.arrived(1), "the record has arrived")
+    assert [record.value for record in read_all(way.broker, way.inflated)[0]] == [b"v"]
 
 
 def shares(*workers: WorkerProcess) -> tuple[list[int], ...]:
