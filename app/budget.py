@@ -10,8 +10,8 @@ __all__ = ["Budget", "Share"]
 class Budget:
     """Bytes in flight in all pipelines together, and the wait for some to come free.
 
-    One record may go over the limit, else a record larger than the whole budget could never pass. Belongs to one event
-    loop; nothing in it waits but `freed`.
+    One record of each pipeline may go over the limit, else one larger than the whole budget could never pass. Belongs
+    to one event loop; nothing in it waits but `freed`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -54,8 +54,8 @@ class Share:
         self._closed = False
 
     def admits(self, size: int) -> bool:
-        """See `Budget.admits`."""
-        if self.budget.admits(size):
+        """See `Budget.admits`; who holds nothing may always take one record, or a busy pipeline could starve it."""
+        if self.used == 0 or self.budget.admits(size):
             return True
         self._awaited = self.budget.next_freed
         return False

@@ -65,7 +65,7 @@ WORKER_KEYS: Sequence[Key] = (
     Key(
         "in.flight.bytes",
         "int",
-        "The most bytes of records that all pipelines together hold; one record may go over. When it is spent, "
+        "The most bytes of records that all pipelines together hold; one record of each may go over. When it is spent, "
         "pipelines stop reading and go on by themselves.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
