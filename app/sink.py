@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Sink"]
 
 _LARGE_BATCH_BYTES = 1_048_576
-_ALONE_S = 5.0
+_TURN_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _Batch:
     spans: dict[OffsetTracker, Span] = field(default_factory=dict)
     held: int = 0
     size: int = 0
-    alone: bool = False
+    turn: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +153,8 @@ class Sink:
     async def _hand_over(self, batch: _Batch, partition: int) -> asyncio.Future[RecordMetadata]:
         if batch.size > _LARGE_BATCH_BYTES:
             await self._large.acquire()
-            batch.alone = True
             # A partition without a leader must not hold up the large batches of all others.
-            asyncio.get_running_loop().call_later(_ALONE_S, self._end_turn, batch)
+            batch.turn = asyncio.get_running_loop().call_later(_TURN_S, self._end_turn, batch)
         try:
             future: asyncio.Future[RecordMetadata] = await self._producer.send_batch(
                 batch.builder, self.topic, partition=partition
@@ -167,8 +166,9 @@ class Sink:
         return future
 
     def _end_turn(self, batch: _Batch) -> None:
-        if batch.alone:
-            batch.alone = False
+        if batch.turn is not None:
+            batch.turn.cancel()  # it holds on to the batch, which is large
+            batch.turn = None
             self._large.release()
 
     def _done(self, batch: _Batch, future: asyncio.Future[RecordMetadata]) -> None:

@@ -174,7 +174,7 @@ def test_main_java_not_there(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     assert main(["--bootstrap-servers", broker, "--topic", "t", "--output", "o", "--checkpoint", "c"]) == 2
-    assert "install Java 17 or newer" in capsys.readouterr().err
+    assert "install Java 17 to 22" in capsys.readouterr().err
 
 
 # --- with Spark
