@@ -119,11 +119,6 @@ class Sink:
                 outbox.sender = asyncio.get_running_loop().create_task(self._send(outbox))
         self._unsent.clear()
 
-    @property
-    def busy(self) -> bool:
-        """True while something has not been handed to the client yet."""
-        return any(box.sender or box.full or box.filling.spans for box in self._outboxes.values())
-
     def discard(self) -> None:
         """Stops sending; what was not sent is forgotten."""
         for outbox in self._outboxes.values():
