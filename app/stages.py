@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from stores.registry import get, put
-from transforms.errors import PayloadCorruptError, PayloadTooLargeError, RecordTooLargeError
+from app.payload import download, publish
+from transforms.errors import RecordTooLargeError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
@@ -86,11 +86,8 @@ class OffloadStage:
         assert record.value is not None
         payload = self._offload.payload(record.value)
         with _timed(self._stats.publish):
-            if self._by_digest and payload.codec is None:
-                path = put(self._store, self._topic, payload.checksum, payload.data)
-            else:
-                path = self._store.publish(self._topic, payload.data)
-        return self._offload.refer(record, payload.reference(path))
+            reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
+        return self._offload.refer(record, reference)
 
 
 class InflateStage:
@@ -114,17 +111,8 @@ class InflateStage:
     def apply(self, record: RecordLike) -> RecordLike:
         """See `Stage.apply`."""
         inflation = self._inflate.begin(record)
-        reference = inflation.reference
-        try:
-            with _timed(self._stats.download):
-                stored = get(self._store, reference.path, inflation.stored_limit_bytes)
-        except PayloadTooLargeError as exc:
-            if reference.size is None or inflation.stored_limit_bytes == self._inflate.max_bytes:
-                raise
-            # The bound was the reference's own size, so it is the reference that is wrong, not the limit.
-            found = "more" if exc.size is None else f"{exc.size:,} bytes"
-            expected = f"at most {reference.size:,} bytes"
-            raise PayloadCorruptError(reference.path, "size", expected=expected, found=found) from exc
+        with _timed(self._stats.download):
+            stored = download(self._store, inflation.reference, self._inflate)
         return self._inflate.finish(record, inflation, stored)
 
 

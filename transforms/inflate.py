@@ -68,12 +68,20 @@ class Inflate:
             PayloadTooLargeError: the reference itself says more than `max_bytes`.
         """
         reference, headers = Reference.parse(record)
+        return Inflation(reference, headers, self.stored_limit_bytes(reference))
+
+    def stored_limit_bytes(self, reference: Reference) -> int:
+        """The most that the payload of a reference may have in the store.
+
+        Raises:
+            PayloadTooLargeError: the reference itself says more than `max_bytes`.
+        """
         if reference.size is None:
-            return Inflation(reference, headers, self.max_bytes)
+            return self.max_bytes
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
         # Compressed bytes are used only where they are fewer, so no payload is longer than its value.
-        return Inflation(reference, headers, reference.size)
+        return reference.size
 
     def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
         """The record as it was before offload.
@@ -82,7 +90,11 @@ class Inflate:
             PayloadCorruptError: size or checksum differ from the reference, or the bytes do not decompress.
             PayloadTooLargeError: there are more bytes than allowed.
         """
-        reference = inflation.reference
+        value = self.restore(inflation.reference, stored)
+        return Record(record.key, value, inflation.headers, record.timestamp)
+
+    def restore(self, reference: Reference, stored: bytes) -> bytes:
+        """What was offloaded, from the payload as the store has it; raises what `finish` raises."""
         if len(stored) > self.max_bytes:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
         value = stored
@@ -101,4 +113,4 @@ class Inflate:
             found = hashlib.sha256(value).hexdigest()
             if found != reference.checksum:
                 raise PayloadCorruptError(reference.path, "checksum", expected=reference.checksum, found=found)
-        return Record(record.key, value, inflation.headers, record.timestamp)
+        return value

@@ -6,6 +6,8 @@
     header .checksum             "sha256:" and 64 lower-case hex digits, of the original value
     header .compression          gzip, snappy, lz4 or zstd; absent where the stored bytes are the value itself
 
+An offloaded key has the same, with `large-message-key` for `large-message` in each name; a record may have both.
+
 Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
 The four headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
 same name that the original record had, and taking them off restores it exactly, however often it was done.
@@ -21,13 +23,45 @@ from transforms.compression import CODECS, Codec
 from transforms.errors import MalformedReferenceError
 from transforms.record import Header, RecordLike
 
-__all__ = ["LARGE_MESSAGE", "MAX_PATH_BYTES", "Reference", "is_reference"]
+__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Field", "Reference", "is_reference"]
 
-LARGE_MESSAGE = "large-message"
-_SIZE = "large-message.size"
-_CHECKSUM = "large-message.checksum"
-_COMPRESSION = "large-message.compression"
-_DETAILS = frozenset({_SIZE, _CHECKSUM, _COMPRESSION})
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The part of a record that a reference stands for, and the names of its headers.
+
+    Attributes:
+        name: `value` or `key`.
+        flag: the header that says `true`.
+        size, checksum, compression: the headers behind it.
+    """
+
+    name: str
+    flag: str
+    size: str
+    checksum: str
+    compression: str
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """The names of the headers behind the flag."""
+        return self.size, self.checksum, self.compression
+
+
+VALUE = Field(
+    "value",
+    flag="large-message",
+    size="large-message.size",
+    checksum="large-message.checksum",
+    compression="large-message.compression",
+)
+KEY = Field(
+    "key",
+    flag="large-message-key",
+    size="large-message-key.size",
+    checksum="large-message-key.checksum",
+    compression="large-message-key.compression",
+)
 _TRUE = b"true"
 
 # The longest path that a store of ours can return: PATH_MAX (4,096) percent-encoded would be 12,288.
@@ -39,10 +73,10 @@ _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 71
 
 
-def is_reference(headers: Sequence[Header]) -> bool:
-    """True where the last `large-message` header says `true`."""
+def is_reference(headers: Sequence[Header], part: Field = VALUE) -> bool:
+    """True where the last `large-message` header (of a key: `large-message-key`) says `true`."""
     for name, value in reversed(headers):
-        if name == LARGE_MESSAGE:
+        if name == part.flag:
             return value == _TRUE
     return False
 
@@ -53,9 +87,9 @@ class Reference:
 
     Attributes:
         path: the full path in the store.
-        size: bytes of the original value; None where the writer did not say (the seed's own format).
-        checksum: SHA-256 of the original value, 64 hex digits; None likewise.
-        codec: how the stored bytes are compressed; None where they are the value itself.
+        size: bytes of what was offloaded; None where the writer did not say (the seed's own format).
+        checksum: SHA-256 of what was offloaded, 64 hex digits; None likewise.
+        codec: how the stored bytes are compressed; None where they are what was offloaded.
     """
 
     path: str
@@ -63,19 +97,19 @@ class Reference:
     checksum: str | None = None
     codec: Codec | None = None
 
-    def headers(self) -> tuple[Header, ...]:
+    def headers(self, part: Field = VALUE) -> tuple[Header, ...]:
         """The headers that go behind the record's own."""
-        headers: list[Header] = [(LARGE_MESSAGE, _TRUE)]
+        headers: list[Header] = [(part.flag, _TRUE)]
         if self.size is not None:
-            headers.append((_SIZE, b"%d" % self.size))
+            headers.append((part.size, b"%d" % self.size))
         if self.checksum is not None:
-            headers.append((_CHECKSUM, b"sha256:" + self.checksum.encode()))
+            headers.append((part.checksum, b"sha256:" + self.checksum.encode()))
         if self.codec is not None:
-            headers.append((_COMPRESSION, self.codec.encode()))
+            headers.append((part.compression, self.codec.encode()))
         return tuple(headers)
 
     def value(self) -> bytes:
-        """The value of the record.
+        """What stands in the record in place of the value, or of the key.
 
         Raises:
             MalformedReferenceError: no reader would take the path.
@@ -84,41 +118,54 @@ class Reference:
             value = self.path.encode()
         except UnicodeEncodeError as exc:
             raise MalformedReferenceError("value", self.path, _PATH_ALLOWED) from exc
-        return _checked_path(value)
+        return _checked_path(value, VALUE)
 
     @classmethod
     def parse(cls, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """The reference that a record holds, and the record's own headers without those of the reference.
+        """The reference that stands for a record's value, and the record's own headers without those of the reference.
 
         Raises:
             MalformedReferenceError: `is_reference` is False, or the value or a header is not as above.
         """
-        if not is_reference(record.headers):
-            raise MalformedReferenceError(LARGE_MESSAGE, "absent or another", "true")
-        ours, own = _partition(record.headers)
-        size = _size(ours[_SIZE]) if _SIZE in ours else None
-        codec = _codec(ours[_COMPRESSION]) if _COMPRESSION in ours else None
+        return cls.read(record.value, record.headers)
+
+    @classmethod
+    def read(
+        cls, data: bytes | None, headers: Sequence[Header], part: Field = VALUE
+    ) -> tuple[Reference, tuple[Header, ...]]:
+        """As `parse`, of a value or a key alone.
+
+        Args:
+            data: what stands in the record as the value, or as the key.
+            headers: those of the record.
+            part: which of the two it is.
+        """
+        if not is_reference(headers, part):
+            raise MalformedReferenceError(part.flag, "absent or another", "true")
+        ours, own = _partition(headers, part)
+        size = _size(part.size, ours[part.size]) if part.size in ours else None
+        codec = _codec(part.compression, ours[part.compression]) if part.compression in ours else None
         if codec is not None and size is None:
-            raise MalformedReferenceError(_SIZE, "absent", f"a size, which {_COMPRESSION} needs as its bound")
-        checksum = _checksum(ours[_CHECKSUM]) if _CHECKSUM in ours else None
-        return cls(_path(record.value), size, checksum, codec), own
+            raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} needs as its bound")
+        checksum = _checksum(part.checksum, ours[part.checksum]) if part.checksum in ours else None
+        return cls(_path(data, part), size, checksum, codec), own
 
 
-def _partition(headers: Sequence[Header]) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
+def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
     """The reference's headers and the others.
 
-    Those that follow a `large-message` without a gap, each name once, belong to it, and the last such group is the
-    reference's. Where nothing follows the last `large-message`, the writer was another one (seed 000 knows just the
-    first header, and promises no order): then the last of each name counts that is in no earlier group.
+    Those that follow the flag without a gap, each name once, belong to it, and the last such group is the reference's.
+    Where nothing follows the last flag, the writer was another one (seed 000 knows just the first header, and promises
+    no order): then the last of each name counts that is in no earlier group.
     """
     flag = 0
     group: dict[str, int] = {}
     loose: dict[str, int] = {}
     grouping = False
     for i, (name, _) in enumerate(headers):
-        if name == LARGE_MESSAGE:
+        if name == part.flag:
             flag, group, grouping = i, {}, True
-        elif name not in _DETAILS:
+        elif name not in part.details:
             grouping = False
         elif grouping and name not in group:
             group[name] = i
@@ -131,39 +178,39 @@ def _partition(headers: Sequence[Header]) -> tuple[dict[str, bytes | None], tupl
     return details, tuple(header for i, header in enumerate(headers) if i not in taken)
 
 
-def _path(value: bytes | None) -> str:
-    if value is None:
-        raise MalformedReferenceError("value", "null", _PATH_ALLOWED)
+def _path(data: bytes | None, part: Field) -> str:
+    if data is None:
+        raise MalformedReferenceError(part.name, "null", _PATH_ALLOWED)
     try:
-        return _checked_path(value).decode()
+        return _checked_path(data, part).decode()
     except UnicodeDecodeError as exc:
-        raise MalformedReferenceError("value", f"not UTF-8 at byte {exc.start}", _PATH_ALLOWED) from exc
+        raise MalformedReferenceError(part.name, f"not UTF-8 at byte {exc.start}", _PATH_ALLOWED) from exc
 
 
-def _checked_path(value: bytes) -> bytes:
-    if not 0 < len(value) <= MAX_PATH_BYTES:
-        raise MalformedReferenceError("value", f"{len(value):,} bytes", _PATH_ALLOWED)
-    return value
+def _checked_path(data: bytes, part: Field) -> bytes:
+    if not 0 < len(data) <= MAX_PATH_BYTES:
+        raise MalformedReferenceError(part.name, f"{len(data):,} bytes", _PATH_ALLOWED)
+    return data
 
 
-def _size(value: bytes | None) -> int:
+def _size(name: str, value: bytes | None) -> int:
     if value is None or not _SIZE_FORM.fullmatch(value):
-        raise MalformedReferenceError(_SIZE, _text(value), "a decimal number of bytes, 1 to 19 digits")
+        raise MalformedReferenceError(name, _text(value), "a decimal number of bytes, 1 to 19 digits")
     return int(value)
 
 
-def _checksum(value: bytes | None) -> str:
+def _checksum(name: str, value: bytes | None) -> str:
     match = None if value is None else _CHECKSUM_FORM.fullmatch(value)
     if match is None:
-        raise MalformedReferenceError(_CHECKSUM, _text(value), "sha256: and 64 lower-case hex digits")
+        raise MalformedReferenceError(name, _text(value), "sha256: and 64 lower-case hex digits")
     return match[1].decode()
 
 
-def _codec(value: bytes | None) -> Codec:
+def _codec(name: str, value: bytes | None) -> Codec:
     for codec in CODECS:
         if value == codec.encode():
             return codec
-    raise MalformedReferenceError(_COMPRESSION, _text(value), ", ".join(CODECS))
+    raise MalformedReferenceError(name, _text(value), ", ".join(CODECS))
 
 
 def _text(value: bytes | None) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, THRESHOLD, MakeTopic, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
-from transforms.reference import LARGE_MESSAGE
+from transforms.reference import VALUE
 
 
 def test_worker_record_survives_whole(make_way: Callable[..., Way]) -> None:
@@ -39,7 +39,7 @@ def test_worker_record_survives_whole(make_way: Callable[..., Way]) -> None:
     found = {p: [(r.key, r.value, r.headers, r.timestamp) for r in rs] for p, rs in arrived.items()}
     assert found == sent
     references = read_all(way.broker, way.orders)
-    large = [r.key for rs in references.values() for r in rs if (LARGE_MESSAGE, b"true") in r.headers]
+    large = [r.key for rs in references.values() for r in rs if (VALUE.flag, b"true") in r.headers]
     assert sorted(large, key=str) == [b"big", b"over"]
     assert max(len(r.value or b"") for rs in references.values() for r in rs) <= THRESHOLD
 
@@ -136,7 +136,7 @@ def test_worker_sigterm_drains(make_way: Callable[..., Way]) -> None:
 def test_worker_forged_reference_stops(make_way: Callable[..., Way]) -> None:
     """A reference outside the store's root stops the pipeline; the log says where it is, and it is not committed."""
     way = make_way(partitions=1)
-    header = [(LARGE_MESSAGE, b"true")]
+    header = [(VALUE.flag, b"true")]
     send(way.broker, way.orders, [(0, b"a", b"small", [], 1), (0, b"b", b"file:///etc/passwd", header, 2)])
     worker = WorkerProcess(way.folder, way.settings(), way.inflate())
     worker.start()
@@ -161,7 +161,7 @@ def test_worker_tolerance_all_buries(make_way: Callable[..., Way]) -> None:
     files[b"missing"].unlink()
     files[b"changed"].write_bytes(os.urandom(THRESHOLD + 1))
     files[b"cut"].write_bytes(values[b"cut"][:-1])
-    header = [(LARGE_MESSAGE, b"true")]
+    header = [(VALUE.flag, b"true")]
     traversal = f"file://{way.folder}/store/{way.orders}/../x".encode()
     forged: list[Sent] = [
         (0, b"traversal", traversal, header, 6),
