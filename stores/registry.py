@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping, Sequence
 
+from stores.dotted import parts, resolve
 from stores.keys import Key
 from stores.store import Get, PayloadStore, Put, Store
 from stores.user import UserStore, missing_methods
@@ -50,7 +50,7 @@ def store_keys(name: str) -> Sequence[Key] | None:
     Raises:
         ConfigurationError: there is no such store, or what it needs is not installed.
     """
-    if name not in _BUILT_IN and _parts(name) is not None:
+    if name not in _BUILT_IN and parts(name) is not None:
         return None
     cls = _class(name)
     assert issubclass(cls, Store)
@@ -85,34 +85,13 @@ def _allowed() -> str:
     return f"allowed are {', '.join(STORE_NAMES)}, or a class as package.module:Class"
 
 
-def _parts(name: str) -> tuple[str, str] | None:
-    """Module and class of a dotted path; None where it is none."""
-    module, separator, attribute = name.partition(":") if ":" in name else name.rpartition(".")
-    well_formed = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
-    return (module, attribute) if separator and well_formed else None
-
-
 def _class(name: str) -> type:
-    parts = _parts(_BUILT_IN.get(name, name))
-    if parts is None:
+    path = parts(_BUILT_IN.get(name, name))
+    if path is None:
         near = difflib.get_close_matches(name, STORE_NAMES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigurationError(STORE_CLASS, f"found {name!r}, {_allowed()}{hint}")
-    module_name, attribute = parts
-    try:
-        found: object = importlib.import_module(module_name)
-    except ConfigurationError:
-        raise
-    except Exception as exc:
-        raise ConfigurationError(
-            STORE_CLASS,
-            f"found {name!r}, but module {module_name} cannot be imported ({type(exc).__name__}: {exc}); "
-            "install it, or set PYTHONPATH to the folder that it is in",
-        ) from exc
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise ConfigurationError(STORE_CLASS, f"found {name!r}, but module {module_name} has no {attribute}")
+    found = resolve(STORE_CLASS, name, path)
     if not isinstance(found, type):
         raise ConfigurationError(STORE_CLASS, f"found {name!r}, which is not a class but a {type(found).__name__}")
     missing = missing_methods(found)

@@ -7,9 +7,10 @@ WideloadError
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   └── RecordTooLargeError       the record is over what the sink topic takes
-└── PayloadStoreError             the store; `retriable` says whether to try again
-    ├── PayloadNotFoundError      there is no such payload; final
-    └── ReferenceRefusedError     the reference points outside the store's root; final
+├── PayloadStoreError             the store; `retriable` says whether to try again
+│   ├── PayloadNotFoundError      there is no such payload; final
+│   └── ReferenceRefusedError     the reference points outside the store's root; final
+└── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
 
 Each carries its data as attributes and builds its message from them. Each can be copied and pickled, so it may cross
 from one process to another.
@@ -28,6 +29,7 @@ __all__ = [
     "PayloadTooLargeError",
     "RecordTooLargeError",
     "ReferenceRefusedError",
+    "SerializationError",
     "TransformError",
     "WideloadError",
 ]
@@ -207,3 +209,58 @@ class ReferenceRefusedError(PayloadStoreError):
         super().__init__(f"reference {shown(path)} is refused: {reason} {shown(root)}")
         self.path = path
         self.root = root
+
+
+class SerializationError(WideloadError):
+    """A key or a value cannot be serialized or deserialized (seed 000: "as SerializationException to client").
+
+    `__cause__` is what happened: a `PayloadNotFoundError` where the payload is gone, another `PayloadStoreError` where
+    the store failed, a `TransformError` where the payload is not what the reference says, or what a stage raised.
+
+    Attributes:
+        topic: the topic of the record.
+        field: `key` or `value`.
+        reason: what happened, and in which stage.
+        deserializing: whether the record was being read.
+        partition: the partition of the record that was read; None where the client did not say.
+        offset: its offset; None likewise.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        field: str,
+        reason: str,
+        *,
+        deserializing: bool = False,
+        partition: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(topic, field, reason)
+        self.topic = topic
+        self.field = field
+        self.reason = reason
+        self.deserializing = deserializing
+        self.partition = partition
+        self.offset = offset
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same record may succeed later: the store was the reason, and what it met may pass."""
+        return isinstance(self.__cause__, PayloadStoreError) and self.__cause__.retriable
+
+    def __str__(self) -> str:
+        where = "" if self.partition is None else f" partition {self.partition} offset {self.offset}"
+        what = "deserialized" if self.deserializing else "serialized"
+        return f"the {self.field} of a record of topic {self.topic}{where} cannot be {what}: {self.reason}"
+
+    def at(self, partition: int, offset: int) -> SerializationError:
+        """The same error with the coordinates of the record; to be raised from the same cause."""
+        return SerializationError(
+            self.topic,
+            self.field,
+            self.reason,
+            deserializing=self.deserializing,
+            partition=partition,
+            offset=offset,
+        )
