@@ -11,7 +11,7 @@ from stores.store import Get, PayloadStore, Put, Store
 from stores.user import UserStore, missing_methods
 from transforms.errors import ConfigurationError, PayloadTooLargeError
 
-__all__ = ["STORE_CLASS", "STORE_NAMES", "get", "open_store", "put", "store_keys"]
+__all__ = ["STORE_CLASS", "STORE_NAMES", "get", "named_keys", "open_store", "put", "store_keys"]
 
 STORE_CLASS = "large.message.payload.store.class"
 
@@ -27,34 +27,52 @@ STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 def open_store(config: Mapping[str, object]) -> PayloadStore:
     """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
 
+    A class itself may stand there too, where the configuration is no file.
+
     Raises:
         ConfigurationError: there is no such class, it is no store, or its keys are wrong.
     """
     rest = dict(config)
     name = rest.pop(STORE_CLASS, None)
-    if not isinstance(name, str):
+    if isinstance(name, type):
+        cls, name = name, f"{name.__module__}.{name.__qualname__}"
+        _check_methods(cls, name)
+    elif isinstance(name, str):
+        cls = _class(name)
+    else:
         found = "is missing" if name is None else f"found {name!r}"
         raise ConfigurationError(STORE_CLASS, f"{found}; {_allowed()}")
-    cls = _class(name)
     built_in = name in _BUILT_IN and issubclass(cls, Store)
     store: PayloadStore = cls() if built_in else UserStore.wrap(_instance(cls, name), name)
     store.configure(rest)
     return store
 
 
-def store_keys(name: str) -> Sequence[Key] | None:
+def store_keys(name: str | type) -> Sequence[Key] | None:
     """The keys of a built-in store, without those that all stores share (`stores.store.COMMON_KEYS`).
 
-    None for a user's class, which takes any key.
+    None for a user's class, which takes any key; `named_keys` has those that it speaks of.
 
     Raises:
         ConfigurationError: there is no such store, or what it needs is not installed.
     """
-    if name not in _BUILT_IN and parts(name) is not None:
+    if isinstance(name, type) or (name not in _BUILT_IN and parts(name) is not None):
         return None
     cls = _class(name)
     assert issubclass(cls, Store)
     return cls.KEYS
+
+
+def named_keys(name: str | type) -> Sequence[str]:
+    """The names of the keys that a store speaks of: of a user's class what its attribute `KEYS` lists, if it has one.
+
+    Raises:
+        ConfigurationError: there is no such store.
+    """
+    keys = store_keys(name)
+    if keys is None:
+        keys = getattr(name if isinstance(name, type) else _class(name), "KEYS", ())
+    return [key.name if isinstance(key, Key) else str(key) for key in keys]
 
 
 def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:
@@ -94,12 +112,16 @@ def _class(name: str) -> type:
     found = resolve(STORE_CLASS, name, path)
     if not isinstance(found, type):
         raise ConfigurationError(STORE_CLASS, f"found {name!r}, which is not a class but a {type(found).__name__}")
-    missing = missing_methods(found)
+    _check_methods(found, name)
+    return found
+
+
+def _check_methods(cls: type, name: str) -> None:
+    missing = missing_methods(cls)
     if missing:
         raise ConfigurationError(
             STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see PayloadStore in stores/store.py"
         )
-    return found
 
 
 def _instance(cls: type, name: str) -> object:

@@ -1,0 +1,19 @@
+"""Serializers for clients that can change: the formats of the worker, written and read inside a producer or consumer.
+
+Knows transforms and stores, and nothing of the worker. Neither Faust nor any Kafka client is imported by this package
+itself; the module named after a client imports that one.
+"""
+
+from app.serializers.composable import ComposableDeserializer, ComposableSerializer
+from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
+from transforms.errors import PayloadNotFoundError, PayloadStoreError, SerializationError
+
+__all__ = [
+    "ComposableDeserializer",
+    "ComposableSerializer",
+    "LargeMessageDeserializer",
+    "LargeMessageSerializer",
+    "PayloadNotFoundError",
+    "PayloadStoreError",
+    "SerializationError",
+]

@@ -1,0 +1,153 @@
+"""One configuration for a client, its serializers and their store, as Kafka has it: who gets which key.
+
+Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New ConsumerConfig".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from app.serializers.composable import ComposableDeserializer, ComposableSerializer
+from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers.options import CONSUMER_KEYS, PRODUCER_KEYS, STORE_KEY, check_time, coerced, is_store_key
+from stores.keys import Key, read, unknown
+from stores.registry import STORE_CLASS, named_keys, store_keys
+from stores.store import COMMON_KEYS
+from transforms.errors import ConfigurationError
+
+__all__ = ["ClientConfig", "consumer", "producer"]
+
+_Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig(Generic[_Composable]):
+    """A configuration, taken apart.
+
+    Attributes:
+        key: for keys; None where keys are bytes already.
+        value: for values; None likewise.
+        client: what is left for the client itself, by Kafka's names.
+        whole: all of it, as it was given.
+    """
+
+    key: _Composable | None
+    value: _Composable | None
+    client: Mapping[str, object]
+    whole: Mapping[str, object]
+
+    def close(self) -> None:
+        """Closes both."""
+        for composable in (self.key, self.value):
+            if composable is not None:
+                composable.close()
+
+
+def producer(
+    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None
+) -> ClientConfig[ComposableSerializer]:
+    """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
+
+    Args:
+        config: keys as Kafka names them, those of the store among them.
+        own: says whether the client knows a key. Where it is not given, all that is not known to be the store's is
+            the client's.
+
+    Raises:
+        ConfigurationError: a list and its singular stand together; a stage cannot be had; a key is known to neither the
+            client nor the store; the store calls of one record may together take longer than `max.block.ms`.
+    """
+    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own)
+
+
+def consumer(
+    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None
+) -> ClientConfig[ComposableDeserializer]:
+    """The deserializers that the four keys of a consumer name; otherwise as `producer`.
+
+    Raises:
+        ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
+    """
+    return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, own)
+
+
+def _key(keys: tuple[Key, ...], name: str) -> Key:
+    return next(key for key in keys if key.name == name)
+
+
+_MAX_BLOCK = _key(tuple(PRODUCER_KEYS), "max.block.ms")
+_MAX_POLL_INTERVAL = _key(tuple(CONSUMER_KEYS), "max.poll.interval.ms")
+
+
+def _apart(
+    config: Mapping[str, object],
+    composable: type[_Composable],
+    kind: str,
+    large: type[LargeMessageSerializer | LargeMessageDeserializer],
+    limit: Key,
+    own: Callable[[str], bool] | None,
+) -> ClientConfig[_Composable]:
+    found: dict[str, _Composable | None] = {}
+    taken: set[str] = set()
+    for field in ("key", "value"):
+        singular = f"{field}.{kind}"
+        plural = f"{singular}s"
+        taken |= {singular, plural}
+        if config.get(singular) is not None and config.get(plural) is not None:
+            raise ConfigurationError(
+                plural, f"stands beside {singular}, allowed is one of the two: a list under {plural}, or one {singular}"
+            )
+        is_key = field == "key"
+        if config.get(plural) is not None:
+            found[field] = composable(cast("list[object]", config[plural]), config, is_key=is_key)
+        elif config.get(singular) is not None:
+            found[field] = composable([config[singular]], config, is_key=is_key, key=singular)
+        else:
+            found[field] = None
+    result = ClientConfig(found["key"], found["value"], {}, config)
+    stages = [
+        stage.target
+        for each in found.values()
+        if each is not None
+        for stage in each.stages
+        if isinstance(stage.target, large)
+    ]
+    try:
+        _check_total([stage.store_timeout_ms for stage in stages], config, limit)
+        client = _clients_own({k: v for k, v in config.items() if k not in taken}, own, large=bool(stages))
+    except ConfigurationError:
+        result.close()
+        raise
+    return ClientConfig(found["key"], found["value"], client, config)
+
+
+def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Key) -> None:
+    if len(timeouts_ms) > 1:
+        given = {limit.name: coerced(limit, config[limit.name])} if config.get(limit.name) is not None else {}
+        allowed_ms = cast("int", read([limit], given)[limit.name])
+        check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
+
+
+def _clients_own(config: Mapping[str, object], own: Callable[[str], bool] | None, *, large: bool) -> dict[str, object]:
+    store_class = cast("str | type", config[STORE_CLASS]) if large and STORE_CLASS in config else None
+    client = {}
+    for name, value in config.items():
+        if own is not None and own(name):
+            client[name] = value
+        elif store_class is not None and is_store_key(name, store_class):
+            continue
+        elif own is None:
+            client[name] = value
+        elif store_class is None or store_keys(store_class) is not None:
+            raise unknown(name, _known(store_class))
+    return client
+
+
+def _known(store_class: str | type | None) -> list[str]:
+    known = [f"{field}.{kind}" for field in ("key", "value") for kind in ("serializers", "deserializers")]
+    if store_class is not None:
+        known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
+        known += named_keys(store_class)
+    return known

@@ -1,0 +1,213 @@
+"""Large values and keys leave the record inside the client, and come back inside the client.
+
+Source: seed 000, "org.apache.kafka.common.serialization.largemessage.Serializer" and "Deserializer"; the format is that
+of the worker (`transforms.reference`), so each reads what the other wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from app.payload import download, publish
+from app.serializers.compaction import CompactionWarning
+from app.serializers.options import Deserializing, Serializing
+from app.serializers.stage import Headers, shared_headers
+from stores.registry import STORE_CLASS, open_store
+from stores.store import Put
+from transforms.errors import ConfigurationError, SerializationError, WideloadError
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import Record
+from transforms.reference import KEY, VALUE, Reference, is_reference
+
+if TYPE_CHECKING:
+    from stores.store import PayloadStore
+    from transforms.offload import Payload
+
+__all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
+
+
+class _LargeMessage:
+    """What the two have in common: a store, and whether it is for keys."""
+
+    def __init__(self) -> None:
+        self._store: PayloadStore | None = None
+        self._part = VALUE
+
+    @property
+    def store(self) -> PayloadStore:
+        """The store that the configuration names."""
+        if self._store is None:
+            raise ConfigurationError(
+                "value.serializers", f"{type(self).__name__}: configure was not called, or close was"
+            )
+        return self._store
+
+    def close(self) -> None:
+        """Gives back what the store holds; may be called twice."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _check_field(self, context: Any) -> None:
+        field = str(context.field)
+        if field != self._part.name:
+            raise SerializationError(
+                context.topic,
+                field,
+                f"this {type(self).__name__} was made for {self._part.name}s; make another one for {field}s, with "
+                f"is_key={field == KEY.name}",
+            )
+
+
+class LargeMessageSerializer(_LargeMessage):
+    """Puts bytes over the threshold into the payload store, and a reference in their place.
+
+    It takes bytes, so it stands behind the serializer that makes them: the last of `value.serializers`. One object may
+    be used by several threads.
+
+    Args:
+        config: the configuration, which may be the client's whole one (docs/serializers.md has the keys); without it,
+            `configure` is to be called.
+        is_key: whether it is for keys, not for values.
+
+    Raises:
+        ConfigurationError: see `configure`.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
+        super().__init__()
+        if config is not None:
+            self.configure(config, is_key)
+
+    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
+        """Takes the configuration; makes no request.
+
+        Raises:
+            ConfigurationError: a key is missing or wrong, the store may take longer than `max.block.ms`, or keys are
+                to be named at random.
+        """
+        self._part = KEY if is_key else VALUE
+        options = Serializing.read(config, is_key=is_key)
+        self.store_timeout_ms = options.store_timeout_ms
+        self._offload = Offload(options.threshold_bytes, options.limit_bytes, options.codec)
+        self._by_digest = options.by_digest
+        self._store = open_store(options.store)
+        self._to_prove = is_key and not isinstance(self._store, Put)
+        self._compaction = None if options.by_digest else CompactionWarning(config)
+
+    def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
+        """`data`, or the path of the payload where it is large; then its headers are appended to `headers`.
+
+        Args:
+            topic: the topic of the record.
+            headers: those of the record; None where the client was given none.
+            data: bytes, as a serializer before this one made them, or None.
+
+        Raises:
+            SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` is not bytes, or it is
+                large and there is no list of headers.
+        """
+        if data is None:
+            return None
+        if not isinstance(data, bytes):
+            raise self._error(topic, f"found {type(data).__name__}, allowed are bytes; put a serializer before it")
+        if not self._offload.wants(Record(None, data, headers or ())):
+            return data
+        if headers is None:
+            raise self._error(
+                topic,
+                f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[]",
+            )
+        if self._compaction is not None:
+            self._compaction.look(topic)
+        try:
+            reference = self._publish(topic, self._offload.payload(data))
+            value = reference.value()
+        except WideloadError as exc:
+            raise self._error(topic, str(exc)) from exc
+        except ValueError as exc:  # of a topic that Kafka would not take either
+            raise self._error(topic, f"topic {topic!r}: {exc}") from exc
+        headers.extend(reference.headers(self._part))
+        return value
+
+    def __call__(self, data: object, context: Any) -> bytes | None:
+        """The same, as confluent-kafka calls it."""
+        self._check_field(context)
+        with shared_headers(context) as headers:
+            return self.serialize(context.topic, headers, data)
+
+    def _publish(self, topic: str, payload: Payload) -> Reference:
+        reference = publish(self.store, topic, payload, by_digest=self._by_digest)
+        if self._to_prove:
+            # A class that names its payloads itself is asked twice, once: equal keys must give equal references.
+            again = publish(self.store, topic, payload, by_digest=self._by_digest)
+            if again != reference:
+                raise ConfigurationError(
+                    STORE_CLASS,
+                    "gave two paths for one key, and so two partitions; its publish must name a payload by its bytes",
+                )
+            self._to_prove = False
+        return reference
+
+    def _error(self, topic: str, reason: str) -> SerializationError:
+        return SerializationError(topic, self._part.name, f"LargeMessageSerializer: {reason}")
+
+
+class LargeMessageDeserializer(_LargeMessage):
+    """Puts the payload in the place of a reference; what is no reference passes as it is.
+
+    It gives bytes, so it stands before the deserializer that takes them: the first of `value.deserializers`.
+    Arguments are as with `LargeMessageSerializer`.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
+        super().__init__()
+        if config is not None:
+            self.configure(config, is_key)
+
+    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
+        """Takes the configuration; makes no request.
+
+        Raises:
+            ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
+        """
+        self._part = KEY if is_key else VALUE
+        options = Deserializing.read(config)
+        self.store_timeout_ms = options.store_timeout_ms
+        self._inflate = Inflate(options.max_bytes)
+        self._store = open_store(options.store)
+
+    def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
+        """`data`, or what was offloaded where it is a reference; then its headers are taken out of `headers`.
+
+        Args:
+            topic: the topic of the record.
+            headers: those of the record; None where it has none.
+            data: the value or the key as Kafka has it.
+
+        Raises:
+            SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or
+                refused the reference (another `PayloadStoreError`), or the reference or the payload is not right (a
+                `TransformError`).
+        """
+        if data is None or not headers or not is_reference(headers, self._part):
+            return data
+        try:
+            reference, own = Reference.read(data, headers, self._part)
+            stored = download(self.store, reference, self._inflate)
+            restored = self._inflate.restore(reference, stored)
+        except WideloadError as exc:
+            raise SerializationError(
+                topic, self._part.name, f"LargeMessageDeserializer: {exc}", deserializing=True
+            ) from exc
+        if isinstance(headers, list):
+            headers[:] = own
+        return restored
+
+    def __call__(self, data: bytes | None, context: Any) -> bytes | None:
+        """The same, as confluent-kafka calls it."""
+        self._check_field(context)
+        with shared_headers(context) as headers:
+            return self.deserialize(context.topic, headers, data)

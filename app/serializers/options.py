@@ -1,0 +1,272 @@
+"""What the serializers read of a client's configuration, and what of it is the store's.
+
+Values may be of their own type or strings, as Kafka's clients take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from stores.keys import REQUIRED, Key, read
+from stores.registry import STORE_CLASS, named_keys, store_keys
+from stores.store import COMMON_KEYS
+from transforms.compression import CODECS, Codec
+from transforms.errors import ConfigurationError
+from transforms.offload import DEFAULT_THRESHOLD_BYTES
+
+if TYPE_CHECKING:
+    from app.settings import ClientSettings
+
+__all__ = [
+    "CONSUMER_KEYS",
+    "PRODUCER_KEYS",
+    "STORE_KEY",
+    "Deserializing",
+    "Serializing",
+    "check_time",
+    "client_settings",
+    "coerced",
+    "is_store_key",
+]
+
+_GENERATOR = "large.message.id.generator"
+_TIMEOUT = "large.message.store.timeout.ms"
+_OURS = "large.message."
+# What a client adds to a key of up to this length is within the limit of its producer; the value's serializer does not
+# see the key.
+_KEY_ALLOWANCE_BYTES = 1024
+
+STORE_KEY = Key(
+    STORE_CLASS,
+    "string",
+    "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`.",
+    default=REQUIRED,
+)
+
+PRODUCER_KEYS: Sequence[Key] = (
+    Key(
+        "large.message.threshold.bytes",
+        "int",
+        "What is longer than this is offloaded; so is what `max.request.size` (in confluent-kafka `message.max.bytes`) "
+        "would refuse.",
+        default=DEFAULT_THRESHOLD_BYTES,
+        minimum=0,
+    ),
+    Key(
+        "large.message.compression.type",
+        "string",
+        "How payloads are compressed in the store.",
+        default="none",
+        allowed=("none", *CODECS),
+    ),
+    Key(
+        _GENERATOR,
+        "string",
+        "How a payload is named. `uuid`: at random, the seed's default. `sha256`: by its stored bytes, for compacted "
+        "topics; keys have it always.",
+        default="uuid",
+        allowed=("uuid", "sha256"),
+    ),
+    Key(
+        "max.block.ms",
+        "int",
+        "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
+        default=60_000,
+        minimum=0,
+    ),
+    Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
+    Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
+)
+
+CONSUMER_KEYS: Sequence[Key] = (
+    Key(
+        "max.poll.interval.ms",
+        "int",
+        "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
+        "be more.",
+        default=300_000,
+        minimum=1,
+    ),
+)
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
+    "list": lambda text: [item.strip() for item in text.split(",")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Serializing:
+    """What a `LargeMessageSerializer` works by.
+
+    Attributes:
+        threshold_bytes: what is longer is large.
+        limit_bytes: what would be over this as a batch of one is large too; None where the client did not say.
+        codec: how payloads are compressed; None for not at all.
+        by_digest: whether payloads are named by their bytes.
+        store_timeout_ms: the most that one call of the store may take.
+        store: what the store is opened with, its class included.
+    """
+
+    threshold_bytes: int
+    limit_bytes: int | None
+    codec: Codec | None
+    by_digest: bool
+    store_timeout_ms: int
+    store: Mapping[str, object]
+
+    @classmethod
+    def read(cls, config: Mapping[str, object], *, is_key: bool) -> Serializing:
+        """From the configuration of a producer.
+
+        Raises:
+            ConfigurationError: a key is missing or wrong, random ids are asked for keys, or the store may take longer
+                than `max.block.ms`.
+        """
+        values = read(PRODUCER_KEYS, _coerced_all(PRODUCER_KEYS, config))
+        generator = values[_GENERATOR]
+        if is_key:
+            if generator == "uuid" and _GENERATOR in config:
+                raise ConfigurationError(
+                    _GENERATOR,
+                    "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
+                    "partition and to be compacted; leave it out, and values have uuid and keys sha256",
+                )
+            generator = "sha256"
+        store = {**_store_config(config), _GENERATOR: generator}
+        timeout_ms = _store_timeout_ms(store)
+        check_time(timeout_ms, "max.block.ms", cast("int", values["max.block.ms"]))
+        limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
+        codec = values["large.message.compression.type"]
+        return cls(
+            threshold_bytes=cast("int", values["large.message.threshold.bytes"]),
+            limit_bytes=min(cast("list[int]", limits)) - _KEY_ALLOWANCE_BYTES if limits else None,
+            codec=None if codec == "none" else cast("Codec", codec),
+            by_digest=generator == "sha256",
+            store_timeout_ms=timeout_ms,
+            store=store,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deserializing:
+    """What a `LargeMessageDeserializer` works by.
+
+    Attributes:
+        max_bytes: the largest payload, stored or decompressed.
+        store_timeout_ms: the most that one call of the store may take.
+        store: what the store is opened with, its class included.
+    """
+
+    max_bytes: int
+    store_timeout_ms: int
+    store: Mapping[str, object]
+
+    @classmethod
+    def read(cls, config: Mapping[str, object]) -> Deserializing:
+        """From the configuration of a consumer.
+
+        Raises:
+            ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
+        """
+        values = read(CONSUMER_KEYS, _coerced_all(CONSUMER_KEYS, config))
+        store = _store_config(config)
+        common = read(COMMON_KEYS, store)
+        timeout_ms = _store_timeout_ms(store)
+        check_time(timeout_ms, "max.poll.interval.ms", cast("int", values["max.poll.interval.ms"]))
+        return cls(cast("int", common["large.message.max.bytes"]), timeout_ms, store)
+
+
+def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:
+    """Refuses a store that may take longer than a client may (seed 000, "Critical Timing Constraints").
+
+    Args:
+        store_ms: the most that the calls of the store for one record may take, retries included.
+        key: the client's own limit.
+        allowed_ms: its value.
+        calls: where there is more than one, which.
+
+    Raises:
+        ConfigurationError: with both numbers.
+    """
+    if store_ms > allowed_ms:
+        raise ConfigurationError(
+            _TIMEOUT,
+            f"the store may take {store_ms:,} ms for a record{calls}, retries included; allowed is no more than {key}, "
+            f"which is {allowed_ms:,}; lower {_TIMEOUT}, or raise {key}",
+        )
+
+
+def is_store_key(name: str, store_class: str | type) -> bool:
+    """Whether a key of a client's configuration is for the store or for the serializers, not for the client.
+
+    All that begins as a key of a built-in store is its own, so that a key that is misspelt is found. Of a user's class
+    only what it lists in `KEYS`.
+    """
+    if name.startswith(_OURS):
+        return True
+    named = named_keys(store_class)
+    if store_keys(store_class) is None:
+        return name in named
+    return name.partition(".")[0] in {each.partition(".")[0] for each in named}
+
+
+def client_settings(config: Mapping[str, object]) -> ClientSettings:
+    """How the client of this configuration reaches its cluster.
+
+    Raises:
+        ConfigurationError: it does so in a way that this project's own clients do not know.
+    """
+    from app.definitions import CONNECTION_KEYS, SECURITY_KEYS
+    from app.settings import ClientSettings
+
+    given = dict(config)
+    if "sasl.mechanisms" in given:  # librdkafka's name for it
+        given.setdefault("sasl.mechanism", given["sasl.mechanisms"])
+    if "security.protocol" in given:
+        given["security.protocol"] = str(given["security.protocol"]).upper()
+    values = read(CONNECTION_KEYS, _coerced_all(CONNECTION_KEYS, given))
+    security = {key.name: values[key.name] for key in SECURITY_KEYS}
+    return ClientSettings(str(values["bootstrap.servers"]), str(values["client.id"]), security)
+
+
+def coerced(key: Key, value: object) -> object:
+    """A string as what `key` takes, where it can be read so; anything else as it is.
+
+    Kafka's configurations are maps of strings in many places, and its own clients take `"5000"` for a number.
+    """
+    if not isinstance(value, str) or key.kind == "string":
+        return value
+    try:
+        return _PARSERS[key.kind](value.strip())
+    except (KeyError, ValueError):
+        return value
+
+
+def _coerced_all(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, object]:
+    return {key.name: coerced(key, config[key.name]) for key in keys if config.get(key.name) is not None}
+
+
+def _store_config(config: Mapping[str, object]) -> dict[str, object]:
+    """What of `config` the store gets: of a built-in one its own keys, else all that is not for the serializer."""
+    name = config.get(STORE_CLASS)
+    if not isinstance(name, str | type):
+        found = "is missing; it is required" if name is None else f"found {name!r}"
+        raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")
+    keys = store_keys(name)
+    known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
+    taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(_OURS)} - known.keys()
+    return {
+        key: coerced(known[key], value) if key in known else value
+        for key, value in config.items()
+        if key not in taken and (keys is None or is_store_key(key, name))
+    }
+
+
+def _store_timeout_ms(store: Mapping[str, object]) -> int:
+    return cast("int", read(COMMON_KEYS, store)[_TIMEOUT])

@@ -1,0 +1,202 @@
+"""One serializer or deserializer of a list, whichever client it was written for.
+
+Each of these is taken, as a class, as a dotted path to a class or a function, or as an object that is made already:
+
+    serialize(topic, headers, data)     Kafka's own method; kafka-python 3
+    serialize(topic, data)              Kafka's older one; kafka-python 2
+    __call__(data, context)             confluent-kafka; the context has `topic`, `field` and `headers`
+    __call__(data)                      aiokafka, and any plain function
+
+and the same with `deserialize`. A class is made without arguments and then given the client's whole configuration, if
+it has `configure(config, is_key)`; an object is taken as it is. That is how Kafka's clients treat the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stores.dotted import parts, resolve
+from transforms.errors import ConfigurationError
+from transforms.record import Header
+
+__all__ = ["Context", "Direction", "Headers", "Stage", "load", "shared_headers"]
+
+Direction = Literal["serialize", "deserialize"]
+Headers = list[Header] | None
+
+_OPPOSITE: Mapping[Direction, Direction] = {"serialize": "deserialize", "deserialize": "serialize"}
+_CONTEXT_NAMES = {("ctx",), ("context",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What confluent-kafka's `SerializationContext` says, for stages that were written for it.
+
+    Attributes:
+        topic: the topic of the record.
+        field: `key` or `value`.
+        headers: those of the record, which a serializer may append to; None where the client gives none.
+    """
+
+    topic: str
+    field: str
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage that is ready.
+
+    Attributes:
+        name: how messages call it: position and class.
+        target: the serializer or deserializer itself.
+        call: data and context in, data out.
+    """
+
+    name: str
+    target: object
+    call: Callable[[Any, Context], object]
+
+    def close(self) -> None:
+        """Closes the serializer, if it can be closed."""
+        close = getattr(self.target, "close", None)
+        if callable(close):
+            close()
+
+
+def load(
+    item: object, direction: Direction, key: str, position: int | None, config: Mapping[str, object], *, is_key: bool
+) -> Stage:
+    """The stage that `item` means.
+
+    Args:
+        item: a class, a dotted path, or an object that is made already.
+        direction: which of the two it has to be able to do.
+        key: the key of the configuration where it stands.
+        position: where in the list, from 1.
+        config: what a class is configured with.
+        is_key: whether it is for keys.
+
+    Raises:
+        ConfigurationError: it cannot be found or made, lacks the method, or refuses the configuration.
+    """
+    target = item
+    if isinstance(item, str):
+        path = parts(item)
+        if path is None:
+            raise ConfigurationError(
+                key, f"stage {position}: found {item!r}, allowed is a class, or its path as package.module.Class"
+            )
+        target = resolve(key, item, path)
+    name = f"stage {position}, {_name(target)}"
+    made = isinstance(target, type)
+    if isinstance(target, type):
+        target = _made(target, key, name)
+    call = _call(target, direction)
+    if call is None:
+        raise ConfigurationError(
+            key,
+            f"{name}: lacks the method {direction}(topic, headers, data), and cannot be called with (data) or (data, "
+            "context) either",
+        )
+    if made and hasattr(target, "configure"):
+        _configure(target, key, name, config, is_key=is_key)
+    return Stage(name, target, call)
+
+
+@contextlib.contextmanager
+def shared_headers(context: Any) -> Iterator[Headers]:
+    """The headers of confluent-kafka's context as a list; what is appended reaches the record.
+
+    None where the client was given none: it has no place then where a header could be put.
+    """
+    given = context.headers
+    if not isinstance(given, dict):
+        yield given if isinstance(given, list) else None
+        return
+    headers = list(given.items())
+    count = len(headers)
+    yield headers
+    given.update(headers[count:])
+
+
+def _name(target: object) -> str:
+    named = target if isinstance(target, type) or inspect.isroutine(target) else type(target)
+    return str(getattr(named, "__qualname__", named))
+
+
+def _made(cls: type, key: str, name: str) -> object:
+    try:
+        return cls()
+    except Exception as exc:
+        raise ConfigurationError(
+            key,
+            f"{name}: cannot be made without arguments ({type(exc).__name__}: {exc}); "
+            "put the object itself in its place, made as it should be",
+        ) from exc
+
+
+def _configure(target: Any, key: str, name: str, config: Mapping[str, object], *, is_key: bool) -> None:
+    try:
+        target.configure(config, is_key)
+    except ConfigurationError:
+        raise
+    except Exception as exc:
+        raise ConfigurationError(key, f"{name}: configure raised {type(exc).__name__}: {exc}") from exc
+
+
+def _call(target: object, direction: Direction) -> Callable[[Any, Context], object] | None:
+    method = getattr(target, direction, None)
+    if callable(method):
+        return _method_call(method)
+    if not callable(target) or hasattr(target, _OPPOSITE[direction]):
+        return None
+    return _function_call(target)
+
+
+def _method_call(method: Callable[..., object]) -> Callable[[Any, Context], object] | None:
+    takes = _positional(method)
+    if takes is None or takes.required == len(("topic", "headers", "data")) or takes.names[1:2] == ("headers",):
+        return lambda data, context: method(context.topic, context.headers, data)
+    if takes.required == len(("topic", "data")):
+        return lambda data, context: method(context.topic, data)
+    return None
+
+
+def _function_call(function: Callable[..., object]) -> Callable[[Any, Context], object] | None:
+    takes = _positional(function)
+    # A context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
+    if takes is not None and (takes.required == len(("data", "context")) or takes.names[1:2] in _CONTEXT_NAMES):
+        return function
+    if takes is None or (takes.required <= 1 and takes.names):
+        return lambda data, _: function(data)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Positional:
+    """The arguments that a function takes by position: their names, and how many of them it must be given."""
+
+    names: tuple[str, ...]
+    required: int
+
+
+def _positional(function: Callable[..., object]) -> _Positional | None:
+    """None where it takes any, or does not say, as some built-in functions."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return None
+    found = [
+        each
+        for each in parameters
+        if each.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    required = sum(each.default is inspect.Parameter.empty for each in found)
+    return _Positional(tuple(each.name for each in found), required)
