@@ -1,0 +1,30 @@
+"""Configurations of serializers on the store for tests, each a store of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stores.memory import MemoryStore
+
+Config = Callable[..., dict[str, object]]
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def config() -> Iterator[Config]:
+    """Makes a configuration with a threshold of 100 bytes: `config(**{"max.block.ms": 5000})`."""
+    made = {
+        "large.message.payload.store.class": "memory",
+        "memory.name": f"serializers-{next(_names)}",
+        "large.message.threshold.bytes": 100,
+    }
+
+    def make(**more: object) -> dict[str, object]:
+        return {**made, **more}
+
+    yield make
+    MemoryStore.clear()

@@ -1,0 +1,329 @@
+"""Lists of serializers: which stages are taken, in which order they run, and what each mistake is told as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka.serialization import (
+    IntegerDeserializer,
+    IntegerSerializer,
+    MessageField,
+    SerializationContext,
+    StringDeserializer,
+    StringSerializer,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.serializer import JsonSerializer
+
+from app.serializers import ComposableDeserializer, ComposableSerializer, LargeMessageDeserializer
+from transforms.errors import ConfigurationError, PayloadNotFoundError, SerializationError
+
+HERE = "tests.app.serializers.test_composable"
+
+
+class Reversing:
+    """A stage of Kafka's own shape; it is its own opposite."""
+
+    def serialize(self, topic: str, headers: list[Any], data: bytes) -> bytes:
+        """The bytes from behind."""
+        headers.append((f"reversed-{topic}", b"yes"))
+        return data[::-1]
+
+    def deserialize(self, topic: str, headers: list[Any], data: bytes) -> bytes:
+        """The bytes from behind."""
+        headers.remove((f"reversed-{topic}", b"yes"))
+        return data[::-1]
+
+
+class OldReversing:
+    """The same without headers, as in Kafka before 0.11 and in kafka-python 2."""
+
+    def serialize(self, topic: str, data: bytes) -> bytes:
+        """The bytes from behind, and the topic."""
+        return data[::-1] + topic.encode()
+
+    def deserialize(self, topic: str, data: bytes) -> bytes:
+        """The reverse."""
+        return data.removesuffix(topic.encode())[::-1]
+
+
+class Configured:
+    """Keeps what it was configured with."""
+
+    def configure(self, config: dict[str, object], is_key: bool) -> None:  # noqa: FBT001  # Kafka's signature
+        """See the class."""
+        self.found = (config.get("suffix"), is_key)
+
+    def serialize(self, _topic: str, _headers: list[Any], data: bytes) -> bytes:
+        """The bytes, with the suffix."""
+        return data + repr(self.found).encode()
+
+
+class Unmakeable:
+    """Cannot be made without arguments."""
+
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+
+    def serialize(self, _topic: str, _headers: list[Any], _data: object) -> bytes:
+        """What it was made with."""
+        return bytes([self.needed])
+
+
+class Refusing(Unmakeable):
+    """Refuses every configuration."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def configure(self, _config: object, _is_key: object) -> None:
+        """See the class."""
+        raise LookupError("no suffix")
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
+
+
+def shout(text: bytes, encoding: str = "ascii") -> bytes:
+    """A function with a second argument that is no context."""
+    return text.decode(encoding).upper().encode(encoding)
+
+
+@dataclass(slots=True)
+class Closing:
+    """Counts how often it was closed, and may raise."""
+
+    error: Exception | None = None
+    closed: list[bool] = field(default_factory=list)
+
+    def serialize(self, _topic: str, _headers: list[Any], data: bytes) -> bytes:
+        """The bytes as they are."""
+        return data
+
+    def close(self) -> None:
+        """See the class."""
+        self.closed.append(True)
+        if self.error is not None:
+            raise self.error
+
+
+# --- which stages are taken -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "data", "expected"),
+    [
+        ([to_json], {"a": 1}, b'{"a": 1}'),
+        ([to_json, Reversing], {"a": 1}, b'}1 :"a"{'),
+        ([to_json, Reversing(), OldReversing], [1], b"[1]orders"),
+        ([f"{HERE}.to_json", f"{HERE}:Reversing"], [12], b"]21["),
+        (f"{HERE}.to_json, {HERE}.Reversing", [12], b"]21["),
+        ((StringSerializer("utf-16-le"), Reversing), "ab", b"\0b\0a"),
+        ([IntegerSerializer], 258, b"\0\0\1\2"),
+        ([JsonSerializer], [1, None], b"[1, null]"),
+        ([str.encode, shout], "straße", None),
+        ([str.encode, shout], "strasse", b"STRASSE"),
+        ([to_json, bytes.hex, str.encode], 7, None),
+    ],
+)
+def test_serializers_run_in_order(stages: Any, data: object, expected: bytes | None) -> None:
+    """Stages of every client's shape, by class, path or object, run in the order of the list; each gives bytes."""
+    serializer = ComposableSerializer(stages)
+    if expected is None:
+        with pytest.raises(SerializationError):
+            serializer.serialize("orders", [], data)
+    else:
+        assert serializer.serialize("orders", [], data) == expected
+
+
+@pytest.mark.parametrize(
+    ("stages", "data", "expected"),
+    [
+        ([json.loads], b"[1]", [1]),
+        ([OldReversing, Reversing, json.loads], b"[1]orders", [1]),
+        ([Reversing, StringDeserializer("utf-16-le")], b"\0b\0a", "ab"),
+        ([IntegerDeserializer()], b"\0\0\1\2", 258),
+        ([JsonSerializer], b"[1, null]", [1, None]),
+    ],
+)
+def test_deserializers_run_in_order(stages: Any, data: bytes, expected: object) -> None:
+    """The last stage gives what the application wants, whatever type that has."""
+    assert ComposableDeserializer(stages).deserialize("orders", [("reversed-orders", b"yes")], data) == expected
+
+
+def test_stages_share_the_headers() -> None:
+    """What a stage appends to the headers is in the record, and the opposite stage finds it."""
+    headers: list[Any] = [("own", None)]
+    data = ComposableSerializer([to_json, Reversing]).serialize("orders", headers, 12)
+    assert (data, headers) == (b"21", [("own", None), ("reversed-orders", b"yes")])
+    assert ComposableDeserializer([Reversing, json.loads]).deserialize("orders", headers, data) == 12
+    assert headers == [("own", None)]
+
+
+@pytest.mark.parametrize("given", [{"own": b"1"}, [("own", b"1")]])
+def test_headers_of_confluent_reach_the_record(given: Any) -> None:
+    """Headers are appended to the list or the dict that the application gave to `produce`."""
+    context = SerializationContext("orders", MessageField.VALUE, given)
+    assert ComposableSerializer([Reversing])(b"abc", context) == b"cba"
+    assert list(given.items() if isinstance(given, dict) else given) == [("own", b"1"), ("reversed-orders", b"yes")]
+
+
+def test_a_class_is_configured_and_an_object_is_not() -> None:
+    """A class gets the whole configuration and whether it is for keys; an object is taken as it is."""
+    ready = Configured()
+    ready.found = ("its own", False)
+    serializer = ComposableSerializer([Configured, ready], {"suffix": "-x"}, is_key=True)
+    assert serializer.serialize("orders", [], b"k") == b"k('-x', True)('its own', False)"
+
+
+# --- nulls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", [[to_json], [to_json, Reversing], [Unmakeable(1)]])
+def test_a_null_is_a_null(stages: Any) -> None:
+    """No stage is asked about a null, so a tombstone stays one: JSON would make `null` of it, four bytes."""
+    headers: list[Any] = []
+    assert ComposableSerializer(stages).serialize("orders", headers, None) is None
+    assert ComposableDeserializer([Reversing, json.loads]).deserialize("orders", headers, None) is None
+    assert headers == []
+
+
+def test_a_stage_may_make_a_null() -> None:
+    """What a stage has made null passes the others as a null."""
+    assert ComposableSerializer([lambda _: None, Reversing]).serialize("orders", [], b"x") is None
+    assert ComposableDeserializer([lambda _: None, json.loads]).deserialize("orders", [], b"x") is None
+
+
+# --- mistakes in the configuration ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "value.serializers: is an empty list, allowed is one of at least one stage"),
+        ("", "value.serializers: is an empty list, allowed is one of at least one stage"),
+        (Reversing, "value.serializers: found one type, allowed is a list of classes or dotted paths"),
+        ([to_json, object], "value.serializers: stage 2, object: lacks the method serialize(topic, headers, data)"),
+        ([LargeMessageDeserializer], "value.serializers: stage 1, LargeMessageDeserializer: lacks the method serialize"),
+        ([to_json, 3], "value.serializers: stage 2, int: lacks the method serialize"),
+        ([lambda: None], "lacks the method serialize"),
+        ([lambda _a, _b, _c: None], "lacks the method serialize"),
+        ([Unmakeable], "value.serializers: stage 1, Unmakeable: cannot be made without arguments (TypeError: "),
+        ([Refusing], "value.serializers: stage 1, Refusing: configure raised LookupError: no suffix"),
+        (["json"], "value.serializers: stage 1: found 'json', allowed is a class, or its path as package.module.Class"),
+        ([to_json, "jsom.dumps"], "value.serializers: found 'jsom.dumps', but module jsom cannot be imported"),
+        (["json.dump_all"], "value.serializers: found 'json.dump_all', but module json has no dump_all"),
+    ],
+)
+def test_a_list_that_cannot_work_is_refused(stages: Any, message: str) -> None:
+    """Each mistake in a list is an error that names the key, and the stage by position and class."""
+    with pytest.raises(ConfigurationError) as caught:
+        ComposableSerializer(stages)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("composable", "is_key", "key"),
+    [
+        (ComposableSerializer, True, "key.serializers"),
+        (ComposableDeserializer, False, "value.deserializers"),
+        (ComposableDeserializer, True, "key.deserializers"),
+    ],
+)
+def test_the_key_of_the_configuration_is_named(composable: Callable[..., object], is_key: bool, key: str) -> None:  # noqa: FBT001
+    """The error says which of the four lists it is."""
+    with pytest.raises(ConfigurationError) as caught:
+        composable([object], is_key=is_key)
+    assert caught.value.key == key
+
+
+# --- failures of a stage ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "reason"),
+    [
+        ([lambda _: "text", Reversing], "value.serializers, stage 1, <lambda>, gave str, allowed are bytes and None"),
+        ([to_json, lambda _: 7, Reversing], "stage 2, <lambda>, gave int, allowed are bytes and None"),
+        ([to_json, lambda _: bytearray(b"x")], "stage 2, <lambda>, gave bytearray, allowed are bytes and None"),
+    ],
+)
+def test_a_stage_that_gives_no_bytes_is_named(stages: Any, reason: str) -> None:
+    """Only bytes go from one stage to the next, and to Kafka; the error names the stage by position and class."""
+    with pytest.raises(SerializationError) as caught:
+        ComposableSerializer(stages).serialize("orders", [], 1)
+    assert str(caught.value).startswith("the value of a record of topic orders cannot be serialized: ")
+    assert reason in str(caught.value)
+
+
+def test_a_middle_deserializer_that_gives_no_bytes_is_named() -> None:
+    """Each deserializer but the last gives bytes."""
+    with pytest.raises(SerializationError) as caught:
+        ComposableDeserializer([json.loads, Reversing], is_key=True).deserialize("orders", [], b"1")
+    assert str(caught.value) == (
+        "the key of a record of topic orders cannot be deserialized: key.deserializers, stage 1, loads, gave int, "
+        "allowed are bytes and None"
+    )
+
+
+def test_what_a_stage_raises_is_the_cause() -> None:
+    """An error of a stage reaches the application as the cause of a SerializationError that names the stage."""
+    with pytest.raises(SerializationError) as caught:
+        ComposableSerializer([to_json, Reversing]).serialize("orders", [], {1, 2})
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "value.serializers, stage 1, to_json, raised TypeError: " in str(caught.value)
+    assert not caught.value.retriable
+
+
+def test_a_serialization_error_passes_as_it_is() -> None:
+    """A stage that raises the right error itself keeps its own cause."""
+    cause = PayloadNotFoundError("memory://x/y/z")
+    error = SerializationError("orders", "value", "gone", deserializing=True)
+    error.__cause__ = cause
+
+    def fail(_: bytes) -> bytes:
+        raise error from cause
+
+    with pytest.raises(SerializationError) as caught:
+        ComposableDeserializer([fail]).deserialize("orders", [], b"x")
+    assert caught.value is error
+    assert caught.value.__cause__ is cause
+
+
+def test_close_reaches_every_stage() -> None:
+    """All stages are closed, also behind one that cannot be, and the first failure is told."""
+    first, second, third = Closing(OSError("disk")), Closing(), Closing(OSError("other"))
+    with pytest.raises(OSError, match="disk"):
+        ComposableSerializer([first, to_json, second, third]).close()
+    assert (first.closed, second.closed, third.closed) == ([True], [True], [True])
+
+
+# --- any list ---------------------------------------------------------------------------------------------------------
+
+
+def _xor(mask: int) -> Callable[[bytes], bytes]:
+    return lambda data: bytes(byte ^ mask for byte in data)
+
+
+@given(
+    st.lists(st.sampled_from(["kafka", "old", "xor", "text"]), min_size=1, max_size=6),
+    st.binary(max_size=200),
+    st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=3),
+)
+def test_any_list_of_stages_and_its_opposite_give_the_data_back(
+    kinds: list[str], data: bytes, own: list[tuple[str, bytes | None]]
+) -> None:
+    """Deserializers in the opposite order restore data and headers, whatever the stages."""
+    there: dict[str, object] = {"kafka": Reversing, "old": OldReversing(), "xor": _xor(7), "text": bytes.swapcase}
+    headers = list(own)
+    sent = ComposableSerializer([there[kind] for kind in kinds]).serialize("orders", headers, data)
+    assert len(headers) == len(own) + kinds.count("kafka")
+    got = ComposableDeserializer([there[kind] for kind in reversed(kinds)]).deserialize("orders", headers, sent)
+    assert (got, headers) == (data, own)
