@@ -108,7 +108,9 @@ class LargeMessageSerializer(_LargeMessage):
         Raises:
             SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` is not bytes, or it is
                 large and there is no list of headers.
+            ConfigurationError: it was not configured, or is closed.
         """
+        store = self.store
         if data is None:
             return None
         if not isinstance(data, bytes):
@@ -123,7 +125,7 @@ class LargeMessageSerializer(_LargeMessage):
         if self._compaction is not None:
             self._compaction.look(topic)
         try:
-            reference = self._publish(topic, self._offload.payload(data))
+            reference = self._publish(store, topic, self._offload.payload(data))
             value = reference.value()
         except WideloadError as exc:
             raise self._error(topic, str(exc)) from exc
@@ -138,11 +140,11 @@ class LargeMessageSerializer(_LargeMessage):
         with shared_headers(context) as headers:
             return self.serialize(context.topic, headers, data)
 
-    def _publish(self, topic: str, payload: Payload) -> Reference:
-        reference = publish(self.store, topic, payload, by_digest=self._by_digest)
+    def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
+        reference = publish(store, topic, payload, by_digest=self._by_digest)
         if self._to_prove:
             # A class that names its payloads itself is asked twice, once: equal keys must give equal references.
-            again = publish(self.store, topic, payload, by_digest=self._by_digest)
+            again = publish(store, topic, payload, by_digest=self._by_digest)
             if again != reference:
                 raise ConfigurationError(
                     STORE_CLASS,
@@ -191,12 +193,14 @@ class LargeMessageDeserializer(_LargeMessage):
             SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or
                 refused the reference (another `PayloadStoreError`), or the reference or the payload is not right (a
                 `TransformError`).
+            ConfigurationError: it was not configured, or is closed.
         """
+        store = self.store
         if data is None or not headers or not is_reference(headers, self._part):
             return data
         try:
             reference, own = Reference.read(data, headers, self._part)
-            stored = download(self.store, reference, self._inflate)
+            stored = download(store, reference, self._inflate)
             restored = self._inflate.restore(reference, stored)
         except WideloadError as exc:
             raise SerializationError(

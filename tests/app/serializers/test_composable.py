@@ -211,7 +211,10 @@ def test_a_stage_may_make_a_null() -> None:
         ("", "value.serializers: is an empty list, allowed is one of at least one stage"),
         (Reversing, "value.serializers: found one type, allowed is a list of classes or dotted paths"),
         ([to_json, object], "value.serializers: stage 2, object: lacks the method serialize(topic, headers, data)"),
-        ([LargeMessageDeserializer], "value.serializers: stage 1, LargeMessageDeserializer: lacks the method serialize"),
+        (
+            [LargeMessageDeserializer],
+            "stage 1, LargeMessageDeserializer: lacks the method serialize",
+        ),
         ([to_json, 3], "value.serializers: stage 2, int: lacks the method serialize"),
         ([lambda: None], "lacks the method serialize"),
         ([lambda _a, _b, _c: None], "lacks the method serialize"),

@@ -1,0 +1,401 @@
+"""The large-message serializers: what is offloaded, under which name, and how each failure reaches the application."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka.serialization import MessageField, SerializationContext
+from hypothesis import given
+
+from app.serializers import (
+    ComposableDeserializer,
+    ComposableSerializer,
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+)
+from stores.memory import MemoryStore
+from tests import strategies
+from tests.app.serializers.conftest import Config
+from transforms.compression import CODECS
+from transforms.errors import (
+    ConfigurationError,
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+    SerializationError,
+)
+
+LARGE = b"l" * 101
+STORE = "large.message.payload.store.class"
+GENERATOR = "large.message.id.generator"
+HERE = "tests.app.serializers.test_large_message"
+
+
+class SeedStore:
+    """A class of the seed's interface alone; its payloads are named at random unless it is told otherwise."""
+
+    payloads: ClassVar[dict[str, bytes]] = {}
+    configs: ClassVar[list[Mapping[str, object]]] = []
+
+    def configure(self, config: Mapping[str, object]) -> None:
+        """Keeps what it was given."""
+        self.configs.append(config)
+        self._fails = config.get("seed.fails")
+        self._named = config.get("seed.named")
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        if self._fails is not None:
+            assert isinstance(self._fails, Exception)
+            raise self._fails
+        path = f"seed://{topic}/{self.id(data)}"
+        self.payloads[path] = data
+        return path
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`."""
+        return self.payloads[full_path]
+
+    def id(self, data: bytes) -> str:
+        """Its own idea of a name."""
+        return f"mine-{hashlib.md5(data).hexdigest()}" if self._named else str(uuid.uuid4())  # noqa: S324
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    SeedStore.payloads.clear()
+    SeedStore.configs.clear()
+
+
+def sent(config: Mapping[str, object], data: bytes, *, is_key: bool = False) -> tuple[bytes | None, list[Any]]:
+    """What a record has after serializing `data`: the bytes and the headers."""
+    headers: list[Any] = [("own", b"1")]
+    return LargeMessageSerializer(config, is_key=is_key).serialize("orders", headers, data), headers
+
+
+# --- what is offloaded ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "large"), [(0, False), (1, False), (99, False), (100, False), (101, True)])
+def test_what_is_over_the_threshold_is_offloaded(config: Config, length: int, large: bool) -> None:  # noqa: FBT001
+    """A value is large when it is longer than the threshold, and passes untouched when it is not."""
+    value, headers = sent(config(), b"x" * length)
+    assert ((value or b"").startswith(b"memory://"), len(headers) > 1) == (large, large)
+    if not large:
+        assert value == b"x" * length
+
+
+def test_the_default_threshold_is_one_mebibyte(config: Config) -> None:
+    """Seed 000: 1 MB, the default of max.message.bytes."""
+    given = config()
+    del given["large.message.threshold.bytes"]
+    assert sent(given, b"x" * 1_048_576)[0] == b"x" * 1_048_576
+    assert sent(given, b"x" * 1_048_577)[0] != b"x" * 1_048_577
+
+
+@pytest.mark.parametrize("key", ["max.request.size", "message.max.bytes"])
+def test_what_the_client_would_refuse_is_offloaded(config: Config, key: str) -> None:
+    """A value below the threshold leaves the record where the record would be over the client's own limit."""
+    given = config(**{key: 3000, "large.message.threshold.bytes": 10_000})
+    assert sent(given, b"x" * 1800)[0] == b"x" * 1800
+    value, headers = sent(given, b"x" * 2000)
+    assert value is not None
+    assert value.startswith(b"memory://")
+    assert len(headers) == 4
+
+
+def test_a_value_has_the_references_headers(config: Config) -> None:
+    """The record has the path as its value and the four headers of the format behind its own."""
+    value, headers = sent(config(**{"large.message.compression.type": "gzip"}), LARGE)
+    assert value is not None
+    assert re.fullmatch(rb"memory://[^/]+/orders/[0-9a-f]{8}-[0-9a-f-]{27}", value)
+    assert headers == [
+        ("own", b"1"),
+        ("large-message", b"true"),
+        ("large-message.size", b"101"),
+        ("large-message.checksum", b"sha256:" + hashlib.sha256(LARGE).hexdigest().encode()),
+        ("large-message.compression", b"gzip"),
+    ]
+
+
+def test_a_key_has_headers_of_its_own(config: Config) -> None:
+    """An offloaded key has the key's headers, so that one record may have both."""
+    given = config()
+    value, headers = sent(given, LARGE, is_key=True)
+    assert value is not None
+    assert value.endswith(b"/orders/" + hashlib.sha256(LARGE).hexdigest().encode())
+    assert [name for name, _ in headers[1:]] == [
+        "large-message-key",
+        "large-message-key.size",
+        "large-message-key.checksum",
+    ]
+
+
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+def test_key_and_value_come_back(config: Config, codec: str) -> None:
+    """A record with an offloaded key and an offloaded value is restored, own headers and all."""
+    given = config(**{"large.message.compression.type": codec, "large.message.store.timeout.ms": 1000})
+    headers: list[Any] = [("own", None), ("own", b"2")]
+    key = LargeMessageSerializer(given, is_key=True).serialize("orders", headers, b"k" * 500)
+    value = LargeMessageSerializer(given).serialize("orders", headers, b"v" * 1000)
+    assert len(headers) == 2 + 2 * (3 if codec == "none" else 4)
+    assert LargeMessageDeserializer(given, is_key=True).deserialize("orders", headers, key) == b"k" * 500
+    assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == b"v" * 1000
+    assert headers == [("own", None), ("own", b"2")]
+
+
+@given(data=strategies.optional_bytes(), own=strategies.headers(), codec=strategies.codecs())
+def test_any_record_comes_back(data: bytes | None, own: list[Any], codec: str | None) -> None:
+    """Serialize and deserialize restore any value and any headers, also such as look like a reference's."""
+    given = {
+        STORE: "memory",
+        "memory.name": "any-record",
+        "large.message.threshold.bytes": 64,
+        "large.message.compression.type": codec or "none",
+    }
+    headers = list(own)
+    value = LargeMessageSerializer(given).serialize("orders", headers, data)
+    if headers != own:  # else it is small, and own headers that claim a reference are the application's own matter
+        assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == data
+        assert headers == own
+    else:
+        assert value == data
+    MemoryStore.clear()
+
+
+def test_small_and_null_pass_the_deserializer(config: Config) -> None:
+    """What is no reference is given back as it is: no header, a null, another value of the header, none at all."""
+    deserializer = LargeMessageDeserializer(config())
+    assert deserializer.deserialize("orders", None, b"small") == b"small"
+    assert deserializer.deserialize("orders", [], b"small") == b"small"
+    assert deserializer.deserialize("orders", [("large-message", b"false")], b"small") == b"small"
+    assert deserializer.deserialize("orders", [("large-message-key", b"true")], b"small") == b"small"
+    assert deserializer.deserialize("orders", [("large-message", b"true")], None) is None
+
+
+def test_the_seeds_bare_reference_is_read(config: Config) -> None:
+    """A record with nothing but `large-message: true` is one of the seed's own format."""
+    given = config()
+    value, _ = sent(given, LARGE)
+    headers: list[Any] = [("large-message", b"true")]
+    assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == LARGE
+    assert headers == []
+
+
+# --- as a stage, and in confluent-kafka -------------------------------------------------------------------------------
+
+
+def test_it_is_configured_as_a_stage(config: Config) -> None:
+    """In a list it takes the client's whole configuration, its strings for numbers too, and leaves what is not its."""
+    given = config(
+        **{
+            "large.message.threshold.bytes": " 10 ",
+            "large.message.store.timeout.ms": "5000",
+            "max.block.ms": "5000",
+            "bootstrap.servers": "localhost:1",
+            "acks": "all",
+        }
+    )
+    headers: list[Any] = []
+    value = ComposableSerializer([str.encode, LargeMessageSerializer], given).serialize("orders", headers, "ö" * 6)
+    assert value is not None
+    assert value.startswith(b"memory://")
+    restored = ComposableDeserializer([LargeMessageDeserializer, bytes.decode], given).deserialize(
+        "orders", headers, value
+    )
+    assert restored == "ö" * 6
+
+
+@pytest.mark.parametrize("given", [[], {}, {"own": b"1"}])
+def test_confluents_headers_take_the_reference(config: Config, given: Any) -> None:
+    """The headers that the application gave to `produce` have the reference's, be they a list or a dict."""
+    context = SerializationContext("orders", MessageField.VALUE, given)
+    LargeMessageSerializer(config())(LARGE, context)
+    names = [*given] if isinstance(given, dict) else [name for name, _ in given]
+    assert names[-3:] == ["large-message", "large-message.size", "large-message.checksum"]
+
+
+def test_without_headers_large_is_refused_before_it_is_stored(config: Config) -> None:
+    """Where the client was given no headers, a small value passes, and a large one is an error that says what to do."""
+    given = config()
+    serializer = LargeMessageSerializer(given)
+    assert serializer(b"small", SerializationContext("orders", MessageField.VALUE)) == b"small"
+    with pytest.raises(SerializationError, match=r"it is large \(101 bytes\).* give the record headers=\[\]"):
+        serializer(LARGE, SerializationContext("orders", MessageField.VALUE))
+    store = MemoryStore()
+    store.configure({"memory.name": given["memory.name"]})
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("made", [LargeMessageSerializer, LargeMessageDeserializer])
+def test_a_serializer_of_values_refuses_keys(config: Config, made: Any) -> None:
+    """One that was made for values, used for keys, says how to make the other one."""
+    with pytest.raises(SerializationError, match=r"was made for values; make another one for keys, with is_key=True"):
+        made(config())(b"k", SerializationContext("orders", MessageField.KEY, []))
+    with pytest.raises(SerializationError, match=r"was made for keys; make another one for values, with is_key=False"):
+        made(config(), is_key=True)(b"k", SerializationContext("orders", MessageField.VALUE, []))
+
+
+def test_something_other_than_bytes_is_named(config: Config) -> None:
+    """A value that no serializer has made bytes of is an error, not a guess."""
+    with pytest.raises(SerializationError, match="found str, allowed are bytes; put a serializer before it"):
+        LargeMessageSerializer(config()).serialize("orders", [], "text")
+
+
+def test_a_topic_that_cannot_be_is_an_error_of_the_record(config: Config) -> None:
+    """A topic's name that no store can use is told as such."""
+    with pytest.raises(SerializationError, match=r"topic '\.\./x'"):
+        LargeMessageSerializer(config()).serialize("../x", [], LARGE)
+
+
+def test_it_must_be_configured_and_not_closed(config: Config) -> None:
+    """Before `configure` and after `close` there is no store; closing twice is no error."""
+    serializer = LargeMessageSerializer(config())
+    serializer.close()
+    serializer.close()
+    for unusable in (serializer, LargeMessageSerializer()):
+        with pytest.raises(ConfigurationError, match="configure was not called, or close was"):
+            unusable.serialize("orders", [], b"small")
+
+
+# --- names of payloads ------------------------------------------------------------------------------------------------
+
+
+def test_values_are_named_at_random_by_default(config: Config) -> None:
+    """Seed 000: by default the id is a random UUID."""
+    given = config()
+    first, second = (sent(given, LARGE)[0] for _ in range(2))
+    assert first != second
+    assert first is not None
+    uuid.UUID(first.decode().rpartition("/")[2], version=4)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_values_may_be_named_by_content(config: Config, codec: str) -> None:
+    """With `sha256` equal values share one payload, compressed or not."""
+    given = config(**{GENERATOR: "sha256", "large.message.compression.type": codec})
+    assert sent(given, LARGE)[0] == sent(given, LARGE)[0] != sent(given, b"m" * 101)[0]
+
+
+def test_random_names_are_refused_for_keys(config: Config) -> None:
+    """Equal keys with different references would go to different partitions."""
+    with pytest.raises(ConfigurationError, match="found 'uuid', allowed for keys is sha256"):
+        LargeMessageSerializer(config(**{GENERATOR: "uuid"}), is_key=True)
+
+
+def test_a_class_of_ones_own_names_its_payloads() -> None:
+    """The `id` of a user's class decides, and the class gets every key of the configuration but the serializers'."""
+    given = {STORE: f"{HERE}.SeedStore", "seed.named": True, "acks": "all", "large.message.threshold.bytes": 100}
+    value, headers = sent(given, LARGE)
+    assert value == f"seed://orders/mine-{hashlib.md5(LARGE).hexdigest()}".encode()  # noqa: S324
+    assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == LARGE
+    assert SeedStore.configs[0] == {"seed.named": True, "acks": "all", GENERATOR: "uuid"}
+
+
+def test_the_class_itself_may_stand_for_its_path() -> None:
+    """In a configuration that is no file, a class is as good as its path."""
+    value, _ = sent({STORE: SeedStore, "seed.named": True, "large.message.threshold.bytes": 100}, LARGE)
+    assert value is not None
+    assert value.startswith(b"seed://")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_class_that_names_keys_at_random_is_refused(named: bool) -> None:  # noqa: FBT001
+    """The first offloaded key shows whether a user's class names payloads by their bytes."""
+    given = {STORE: SeedStore, "seed.named": named, "large.message.threshold.bytes": 100}
+    serializer = LargeMessageSerializer(given, is_key=True)
+    if named:
+        assert serializer.serialize("orders", [], LARGE) == serializer.serialize("orders", [], LARGE)
+        return
+    with pytest.raises(SerializationError, match="gave two paths for one key") as caught:
+        serializer.serialize("orders", [], LARGE)
+    assert isinstance(caught.value.__cause__, ConfigurationError)
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_payload_is_the_cause(config: Config) -> None:
+    """A consumer tells a payload that is gone by the cause, and the record's headers are still there."""
+    given = config()
+    value, headers = sent(given, LARGE)
+    before = list(headers)
+    MemoryStore.clear()
+    with pytest.raises(SerializationError) as caught:
+        LargeMessageDeserializer(given).deserialize("orders", headers, value)
+    assert isinstance(caught.value.__cause__, PayloadNotFoundError)
+    assert isinstance(caught.value.__cause__, PayloadStoreError)
+    assert not caught.value.retriable
+    assert headers == before
+    assert str(caught.value).startswith(
+        "the value of a record of topic orders cannot be deserialized: LargeMessageDeserializer: there is no payload at"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "retriable"),
+    [
+        (TimeoutError("late"), True),
+        (ConnectionResetError("cut"), True),
+        (PermissionError("no"), False),
+        (PayloadStoreError("throttled", retriable=True), True),
+        (PayloadStoreError("no such bucket", retriable=False), False),
+    ],
+)
+def test_a_store_that_fails_is_the_cause(raised: Exception, retriable: bool) -> None:  # noqa: FBT001
+    """An error of the store is the cause, and says whether another try may succeed; the record has no headers yet."""
+    headers: list[Any] = []
+    serializer = LargeMessageSerializer({STORE: SeedStore, "seed.fails": raised, "large.message.threshold.bytes": 1})
+    with pytest.raises(SerializationError) as caught:
+        serializer.serialize("orders", headers, LARGE)
+    assert isinstance(caught.value.__cause__, PayloadStoreError)
+    assert not isinstance(caught.value.__cause__, PayloadNotFoundError)
+    assert caught.value.retriable is retriable
+    assert headers == []
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "cause"),
+    [
+        (b"file:///etc/passwd", [], ReferenceRefusedError),
+        (b"\xff", [], MalformedReferenceError),
+        (b"memory://x/orders/1", [("large-message.size", b"-1")], MalformedReferenceError),
+        (b"memory://x/orders/1", [("large-message.size", b"268435457")], PayloadTooLargeError),
+    ],
+)
+def test_a_reference_that_is_not_right_is_the_cause(
+    config: Config, value: bytes, headers: list[Any], cause: type[Exception]
+) -> None:
+    """What another writer has put into a record cannot make the consumer read what it should not."""
+    with pytest.raises(SerializationError) as caught:
+        LargeMessageDeserializer(config()).deserialize("orders", [("large-message", b"true"), *headers], value)
+    assert isinstance(caught.value.__cause__, cause)
+    assert not caught.value.retriable
+
+
+def test_a_payload_that_was_changed_is_the_cause(config: Config) -> None:
+    """Size and checksum are verified."""
+    given = config(**{GENERATOR: "sha256"})
+    value, headers = sent(given, LARGE)
+    store = MemoryStore()
+    store.configure({"memory.name": given["memory.name"]})
+    store.put("orders", hashlib.sha256(LARGE).hexdigest(), b"m" * 101)
+    with pytest.raises(SerializationError) as caught:
+        LargeMessageDeserializer(given).deserialize("orders", headers, value)
+    assert isinstance(caught.value.__cause__, PayloadCorruptError)
+
+
+def test_coordinates_join_the_message() -> None:
+    """An error that a client has given the coordinates of its record shows them."""
+    error = SerializationError("orders", "value", "gone", deserializing=True).at(3, 1234)
+    assert str(error) == "the value of a record of topic orders partition 3 offset 1234 cannot be deserialized: gone"
+    assert (error.partition, error.offset, error.deserializing) == (3, 1234, True)
