@@ -154,28 +154,35 @@ class Reference:
 def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
     """The reference's headers and the others.
 
-    Those that follow the flag without a gap, each name once, belong to it, and the last such group is the reference's.
-    Where nothing follows the last flag, the writer was another one (seed 000 knows just the first header, and promises
-    no order): then the last of each name counts that is in no earlier group.
+    The last flag is the reference's, and so is the first of each other name behind it, whatever stands between. Where
+    nothing follows, the writer was another one (seed 000 knows just the first header, and promises no order).
     """
-    flag = 0
-    group: dict[str, int] = {}
-    loose: dict[str, int] = {}
-    grouping = False
-    for i, (name, _) in enumerate(headers):
-        if name == part.flag:
-            flag, group, grouping = i, {}, True
-        elif name not in part.details:
-            grouping = False
-        elif grouping and name not in group:
-            group[name] = i
-        else:
-            grouping = False
-            loose[name] = i
-    ours = group or loose
+    flag = next(i for i in reversed(range(len(headers))) if headers[i][0] == part.flag)
+    ours: dict[str, int] = {}
+    for i in range(flag + 1, len(headers)):
+        if headers[i][0] in part.details:
+            ours.setdefault(headers[i][0], i)
+    ours = ours or _loose(headers[:flag], part)
     taken = {flag, *ours.values()}
     details = {name: headers[i][1] for name, i in ours.items()}
     return details, tuple(header for i, header in enumerate(headers) if i not in taken)
+
+
+def _loose(headers: Sequence[Header], part: Field) -> dict[str, int]:
+    """The last of each name that does not follow an earlier flag without a gap, each name once, and so is another's."""
+    loose: dict[str, int] = {}
+    group: set[str] | None = None
+    for i, (name, _) in enumerate(headers):
+        if name == part.flag:
+            group = set()
+        elif name not in part.details:
+            group = None
+        elif group is not None and name not in group:
+            group.add(name)
+        else:
+            group = None
+            loose[name] = i
+    return loose
 
 
 def _path(data: bytes | None, part: Field) -> str:

@@ -66,6 +66,8 @@ def test_reference_parse_reverses_headers(reference: Reference, own: list[Header
         pytest.param([SIZE, CHECKSUM, FLAG], WHOLE, (), id="the flag last"),
         pytest.param([CHECKSUM, TRACE, SIZE, FLAG], WHOLE, (TRACE,), id="the flag last, with a gap"),
         pytest.param([FLAG, TRACE, SIZE, CHECKSUM], WHOLE, (TRACE,), id="a gap behind the flag"),
+        pytest.param([FLAG, SIZE, TRACE, CHECKSUM], WHOLE, (TRACE,), id="a gap further behind"),
+        pytest.param([SIZE, FLAG, CHECKSUM], Reference(PATH, None, DIGEST), (SIZE,), id="around the flag"),
         pytest.param(
             [("large-message.size", b"9"), FLAG, TRACE, SIZE],
             Reference(PATH, 3),
