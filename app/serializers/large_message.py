@@ -91,7 +91,9 @@ class LargeMessageSerializer(_LargeMessage):
         self._part = KEY if is_key else VALUE
         options = Serializing.read(config, is_key=is_key)
         self.store_timeout_ms = options.store_timeout_ms
-        self._offload = Offload(options.threshold_bytes, options.limit_bytes, options.codec)
+        # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
+        codec = None if is_key else options.codec
+        self._offload = Offload(options.threshold_bytes, options.limit_bytes, codec)
         self._by_digest = options.by_digest
         self._store = open_store(options.store)
         self._to_prove = is_key and not isinstance(self._store, Put)
@@ -115,7 +117,9 @@ class LargeMessageSerializer(_LargeMessage):
             return None
         if not isinstance(data, bytes):
             raise self._error(topic, f"found {type(data).__name__}, allowed are bytes; put a serializer before it")
-        if not self._offload.wants(Record(None, data, headers or ())):
+        # Headers count for a value; a key would be large in one record and not in the next, and change its partition.
+        beside = () if self._part is KEY else headers or ()
+        if not self._offload.wants(Record(None, data, beside)):
             return data
         if headers is None:
             raise self._error(
