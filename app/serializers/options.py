@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from stores.keys import REQUIRED, Key, read
+from stores.keys import REQUIRED, Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import CODECS, Codec
@@ -57,7 +57,7 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "large.message.compression.type",
         "string",
-        "How payloads are compressed in the store.",
+        "How payloads are compressed in the store. Those of keys never are, as equal keys need equal references.",
         default="none",
         allowed=("none", *CODECS),
     ),
@@ -261,11 +261,16 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     keys = store_keys(name)
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
     taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(_OURS)} - known.keys()
-    return {
+    store = {
         key: coerced(known[key], value) if key in known else value
         for key, value in config.items()
         if key not in taken and (keys is None or is_store_key(key, name))
     }
+    if keys is not None:
+        # The store would say so too, but it knows fewer names that may have been meant.
+        for key in store.keys() - known.keys() - {STORE_CLASS}:
+            raise unknown(key, [*known, *taken])
+    return store
 
 
 def _store_timeout_ms(store: Mapping[str, object]) -> int:

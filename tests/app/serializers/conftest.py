@@ -15,8 +15,8 @@ _names = itertools.count()
 
 
 @pytest.fixture
-def config() -> Iterator[Config]:
-    """Makes a configuration with a threshold of 100 bytes: `config(**{"max.block.ms": 5000})`."""
+def config_of() -> Iterator[Config]:
+    """Makes a configuration with a threshold of 100 bytes: `config_of(**{"max.block.ms": 5000})`."""
     made = {
         "large.message.payload.store.class": "memory",
         "memory.name": f"serializers-{next(_names)}",

@@ -1,0 +1,270 @@
+"""One configuration, as the seed's example has it: who gets which key, and which configurations are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, config
+from app.serializers.options import client_settings
+from tests.app.serializers.conftest import Config
+from transforms.errors import ConfigurationError
+
+SERIALIZER = "app.serializers.LargeMessageSerializer"
+DESERIALIZER = "app.serializers.LargeMessageDeserializer"
+TIMEOUT = "large.message.store.timeout.ms"
+OWN = {"bootstrap.servers", "acks", "client.id"}
+
+
+class OwnStore:
+    """A class of the seed's interface, with the keys that it speaks of."""
+
+    KEYS: ClassVar[list[str]] = ["own.url"]
+
+    def configure(self, config: dict[str, object]) -> None:
+        """Keeps what it was given."""
+        type(self).found = config  # type: ignore[attr-defined]
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        return f"own://{topic}/{len(data)}"
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`."""
+        return full_path.encode()
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
+
+
+# --- who gets which key -----------------------------------------------------------------------------------------------
+
+
+def test_the_seeds_producer_is_taken_apart() -> None:
+    """The example of seed 000, with names of this project: strings for numbers, a comma in the list."""
+    given = {
+        "value.serializers": f"tests.app.serializers.test_config.to_json, {SERIALIZER}",
+        "key.serializer": str.encode,
+        "large.message.payload.store.class": "s3",
+        "large.message.threshold.bytes": 1_048_576,
+        "s3.bucket": "my-bucket",
+        "s3.region": "us-east-1",
+        "s3.retry.attempts": "3",
+        "s3.connection.timeout.ms": "5000",
+        "bootstrap.servers": "localhost:9092",
+    }
+    found = config.producer(given)
+    assert found.client == {"bootstrap.servers": "localhost:9092"}
+    assert found.value is not None
+    assert [stage.name for stage in found.value.stages] == ["stage 1, to_json", "stage 2, LargeMessageSerializer"]
+    assert found.value.serialize("orders", [], [1]) == b"[1]"
+    assert found.key is not None
+    assert found.key.serialize("orders", [], "k") == b"k"
+    assert found.whole == given
+    found.close()
+
+
+def test_a_consumer_is_taken_apart(config_of: Config) -> None:
+    """The four keys of a consumer are read likewise."""
+    given = config_of(**{"value.deserializers": [DESERIALIZER, json.loads], "key.deserializer": bytes.decode, "x": 1})
+    found = config.consumer(given)
+    assert found.client == {"x": 1}
+    assert found.value is not None
+    assert found.value.deserialize("orders", [], b"[1]") == [1]
+    assert found.key is not None
+    assert found.key.deserialize("orders", [], b"k") == "k"
+
+
+def test_without_serializers_bytes_stay_bytes() -> None:
+    """A configuration without any of the four keys leaves all to the client."""
+    found = config.producer({"bootstrap.servers": "localhost:9092"})
+    assert (found.key, found.value, found.client) == (None, None, {"bootstrap.servers": "localhost:9092"})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("memory.nmae", "memory.nmae: is not a key that is known here; did you mean memory.name?"),
+        ("large.message.treshold.bytes", "did you mean large.message.threshold.bytes?"),
+    ],
+)
+def test_a_key_of_the_store_that_is_misspelt_is_found(config_of: Config, name: str, message: str) -> None:
+    """What begins as the store's keys do, and is none of them, is an error with the nearest name."""
+    with pytest.raises(ConfigurationError) as caught:
+        config.producer(config_of(**{"value.serializers": [SERIALIZER], name: 1}))
+    assert message in str(caught.value)
+
+
+def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
+    """A client that says what it knows has all else found."""
+    given = config_of(**{"value.serializers": [SERIALIZER], "acks": "all"})
+    assert config.producer(given, own=OWN.__contains__).client == {"acks": "all"}
+    with pytest.raises(ConfigurationError, match=r"value\.serialisers: .* did you mean value\.serializers"):
+        config.producer({**given, "value.serialisers": []}, own=OWN.__contains__)
+    with pytest.raises(ConfigurationError, match=r"memory\.name: is not a key that is known here"):
+        config.producer({"memory.name": "x"}, own=OWN.__contains__)
+
+
+def test_a_class_of_ones_own_gets_everything() -> None:
+    """A user's class gets the client's whole configuration; what it speaks of is not the client's."""
+    given = {
+        "value.serializers": [SERIALIZER],
+        "large.message.payload.store.class": "tests.app.serializers.test_config.OwnStore",
+        "large.message.threshold.bytes": "5",
+        "large.message.store.timeout.ms": "5000",
+        "own.url": "here",
+        "own.more": "there",
+        "acks": "all",
+    }
+    found = config.producer(given)
+    assert found.client == {"own.more": "there", "acks": "all"}
+    assert OwnStore.found == {  # type: ignore[attr-defined]
+        "large.message.id.generator": "uuid",
+        "large.message.store.timeout.ms": 5000,
+        "own.url": "here",
+        "own.more": "there",
+        "acks": "all",
+        "value.serializers": [SERIALIZER],
+    }
+    assert config.producer(given, own=OWN.__contains__).client == {"acks": "all"}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["key", "value"])
+@pytest.mark.parametrize(("kind", "take"), [("serializer", config.producer), ("deserializer", config.consumer)])
+def test_a_list_beside_its_singular_is_refused(field: str, kind: str, take: Callable[..., object]) -> None:
+    """Seed 000: a list cannot be configured with its singular at the same time; the error names both keys."""
+    given = {f"{field}.{kind}s": [bytes.swapcase], f"{field}.{kind}": bytes.swapcase}
+    with pytest.raises(ConfigurationError) as caught:
+        take(given)
+    assert str(caught.value).startswith(f"{field}.{kind}s: stands beside {field}.{kind}, allowed is one of the two")
+
+
+def test_the_singular_is_named_in_its_errors() -> None:
+    """What is wrong with `value.serializer` is told of that key."""
+    with pytest.raises(ConfigurationError) as caught:
+        config.producer({"value.serializer": object})
+    assert caught.value.key == "value.serializer"
+
+
+@pytest.mark.parametrize("found", [None, 3])
+def test_the_store_class_is_required(found: object) -> None:
+    """Seed 000: `large.message.payload.store.class` is required."""
+    given = {} if found is None else {"large.message.payload.store.class": found}
+    for made in (LargeMessageSerializer, LargeMessageDeserializer):
+        with pytest.raises(ConfigurationError, match=r"large\.message\.payload\.store\.class: (is missing|found 3)"):
+            made(given)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("large.message.threshold.bytes", "-1", "found -1, allowed is 0 or more"),
+        ("large.message.threshold.bytes", "1 MB", "found '1 MB', allowed is a value of type int"),
+        (
+            "large.message.compression.type",
+            "brotli",
+            "found 'brotli', allowed is one of: none, gzip, snappy, lz4, zstd",
+        ),
+        ("large.message.id.generator", "md5", "found 'md5', allowed is one of: uuid, sha256"),
+        ("large.message.max.bytes", "0", "found 0, allowed is 1 or more"),
+        ("max.block.ms", "soon", "found 'soon', allowed is a value of type int"),
+    ],
+)
+def test_a_wrong_value_is_refused(config_of: Config, key: str, value: str, message: str) -> None:
+    """Each value is checked, and the error says what was found and what is allowed."""
+    with pytest.raises(ConfigurationError) as caught:
+        LargeMessageSerializer(config_of(**{key: value}))
+    assert caught.value.key == key
+    assert message in str(caught.value)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "key", "default_ms"),
+    [(LargeMessageSerializer, "max.block.ms", 60_000), (LargeMessageDeserializer, "max.poll.interval.ms", 300_000)],
+)
+def test_the_store_must_not_take_longer_than_the_client_may(
+    config_of: Config, made: Any, key: str, default_ms: int
+) -> None:
+    """Seed 000, "Critical Timing Constraints": refused when it is configured, with both numbers."""
+    for limit, given in ((default_ms, {}), (7_000, {key: "7000"})):
+        made(config_of(**{**given, TIMEOUT: limit}))
+        with pytest.raises(ConfigurationError) as caught:
+            made(config_of(**{**given, TIMEOUT: limit + 1}))
+        assert caught.value.key == TIMEOUT
+        assert f"the store may take {limit + 1:,} ms for a record" in str(caught.value)
+        assert f"allowed is no more than {key}, which is {limit:,}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("take", "kind", "stage", "limit"),
+    [
+        (config.producer, "serializers", SERIALIZER, "max.block.ms"),
+        (config.consumer, "deserializers", DESERIALIZER, "max.poll.interval.ms"),
+    ],
+)
+def test_keys_and_values_share_the_time(
+    config_of: Config, take: Callable[..., object], kind: str, stage: str, limit: str
+) -> None:
+    """A record whose key and value are both large takes two calls of the store."""
+    both = {f"key.{kind}": [stage], f"value.{kind}": [stage], limit: 10_000}
+    take(config_of(**both, **{TIMEOUT: 5_000}))
+    with pytest.raises(ConfigurationError, match=rf"may take 10,002 ms .* 2 calls .* than {limit}, which is 10,000"):
+        take(config_of(**both, **{TIMEOUT: 5_001}))
+
+
+def test_the_stores_own_retries_must_fit() -> None:
+    """Attempts, waits and pauses of the S3 store are part of the time."""
+    given = {
+        "large.message.payload.store.class": "s3",
+        "s3.bucket": "payloads",
+        "max.block.ms": 30_000,
+        TIMEOUT: 30_000,
+    }
+    with pytest.raises(ConfigurationError, match=r"3 attempts .* may take 58,000 ms"):
+        LargeMessageSerializer(given)
+
+
+# --- the cluster, for the warning -------------------------------------------------------------------------------------
+
+
+def test_the_clients_connection_is_read() -> None:
+    """librdkafka's spellings are taken: lower-case protocols, and `sasl.mechanisms`."""
+    settings = client_settings(
+        {
+            "bootstrap.servers": "a:1,b:2",
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-256",
+            "sasl.username": "u",
+            "acks": "all",
+        }
+    )
+    assert settings.bootstrap_servers == "a:1,b:2"
+    assert settings.security["security.protocol"] == "SASL_SSL"
+    assert settings.security["sasl.mechanism"] == "SCRAM-SHA-256"
+
+
+# --- what is imported -------------------------------------------------------------------------------------------------
+
+
+def test_serializers_bring_no_client_with_them() -> None:
+    """An application that serializes does not import Faust, a Kafka client, boto3 or Spark for it."""
+    program = (
+        "import sys, app.serializers, app.serializers.config as c; c.producer({'value.serializers': "
+        "['app.serializers.LargeMessageSerializer'], 'large.message.payload.store.class': 'memory'}); "
+        "print([m for m in ('faust', 'aiokafka', 'confluent_kafka', 'kafka', 'boto3', 'pyspark') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

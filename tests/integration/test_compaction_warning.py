@@ -1,0 +1,83 @@
+"""Random ids on compacted topics: the serializer asks the real cluster beside the way of the records, and warns once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from app.serializers import LargeMessageSerializer
+from stores.memory import MemoryStore
+from tests.conftest import MakeTopic
+from tests.s3_server import free_port
+
+LARGE = b"l" * 101
+LOGGER = "app.serializers.compaction"
+
+
+def send(bootstrap: str, topic: str, **more: object) -> None:
+    """Serializes three large values, and waits until the cluster has been asked."""
+    serializer = LargeMessageSerializer(
+        {
+            "bootstrap.servers": bootstrap,
+            "security.protocol": "plaintext",
+            "large.message.payload.store.class": "memory",
+            "memory.name": topic,
+            "large.message.threshold.bytes": 100,
+            **more,
+        }
+    )
+    for _ in range(3):
+        serializer.serialize(topic, [], LARGE)
+    serializer.close()
+    MemoryStore.clear()
+    deadline = time.monotonic() + 30
+    for thread in threading.enumerate():
+        if thread.name == f"cleanup-policy-{topic}":
+            thread.join(deadline - time.monotonic())
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("policy", "generator", "warned"),
+    [
+        ("compact", "uuid", True),
+        ("compact,delete", "uuid", True),
+        ("delete", "uuid", False),
+        ("compact", "sha256", False),
+    ],
+)
+def test_random_ids_on_a_compacted_topic_are_warned_of_once(
+    broker: str,
+    make_topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    generator: str,
+    warned: bool,  # noqa: FBT001
+) -> None:
+    """One warning a topic, however many records go there; none where ids come from content or nothing is compacted."""
+    topic = make_topic(**{"cleanup.policy": policy})
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        send(broker, topic, **{"large.message.id.generator": generator})
+    told = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+    if not warned:
+        assert told == []
+        return
+    assert [record.levelname for record in caplog.records if record.name == LOGGER] == ["WARNING"]
+    assert told[0].startswith(f"topic {topic} has cleanup.policy={policy}, and large.message.id.generator is uuid")
+    assert told[0].endswith("set large.message.id.generator to sha256")
+
+
+def test_a_cluster_that_does_not_answer_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The records go their way; what could not be found out is a line for those who debug."""
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        send(f"127.0.0.1:{free_port()}", "orders")
+    told = [record for record in caplog.records if record.name == LOGGER]
+    assert [record.levelname for record in told] == ["DEBUG"]
+    assert (
+        told[0]
+        .getMessage()
+        .startswith("cleanup.policy of topic orders is not known: ConfigurationError: bootstrap.servers: no broker")
+    )
