@@ -1,4 +1,4 @@
-"""Random ids on compacted topics: the serializer asks the real cluster beside the way of the records, and warns once."""
+"""Random ids on compacted topics: the serializer asks the real cluster, beside the way of records, and warns once."""
 
 from __future__ import annotations
 
