@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.serializers import options
 from stores.keys import REQUIRED, Key
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
@@ -101,6 +102,17 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     ),
     ("Consumer", "Before the first table, or in `[pipeline.NAME]`.", CONSUMER_KEYS),
     ("Producer", "Before the first table, or in `[pipeline.NAME]`.", PRODUCER_KEYS),
+    (
+        "Serializers in a producer",
+        "Not in the file, but in the configuration of a client that serializes (docs/serializers.md), beside those of "
+        "its store above. Numbers may be strings.",
+        [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS],
+    ),
+    (
+        "Deserializers in a consumer",
+        "Likewise.",
+        [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
+    ),
 )
 
 

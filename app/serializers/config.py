@@ -11,7 +11,16 @@ from typing import Generic, TypeVar, cast
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.options import CONSUMER_KEYS, PRODUCER_KEYS, STORE_KEY, check_time, coerced, is_store_key
+from app.serializers.options import (
+    CONSUMER_KEYS,
+    DESERIALIZER_KEYS,
+    PRODUCER_KEYS,
+    SERIALIZER_KEYS,
+    STORE_KEY,
+    check_time,
+    coerced,
+    is_store_key,
+)
 from stores.keys import Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
@@ -146,7 +155,7 @@ def _clients_own(config: Mapping[str, object], own: Callable[[str], bool] | None
 
 
 def _known(store_class: str | type | None) -> list[str]:
-    known = [f"{field}.{kind}" for field in ("key", "value") for kind in ("serializers", "deserializers")]
+    known = [key.name for key in (*SERIALIZER_KEYS, *DESERIALIZER_KEYS)]
     if store_class is not None:
         known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
         known += named_keys(store_class)

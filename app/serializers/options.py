@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONSUMER_KEYS",
+    "DESERIALIZER_KEYS",
     "PRODUCER_KEYS",
+    "SERIALIZER_KEYS",
     "STORE_KEY",
     "Deserializing",
     "Serializing",
@@ -43,6 +45,25 @@ STORE_KEY = Key(
     "string",
     "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`.",
     default=REQUIRED,
+)
+
+_STAGES = (
+    "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
+    "beside"
+)
+
+SERIALIZER_KEYS: Sequence[Key] = (
+    Key("value.serializers", "list", f"{_STAGES} `value.serializer`. The first takes what the application has."),
+    Key("key.serializers", "list", f"{_STAGES} `key.serializer`."),
+    Key("value.serializer", "string", "One, in place of a list."),
+    Key("key.serializer", "string", "One, in place of a list."),
+)
+
+DESERIALIZER_KEYS: Sequence[Key] = (
+    Key("value.deserializers", "list", f"{_STAGES} `value.deserializer`. The last gives what the application gets."),
+    Key("key.deserializers", "list", f"{_STAGES} `key.deserializer`."),
+    Key("value.deserializer", "string", "One, in place of a list."),
+    Key("key.deserializer", "string", "One, in place of a list."),
 )
 
 PRODUCER_KEYS: Sequence[Key] = (

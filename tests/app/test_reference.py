@@ -6,6 +6,7 @@ import tomllib
 
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.reference import EXAMPLE, PAGE, page
+from app.serializers import options
 from app.settings import parse
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
@@ -17,10 +18,13 @@ def test_page_is_up_to_date() -> None:
 
 
 def test_page_has_each_key_once() -> None:
-    """Every key of the worker, of pipelines and of all stores has one row."""
+    """Every key of the worker, of pipelines, of all stores and of both kinds of client has one row."""
     stores = [key for name in STORE_NAMES for key in store_keys(name) or ()]
     rows = [line for line in page().splitlines() if line.startswith("| `")]
     expected = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
+    # The clients' own, which do not stand in the file.
+    expected += [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
+    expected += [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
     assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 
