@@ -24,6 +24,8 @@ ONLY_IN = {
     "py4j": "jobs/",
     "faust": "app/",
     "aiokafka": "app/",
+    "confluent_kafka": "app/serializers/confluent",
+    "kafka": "app/serializers/kafka_python",
 }
 # What would give a transform a clock, an event loop, a thread or a way out.
 IMPURE = {
@@ -77,6 +79,8 @@ def test_imports_point_one_way(folder: str) -> None:
         ("stores/filesystem.py", "import boto3"),
         ("stores/s3.py", "import app"),
         ("app/worker.py", "from jobs import ingest"),
+        ("app/clients.py", "import confluent_kafka"),
+        ("app/serializers/stage.py", "from kafka.serializer import Serializer"),
         ("app/worker.py", "from pyspark.sql import SparkSession"),
         ("app/worker.py", "from botocore.config import Config"),
         ("app/worker.py", "from tests.conftest import broker"),
@@ -95,6 +99,7 @@ def test_violation_is_found(path: str, source: str) -> None:
         ("transforms/chunk.py", "import hashlib\nfrom transforms.record import Record"),
         ("stores/s3.py", "import boto3\nfrom transforms.errors import PayloadStoreError"),
         ("app/worker.py", "import faust\nimport stores\nfrom transforms import offload"),
+        ("app/serializers/kafka_python.py", "from kafka import KafkaProducer"),
         ("jobs/ingest.py", "from pyspark.sql import SparkSession\nfrom stores.registry import open_store"),
     ],
 )
