@@ -1,4 +1,4 @@
-"""Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. The only module that knows boto3.
+"""Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. With `stores.s3_*`, all that knows boto3.
 
 What S3 itself promises is what `PayloadStore` promises: a put is atomic and durable when it returns, and seen by every
 read after it. Permissions needed are s3:PutObject, s3:GetObject and, for the sweep, s3:DeleteObject, all below the
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from stores.keys import REQUIRED, Key, Value
 from stores.root import Root, check_object_id
-from stores.store import PayloadInfo, Store
+from stores.store import ExpiryRule, PayloadInfo, Store
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadTooLargeError
 
 try:
@@ -26,6 +26,7 @@ try:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from stores.s3_errors import status, translated
+    from stores.s3_lifecycle import S3Lifecycle
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -142,6 +143,7 @@ class S3Store(Store):
         _check_time(values, self.timeout_ms)
         self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
         self._client = _client(values)
+        self._lifecycle = S3Lifecycle(self._client, self._bucket)
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
         """See `Put.put`."""
@@ -210,6 +212,14 @@ class S3Store(Store):
         path = f"{self.root.uri}{_ABSENT}"
         with contextlib.suppress(PayloadNotFoundError), self._translated("GetObject", path):
             self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].close()
+
+    def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
+        """See `Lifecycle.expiry_rules`."""
+        return self._lifecycle.rules(self._key(f"{self.root.uri}{check_object_id(topic)}/"))
+
+    def set_expiry(self, topic: str, days: int | None) -> bool:
+        """See `Lifecycle.set_expiry`."""
+        return self._lifecycle.set(self._key(f"{self.root.uri}{check_object_id(topic)}/"), days)
 
     def close(self) -> None:
         """See `PayloadStore.close`."""

@@ -22,7 +22,9 @@ __all__ = [
     "COMMON_KEYS",
     "Check",
     "Delete",
+    "ExpiryRule",
     "Get",
+    "Lifecycle",
     "List",
     "PayloadInfo",
     "PayloadStore",
@@ -189,6 +191,50 @@ class Check(Protocol):
 
         Raises:
             PayloadStoreError: it is not; the message says what is missing.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryRule:
+    """A rule by which a store deletes payloads on its own.
+
+    Attributes:
+        id: how the store calls it.
+        days: the age at which payloads go; None where they go on a date.
+        date: when every payload goes that is there then, and from then on; None where they go by age.
+        whole: whether it is for every payload of the topic; a rule for some tags, sizes or names may leave some out.
+        own: whether `Lifecycle.set_expiry` made it.
+        scope: what it is for, in words.
+    """
+
+    id: str
+    days: int | None
+    date: datetime | None
+    whole: bool
+    own: bool
+    scope: str
+
+
+@runtime_checkable
+class Lifecycle(Protocol):
+    """Deletes payloads by age, on its own."""
+
+    def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
+        """The rules in force that may delete payloads of the topic; the earliest decides.
+
+        Raises:
+            PayloadStoreError: they cannot be read; the message says what is missing.
+        """
+        ...
+
+    def set_expiry(self, topic: str, days: int | None) -> bool:
+        """Makes the project's own rule for the topic delete payloads at this age, or removes it: None.
+
+        All other rules stay as they are. Returns whether there was anything to change, once the change is seen.
+
+        Raises:
+            PayloadStoreError: it could not be done.
         """
         ...
 

@@ -1,8 +1,8 @@
 """A user's own class as a store: what it leaves out is filled in, and what it raises is made ours.
 
 The class needs `publish` and `download`, and nothing of this project. `configure`, `id` and `close` are called if they
-are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `List`, `Check`) counts where
-the class inherits from that protocol: that it has a method called `get` does not say what the method does.
+are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `List`, `Check`, `Lifecycle`)
+counts where the class inherits from that protocol: that it has a method called `get` does not say what the method does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from stores.keys import read
-from stores.store import COMMON_KEYS, Check, Delete, Get, List, PayloadInfo, Put, Stat
+from stores.store import COMMON_KEYS, Check, Delete, ExpiryRule, Get, Lifecycle, List, PayloadInfo, Put, Stat
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
 
 __all__ = ["UserStore", "missing_methods"]
@@ -139,6 +139,16 @@ class _WithCheck(UserStore):
             self._inner.check(writing=writing)
 
 
+class _WithLifecycle(UserStore):
+    def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
+        assert isinstance(self._inner, Lifecycle)
+        with self._translated("expiry_rules"):
+            return list(self._inner.expiry_rules(topic))
+
+    def set_expiry(self, topic: str, days: int | None) -> bool:
+        return _typed(self._call("set_expiry", topic, days), bool, f"{self._name}.set_expiry")
+
+
 _CAPABILITIES: Mapping[type, type[UserStore]] = {
     Put: _WithPut,
     Get: _WithGet,
@@ -146,6 +156,7 @@ _CAPABILITIES: Mapping[type, type[UserStore]] = {
     Delete: _WithDelete,
     List: _WithList,
     Check: _WithCheck,
+    Lifecycle: _WithLifecycle,
 }
 
 

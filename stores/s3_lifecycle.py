@@ -1,0 +1,270 @@
+"""The expiry rules of a bucket: those that reach payloads, and the one rule that is the project's own.
+
+S3 knows one document of rules for a bucket, and a put replaces it. So a change is a read, an edit of the text that was
+read, a put and a look at what is there then; every other rule goes back as the same bytes that came. boto3 alone would
+lose what it has no name for, such as MinIO's `DelMarkerExpiration`, and would write dates in the local time zone.
+
+Source: S3 API, "GetBucketLifecycleConfiguration" and "LifecycleRule". Permissions needed, on the bucket, are
+s3:GetLifecycleConfiguration and, for a change, s3:PutLifecycleConfiguration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+from xml.sax.saxutils import escape
+
+from botocore.exceptions import ClientError
+
+from stores.s3_errors import status, translated
+from stores.store import ExpiryRule
+from transforms.errors import PayloadStoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["S3Lifecycle", "own_id", "reaching", "with_own_rule"]
+
+_GET = "GetBucketLifecycleConfiguration"
+_PUT = "PutBucketLifecycleConfiguration"
+_PERMISSIONS: Mapping[str, str] = {_GET: "s3:GetLifecycleConfiguration", _PUT: "s3:PutLifecycleConfiguration"}
+_BODY = "WideloadBody"
+
+# Rules are not nested, and `<` cannot stand in their text.
+_RULE = re.compile(rb"<Rule>.*?</Rule>", re.DOTALL)
+_END = b"</LifecycleConfiguration>"
+_EMPTY = b'<LifecycleConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">' + _END
+
+_LONGEST_TOPIC = 200  # of the 255 characters of an ID, beside `wideload-`, a dash and the digest
+_SETTLE_S = 10.0  # a bucket's settings are eventually consistent
+_PAUSE_S = 0.5
+
+
+def own_id(prefix: str) -> str:
+    """The ID of the project's rule for the keys that begin with `prefix`: `wideload-<topic>-<digest of the prefix>`.
+
+    The digest tells apart equal topics below two prefixes of one bucket.
+    """
+    topic = prefix.rstrip("/").rpartition("/")[2][:_LONGEST_TOPIC]
+    return f"wideload-{topic}-{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
+
+
+def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[ExpiryRule]:
+    """Those of the rules, as boto3 gives them, that are enabled and may expire objects below `prefix`."""
+    found = []
+    for rule in rules:
+        expiration = rule.get("Expiration", {})
+        days, date = expiration.get("Days"), expiration.get("Date")
+        start, conditions = _filter(rule)
+        whole = prefix.startswith(start)
+        if rule.get("Status") != "Enabled" or (days is None and date is None):
+            continue
+        if not whole and not start.startswith(prefix):
+            continue
+        scope = [f"keys that begin with {start}"] if start else ["all keys"]
+        found.append(
+            ExpiryRule(
+                id=rule.get("ID", ""),
+                days=days,
+                date=date.astimezone(UTC) if isinstance(date, datetime) else None,
+                whole=whole and not conditions,
+                own=rule.get("ID") == own_id(prefix) and start == prefix and not conditions,
+                scope=", ".join([*scope, *conditions]),
+            )
+        )
+    return found
+
+
+def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
+    """What keys begin with that the rule is for, and its further conditions in words."""
+    outer = rule.get("Filter", {})
+    both = outer.get("And", {})
+    start = rule.get("Prefix") or outer.get("Prefix") or both.get("Prefix") or ""
+    tags = [*both.get("Tags", ()), *([outer["Tag"]] if "Tag" in outer else [])]
+    conditions = [f"tag {tag['Key']}={tag['Value']}" for tag in tags]
+    for name, words in (("ObjectSizeGreaterThan", "over"), ("ObjectSizeLessThan", "under")):
+        conditions += [f"{words} {part[name]:,} bytes" for part in (outer, both) if name in part]
+    return cast("str", start), conditions
+
+
+def with_own_rule(document: bytes, prefix: str, days: int | None) -> bytes | None:
+    """The document with the project's rule for `prefix` set to `days`, or without it; all else as it was.
+
+    Returns:
+        None where no rule is left.
+
+    Raises:
+        ValueError: it is not a document that can be changed so.
+    """
+    rules = _RULE.findall(document)
+    if document.count(b"<Rule") != len(rules) or document.count(_END) != 1:
+        raise ValueError("the rules are not written as S3 writes them")
+    old = next((rule for rule in rules if _is_own(rule, prefix)), None)
+    new = b"" if days is None else _own_rule(prefix, days)
+    if old is not None:
+        document = document.replace(old, new)
+    elif new:
+        document = document.replace(_END, new + _END)
+    return document if _RULE.search(document) else None
+
+
+def _is_own(rule: bytes, prefix: str) -> bool:
+    return b"<ID>%b</ID>" % own_id(prefix).encode() in rule
+
+
+def _wanted(prefix: str, days: int) -> Mapping[str, Any]:
+    """`_own_rule` as boto3 reads it."""
+    return {
+        "ID": own_id(prefix),
+        "Filter": {"Prefix": prefix},
+        "Status": "Enabled",
+        "Expiration": {"Days": days},
+    }
+
+
+def _own_rule(prefix: str, days: int) -> bytes:
+    filtered = f"<Filter><Prefix>{escape(prefix)}</Prefix></Filter>"
+    expiration = f"<Expiration><Days>{days}</Days></Expiration>"
+    return f"<Rule><ID>{own_id(prefix)}</ID>{filtered}<Status>Enabled</Status>{expiration}</Rule>".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The rules of a bucket: as text, as boto3 reads them, and the default that goes beside them."""
+
+    document: bytes
+    rules: Sequence[Mapping[str, Any]]
+    minimum: Mapping[str, str]
+
+    def own(self, prefix: str) -> Mapping[str, Any] | None:
+        """The project's rule for `prefix`, in whatever state it is."""
+        return next((rule for rule in self.rules if rule.get("ID") == own_id(prefix)), None)
+
+    def others(self, prefix: str) -> Counter[bytes]:
+        """The text of every other rule; its place among them means nothing."""
+        return Counter(rule for rule in _RULE.findall(self.document) if not _is_own(rule, prefix))
+
+
+class S3Lifecycle:
+    """The rules of one bucket. May be used by several threads.
+
+    Args:
+        client: whose time-outs and attempts hold.
+        bucket: the bucket.
+    """
+
+    def __init__(self, client: S3Client, bucket: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._lock = threading.Lock()
+        self._document = b""  # what the next put sends; by `_lock`
+        events = client.meta.events
+        events.register(f"after-call.s3.{_GET}", _keep_body)
+        events.register(f"before-call.s3.{_PUT}", self._send_document)
+
+    def rules(self, prefix: str) -> Sequence[ExpiryRule]:
+        """The enabled rules that may expire objects below `prefix`.
+
+        Raises:
+            PayloadStoreError: they cannot be read; the message says what is missing.
+        """
+        return reaching(prefix, self._read().rules)
+
+    def set(self, prefix: str, days: int | None) -> bool:
+        """Sets the project's own rule for `prefix`, or takes it out; whether there was anything to change.
+
+        Raises:
+            PayloadStoreError: it could not be done, or somebody else changed the rules at the same time.
+        """
+        wanted = None if days is None else _wanted(prefix, days)
+        with self._lock:
+            found = self._read()
+            if found.own(prefix) == wanted:
+                return False
+            try:
+                document = with_own_rule(found.document, prefix, days)
+            except ValueError as exc:
+                raise PayloadStoreError(f"{_GET} {self._uri}: {exc}; nothing was changed") from exc
+            self._write(found, document)
+            self._verify(prefix, wanted, found.others(prefix))
+            return True
+
+    @property
+    def _uri(self) -> str:
+        return f"s3://{self._bucket}"
+
+    def _read(self) -> _Found:
+        with self._told(_GET):
+            try:
+                answer: Mapping[str, Any] = self._client.get_bucket_lifecycle_configuration(Bucket=self._bucket)
+            except ClientError as exc:
+                if exc.response["Error"].get("Code") != "NoSuchLifecycleConfiguration":
+                    raise
+                return _Found(_EMPTY, (), {})
+        name = "TransitionDefaultMinimumObjectSize"
+        return _Found(answer[_BODY], answer.get("Rules", ()), {name: answer[name]} if answer.get(name) else {})
+
+    def _write(self, found: _Found, document: bytes | None) -> None:
+        with self._told(_PUT):
+            if document is None:
+                self._client.delete_bucket_lifecycle(Bucket=self._bucket)
+                return
+            self._document = document
+            # boto3 wants to see rules; what is sent is the document.
+            self._client.put_bucket_lifecycle_configuration(
+                Bucket=self._bucket,
+                LifecycleConfiguration={"Rules": cast("Any", found.rules)},
+                **cast("Any", found.minimum),
+            )
+
+    def _verify(self, prefix: str, wanted: Mapping[str, Any] | None, others: Counter[bytes]) -> None:
+        deadline = time.monotonic() + _SETTLE_S
+        while True:
+            found = self._read()
+            if found.own(prefix) == wanted and found.others(prefix) == others:
+                return
+            if time.monotonic() > deadline:
+                raise PayloadStoreError(
+                    f"{_PUT} {self._uri}: the rules are not those that were written; somebody else may have changed "
+                    "them at the same time: look at them, and try again",
+                    retriable=True,
+                )
+            time.sleep(_PAUSE_S)
+
+    def _send_document(self, params: dict[str, Any], **_: object) -> None:
+        params["body"] = self._document
+
+    @contextlib.contextmanager
+    def _told(self, operation: str) -> Iterator[None]:
+        with translated(operation, self._uri, self._bucket):
+            try:
+                yield
+            except ClientError as exc:
+                if status(exc) in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.METHOD_NOT_ALLOWED):
+                    raise PayloadStoreError(
+                        f"{operation} {self._uri} failed: this S3 server has no expiry rules ({_code(exc)}); payloads "
+                        "stay until they are deleted by other means"
+                    ) from exc
+                if status(exc) == HTTPStatus.FORBIDDEN and _code(exc) == "AccessDenied":
+                    raise PayloadStoreError(
+                        f"{operation} {self._uri} failed: AccessDenied; it takes {_PERMISSIONS[operation]} on the "
+                        "bucket"
+                    ) from exc
+                raise
+
+
+def _keep_body(http_response: Any, parsed: dict[str, Any], **_: object) -> None:
+    parsed[_BODY] = http_response.content
+
+
+def _code(exc: ClientError) -> str:
+    return str(exc.response["Error"].get("Code", ""))
