@@ -5,10 +5,10 @@ Source: seed 000, "New Producer/Consumer configs to support Composable Serialize
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from app.serializers.stage import Context, Direction, Headers, load, shared_headers
+from app.serializers.stage import Context, Direction, Headers, Stage, load, shared_headers
 from transforms.errors import ConfigurationError, SerializationError
 
 __all__ = ["ComposableDeserializer", "ComposableSerializer"]
@@ -47,19 +47,44 @@ class _Composable:
         if errors:
             raise errors[0]
 
+    def leaves(self) -> Iterator[object]:
+        """The serializers themselves; in place of a composable among the stages, those in it."""
+        for stage in self.stages:
+            if isinstance(stage.target, _Composable):
+                yield from stage.target.leaves()
+            else:
+                yield stage.target
+
+    def step(self, stage: Stage, data: Any, context: Context) -> Any:
+        """One stage of `stages`, for clients that run some stages on another thread; `data` is not None.
+
+        Raises:
+            SerializationError: as of all of them.
+        """
+        try:
+            result = stage.call(data, context)
+        except SerializationError:
+            raise
+        except Exception as exc:
+            raise self._error(context, f"{stage.name}, raised {type(exc).__name__}: {exc}") from exc
+        return self.checked(stage, result, context)
+
+    def checked(self, stage: Stage, result: Any, context: Context) -> Any:
+        """What `stage` gave, if it may give that.
+
+        Raises:
+            SerializationError: it is neither `bytes` nor None, and must be.
+        """
+        last = stage is self.stages[-1]
+        if (not last or self._DIRECTION == "serialize") and not isinstance(result, bytes | None):
+            raise self._error(context, f"{stage.name}, gave {type(result).__name__}, allowed are bytes and None")
+        return result
+
     def _run(self, data: Any, context: Context) -> Any:
-        last = self.stages[-1]
         for stage in self.stages:
             if data is None:
                 return None
-            try:
-                data = stage.call(data, context)
-            except SerializationError:
-                raise
-            except Exception as exc:
-                raise self._error(context, f"{stage.name}, raised {type(exc).__name__}: {exc}") from exc
-            if (stage is not last or self._DIRECTION == "serialize") and not isinstance(data, bytes | None):
-                raise self._error(context, f"{stage.name}, gave {type(data).__name__}, allowed are bytes and None")
+            data = self.step(stage, data, context)
         return data
 
     def _error(self, context: Context, reason: str) -> SerializationError:

@@ -5,7 +5,7 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -55,7 +55,7 @@ class ClientConfig(Generic[_Composable]):
 
 
 def producer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None
+    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
 ) -> ClientConfig[ComposableSerializer]:
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
@@ -63,23 +63,27 @@ def producer(
         config: keys as Kafka names them, those of the store among them.
         own: says whether the client knows a key. Where it is not given, all that is not known to be the store's is
             the client's.
+        names: the keys that the client knows, as far as they can be listed; the nearest to one that is not known is in
+            the message.
 
     Raises:
         ConfigurationError: a list and its singular stand together; a stage cannot be had; a key is known to neither the
             client nor the store; the store calls of one record may together take longer than `max.block.ms`.
     """
-    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own)
+    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own, names)
 
 
 def consumer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None
+    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
 ) -> ClientConfig[ComposableDeserializer]:
     """The deserializers that the four keys of a consumer name; otherwise as `producer`.
 
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, own)
+    return _apart(
+        config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, own, names
+    )
 
 
 def _key(keys: tuple[Key, ...], name: str) -> Key:
@@ -97,6 +101,7 @@ def _apart(
     large: type[LargeMessageSerializer | LargeMessageDeserializer],
     limit: Key,
     own: Callable[[str], bool] | None,
+    names: Iterable[str],
 ) -> ClientConfig[_Composable]:
     found: dict[str, _Composable | None] = {}
     taken: set[str] = set()
@@ -116,16 +121,10 @@ def _apart(
         else:
             found[field] = None
     result = ClientConfig(found["key"], found["value"], {}, config)
-    stages = [
-        stage.target
-        for each in found.values()
-        if each is not None
-        for stage in each.stages
-        if isinstance(stage.target, large)
-    ]
+    stages = [leaf for each in found.values() if each is not None for leaf in each.leaves() if isinstance(leaf, large)]
     try:
         _check_total([stage.store_timeout_ms for stage in stages], config, limit)
-        client = _clients_own({k: v for k, v in config.items() if k not in taken}, own, large=bool(stages))
+        client = _clients_own({k: v for k, v in config.items() if k not in taken}, own, names, large=bool(stages))
     except ConfigurationError:
         result.close()
         raise
@@ -139,7 +138,9 @@ def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Ke
         check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
 
 
-def _clients_own(config: Mapping[str, object], own: Callable[[str], bool] | None, *, large: bool) -> dict[str, object]:
+def _clients_own(
+    config: Mapping[str, object], own: Callable[[str], bool] | None, names: Iterable[str], *, large: bool
+) -> dict[str, object]:
     store_class = cast("str | type", config[STORE_CLASS]) if large and STORE_CLASS in config else None
     client = {}
     for name, value in config.items():
@@ -150,7 +151,7 @@ def _clients_own(config: Mapping[str, object], own: Callable[[str], bool] | None
         elif own is None:
             client[name] = value
         elif store_class is None or store_keys(store_class) is not None:
-            raise unknown(name, _known(store_class))
+            raise unknown(name, [*names, *_known(store_class)])
     return client
 
 

@@ -6,7 +6,7 @@ of the worker (`transforms.reference`), so each reads what the other wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.payload import download, publish
@@ -15,10 +15,10 @@ from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, shared_headers
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Put
-from transforms.errors import ConfigurationError, SerializationError, WideloadError
+from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
-from transforms.record import Record
+from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ class LargeMessageSerializer(_LargeMessage):
             return None
         if not isinstance(data, bytes):
             raise self._error(topic, f"found {type(data).__name__}, allowed are bytes; put a serializer before it")
-        # Headers count for a value; a key would be large in one record and not in the next, and change its partition.
-        beside = () if self._part is KEY else headers or ()
-        if not self._offload.wants(Record(None, data, beside)):
+        if not self.wants(data, headers):
             return data
         if headers is None:
             raise self._error(
@@ -137,6 +135,12 @@ class LargeMessageSerializer(_LargeMessage):
             raise self._error(topic, f"topic {topic!r}: {exc}") from exc
         headers.extend(reference.headers(self._part))
         return value
+
+    def wants(self, data: object, headers: Headers) -> bool:
+        """Whether `serialize` is going to call the store."""
+        # Headers count for a value; a key would be large in one record and not in the next, and change its partition.
+        beside = () if self._part is KEY else headers or ()
+        return isinstance(data, bytes) and self._offload.wants(Record(None, data, beside))
 
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
@@ -213,6 +217,22 @@ class LargeMessageDeserializer(_LargeMessage):
         if isinstance(headers, list):
             headers[:] = own
         return restored
+
+    def wants(self, headers: Sequence[Header]) -> bool:
+        """Whether `deserialize` is going to call the store for what is not null."""
+        return bool(headers) and is_reference(headers, self._part)
+
+    def restored_bytes(self, headers: Sequence[Header]) -> int:
+        """The most bytes that `deserialize` is going to give for a reference with these headers.
+
+        `large.message.max.bytes` where the writer did not say; 0 where they are not right, as nothing is read then.
+        """
+        try:
+            reference, _ = Reference.read(b"-", headers, self._part)
+            self._inflate.stored_limit_bytes(reference)
+        except TransformError:
+            return 0
+        return self._inflate.max_bytes if reference.size is None else reference.size
 
     def __call__(self, data: bytes | None, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""

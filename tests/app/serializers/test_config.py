@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, config
+from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
 from app.serializers.options import client_settings
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
@@ -110,6 +110,24 @@ def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
         config.producer({**given, "value.serialisers": []}, own=OWN.__contains__)
     with pytest.raises(ConfigurationError, match=r"memory\.name: is not a key that is known here"):
         config.producer({"memory.name": "x"}, own=OWN.__contains__)
+
+
+def test_the_nearest_of_the_clients_keys_is_named(config_of: Config) -> None:
+    """Where the client's keys can be listed, a misspelt one is told with the nearest of them."""
+    given = config_of(**{"value.serializer": SERIALIZER, "bootstrap.server": "localhost"})
+    with pytest.raises(ConfigurationError, match=r"^bootstrap\.server .*did you mean bootstrap\.servers\?"):
+        config.producer(given, own=OWN.__contains__, names=OWN)
+
+
+def test_a_store_within_a_composable_stage_counts(config_of: Config) -> None:
+    """Serializers that stand in a composable among the stages are found: their store's keys, and their time."""
+    inner = ComposableSerializer([LargeMessageSerializer], config_of())
+    given = config_of(**{"value.serializer": inner, "acks": "all"})
+    found = config.producer(given, own=OWN.__contains__)
+    assert found.client == {"acks": "all"}
+    keys = LargeMessageSerializer(config_of(), is_key=True)
+    with pytest.raises(ConfigurationError, match="120,000 ms for a record, 2 calls"):
+        config.producer({**given, "key.serializer": keys}, own=OWN.__contains__)
 
 
 def test_a_class_of_ones_own_gets_everything() -> None:

@@ -194,6 +194,26 @@ def test_the_seeds_bare_reference_is_read(config_of: Config) -> None:
 # --- as a stage, and in confluent-kafka -------------------------------------------------------------------------------
 
 
+def test_a_store_call_is_foretold(config_of: Config) -> None:
+    """`wants` says whether the store is going to be called, and `restored_bytes` how much is going to come back."""
+    serializer, deserializer = LargeMessageSerializer(config_of()), LargeMessageDeserializer(config_of())
+    assert [serializer.wants(data, []) for data in (b"x" * 100, b"x" * 101, None, "x" * 101)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    headers: list[Any] = [("own", b"1")]
+    assert not deserializer.wants(headers)
+    serializer.serialize("orders", headers, b"x" * 101)
+    assert deserializer.wants(headers)
+    assert deserializer.restored_bytes(headers) == 101
+    assert deserializer.restored_bytes([("large-message", b"true")]) == 268_435_456
+    assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"no")]) == 0
+    assert deserializer.restored_bytes([("large-message", b"true"), ("large-message.size", b"268435457")]) == 0
+    assert not LargeMessageDeserializer(config_of(), is_key=True).wants(headers)
+
+
 def test_it_is_configured_as_a_stage(config_of: Config) -> None:
     """In a list it takes the client's whole configuration, its strings for numbers too, and leaves what is not its."""
     given = config_of(
