@@ -1,0 +1,94 @@
+"""docs/reference-messages.md: its examples are the vectors, and the reader that was written from it reads them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vectors.case import VECTORS, Case, cases
+from transforms.record import Record
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reference-messages.md"
+
+_BLOCK = re.compile(r"(?:<!-- vector: (?P<name>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)```\n", re.DOTALL)
+
+
+def shown(data: bytes | None) -> str:
+    """Bytes as an example has them."""
+    if data is None:
+        return "null"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if data == text[:12].encode() * 50:
+        return f"{text[:12]!r}, 50 times"
+    return text if text.isprintable() and text else f"{base64.b64encode(data).decode()} (Base64)"
+
+
+def lines(record: Record) -> Iterator[str]:
+    """The fields of a record."""
+    yield f"key      {shown(record.key)}"
+    yield f"value    {shown(record.value)}"
+    yield from (f"header   {name}: {shown(value)}" for name, value in record.headers)
+
+
+def listing(case: Case) -> str:
+    """A vector as the page shows it."""
+    assert case.plain is not None
+    assert case.payload is not None
+    path, stored = case.payload
+    parts = {
+        "without": [*lines(case.plain)],
+        "in Kafka": [*lines(case.wire)],
+        "stored": [f"path     {path}", f"bytes    {shown(stored)}"],
+    }
+    rows = [f"{'' if i else title:<11}{line}" for title, part in parts.items() for i, line in enumerate(part)]
+    return "".join(f"{row}\n" for row in rows)
+
+
+def test_examples_are_vectors() -> None:
+    """Each example of a record is a vector, to the letter, and there is none besides."""
+    known = {case.name: case for case in cases()}
+    blocks = [block.groupdict() for block in _BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    examples = {block["name"]: block["text"] for block in blocks if block["language"] != "abnf"}
+    assert len(examples) == 5
+    assert examples == {name: listing(known[name]) for name in examples}
+
+
+def test_links_lead_somewhere() -> None:
+    """Each file that the page names is there, and each section."""
+    text = PAGE.read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings
+        else:
+            assert (PAGE.parent / target).is_file(), target
+
+
+def test_reader_from_the_page(tmp_path: Path) -> None:
+    """A reader that knows nothing but the page reads every vector whose codec its language has."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node.js 18 or later: put `node` on PATH")
+    check = ROOT / "tests" / "vectors" / "check.mjs"
+    ended = subprocess.run(
+        [node, str(check), str(VECTORS), str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    summary = json.loads(ended.stdout)
+    assert summary["failed"] == []
+    assert all(re.match("snappy|lz4|zstd", name) for name in summary["skipped"])
+    assert summary["read"] + len(summary["skipped"]) == len(cases())
+    assert summary["read"] > 100
