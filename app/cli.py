@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from app.clients import ClusterError
+from app.connection import config_option
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["main"]
@@ -25,6 +26,7 @@ _FAILED = 1
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
     "Work with topics": ("produce", "consume", "inspect"),
+    "Work with payloads": ("store",),
 }
 
 # By name: a command's module, and with it aiokafka or Faust, is imported when the command is run.
@@ -33,6 +35,7 @@ _COMMANDS: Mapping[str, str] = {
     "demo": "app.demo",
     "inspect": "app.inspection",
     "produce": "app.produce",
+    "store": "app.lifecycle",
 }
 
 _DEBUG = "wideload.debug"
@@ -70,8 +73,10 @@ class _Group(click.Group):
 
             command = importlib.import_module(_COMMANDS[cmd_name]).command
             assert isinstance(command, click.Command)
-        if command is not None and _debug_option not in command.params:
-            command.params.append(_debug_option)
+        if command is not None:
+            for each in (command, *getattr(command, "commands", {}).values()):
+                if _debug_option not in each.params:
+                    each.params.append(_debug_option)
         return command
 
     def resolve_command(
@@ -117,22 +122,12 @@ def cli() -> None:
       wideload produce raw-large photo.jpg -b localhost:9092
       wideload inspect orders -c wideload.toml
       wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
+      wideload store lifecycle -c wideload.toml
     """
 
 
-_config_option = click.option(
-    "-c",
-    "--config",
-    metavar="FILE",
-    required=True,
-    envvar="WIDELOAD_CONFIG",
-    show_envvar=True,
-    help="The configuration.",
-)
-
-
 @cli.command()
-@_config_option
+@config_option
 @click.option(
     "--log-level",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -163,7 +158,7 @@ def worker(config: str, log_level: str) -> int:
 
 
 @cli.command()
-@_config_option
+@config_option
 @click.option("--print", "show", is_flag=True, help="Print the configuration with all defaults; secrets as ***.")
 def check(config: str, *, show: bool) -> int:
     """Say whether a worker would start: configuration, brokers, topics, limits, stores.
@@ -175,6 +170,7 @@ def check(config: str, *, show: bool) -> int:
       wideload check -c wideload.toml --print
     """
     from app.check import effective, plan_table
+    from app.lifecycle import warnings_within
     from app.settings import load
 
     settings = load(config)
@@ -195,6 +191,9 @@ def check(config: str, *, show: bool) -> int:
     with out.capture() as table:  # on a closed pipe rich would end the process with a status of its own
         out.print(plan_table(settings, plans))
     click.echo(table.get(), nl=False)
+    for pipeline, plan in zip(settings.pipelines, plans, strict=True):
+        for warning in warnings_within(pipeline, plan):
+            click.echo(f"warning: [pipeline.{pipeline.name}] {warning}")
     click.echo("OK")
     return 0
 

@@ -14,11 +14,22 @@ from app.settings import ClientSettings, PipelineSettings, Settings, client_sett
 from stores.keys import unknown
 from transforms.errors import ConfigurationError
 
-__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "connection_options", "pipeline_of"]
+__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "pipeline_of"]
 
 BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# For commands that cannot do without a configuration.
+config_option = click.option(
+    "-c",
+    "--config",
+    metavar="FILE",
+    required=True,
+    envvar="WIDELOAD_CONFIG",
+    show_envvar=True,
+    help="The configuration.",
+)
 
 
 def connection_options(command: _Function) -> _Function:

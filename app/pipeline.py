@@ -14,6 +14,7 @@ from faust import Service
 from app.budget import Budget
 from app.clients import ClusterError
 from app.flow import Flow
+from app.lifecycle import warn_in_background
 from app.preflight import Plan, plan_pipeline
 from app.settings import PipelineSettings, Settings
 from app.stages import build
@@ -137,6 +138,7 @@ class Pipeline(Service):
         plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
         if self._store is None:
             self._store = open_store(self.settings.store)
+            warn_in_background(self.settings, plan, self._store)
         if self._stop_asked.is_set():
             return
         self.flow = Flow(

@@ -21,6 +21,7 @@ from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.retention import FOREVER
 
 __all__ = ["Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
 
@@ -36,12 +37,16 @@ class Topic:
     Attributes:
         max_message_bytes: the most bytes of one batch.
         cleanup_policy: `delete`, `compact`, or both.
+        retention_ms: how long records stay where the policy has `delete`; -1 for ever.
+        segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
     """
 
     name: str
     partitions: int
     max_message_bytes: int
     cleanup_policy: str
+    retention_ms: int = FOREVER
+    segment_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,8 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
             partitions=len(described[name]["partitions"]),
             max_message_bytes=int(config[_MAX_MESSAGE_BYTES]),
             cleanup_policy=config["cleanup.policy"],
+            retention_ms=int(config["retention.ms"]),
+            segment_ms=int(config.get("segment.ms") or 0),
         )
     return found
 
@@ -239,7 +246,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
 async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     if not names:
         return {}
-    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy"])
+    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms"])
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
     for response in await connection.describe_configs(resources):

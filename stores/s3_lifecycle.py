@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 from xml.sax.saxutils import escape
@@ -64,7 +64,7 @@ def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[Expiry
     for rule in rules:
         expiration = rule.get("Expiration", {})
         days, date = expiration.get("Days"), expiration.get("Date")
-        start, conditions = _filter(rule)
+        start, sizes, tags = _filter(rule)
         whole = prefix.startswith(start)
         if rule.get("Status") != "Enabled" or (days is None and date is None):
             continue
@@ -75,25 +75,29 @@ def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[Expiry
             ExpiryRule(
                 id=rule.get("ID", ""),
                 days=days,
-                date=date.astimezone(UTC) if isinstance(date, datetime) else None,
-                whole=whole and not conditions,
-                own=rule.get("ID") == own_id(prefix) and start == prefix and not conditions,
-                scope=", ".join([*scope, *conditions]),
+                date=None if date is None else date.astimezone(UTC).date().isoformat(),
+                whole=whole and not sizes and not tags,
+                tagged=bool(tags),
+                own=rule.get("ID") == own_id(prefix),
+                scope=", ".join([*scope, *sizes, *tags]),
             )
         )
     return found
 
 
-def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str]]:
-    """What keys begin with that the rule is for, and its further conditions in words."""
+def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str], Sequence[str]]:
+    """What keys begin with that the rule is for; its sizes, and its tags, in words."""
     outer = rule.get("Filter", {})
     both = outer.get("And", {})
     start = rule.get("Prefix") or outer.get("Prefix") or both.get("Prefix") or ""
     tags = [*both.get("Tags", ()), *([outer["Tag"]] if "Tag" in outer else [])]
-    conditions = [f"tag {tag['Key']}={tag['Value']}" for tag in tags]
-    for name, words in (("ObjectSizeGreaterThan", "over"), ("ObjectSizeLessThan", "under")):
-        conditions += [f"{words} {part[name]:,} bytes" for part in (outer, both) if name in part]
-    return cast("str", start), conditions
+    sizes = [
+        f"{words} {part[name]:,} bytes"
+        for name, words in (("ObjectSizeGreaterThan", "over"), ("ObjectSizeLessThan", "under"))
+        for part in (outer, both)
+        if name in part
+    ]
+    return cast("str", start), sizes, [f"tag {tag['Key']}={tag['Value']}" for tag in tags]
 
 
 def with_own_rule(document: bytes, prefix: str, days: int | None) -> bytes | None:

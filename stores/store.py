@@ -202,16 +202,18 @@ class ExpiryRule:
     Attributes:
         id: how the store calls it.
         days: the age at which payloads go; None where they go on a date.
-        date: when every payload goes that is there then, and from then on; None where they go by age.
-        whole: whether it is for every payload of the topic; a rule for some tags, sizes or names may leave some out.
-        own: whether `Lifecycle.set_expiry` made it.
+        date: the day, as `2030-01-31`, from which on payloads go whatever their age; None where they go by age.
+        whole: whether it is for every payload of the topic; a rule for some sizes, names or tags may leave some out.
+        tagged: whether it is only for payloads with a tag. The project gives them none.
+        own: whether it is the one that `Lifecycle.set_expiry` sets.
         scope: what it is for, in words.
     """
 
     id: str
     days: int | None
-    date: datetime | None
+    date: str | None
     whole: bool
+    tagged: bool
     own: bool
     scope: str
 

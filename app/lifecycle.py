@@ -1,0 +1,328 @@
+"""`wideload store lifecycle`: whether payloads stay as long as the records that refer to them, and no longer.
+
+The worker says the same when it starts, and `wideload check` too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+import click
+
+from app.clients import ClusterError, admin
+from app.connection import config_option
+from app.console import printable
+from app.consume import json_line
+from app.preflight import Plan, Topic, topics
+from app.settings import ClientSettings, PipelineSettings, load
+from stores.registry import STORE_CLASS, open_store
+from stores.store import ExpiryRule, Lifecycle, PayloadStore, Store
+from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.retention import Retention, State, duration_text
+
+__all__ = ["Row", "command", "survey", "warn_in_background", "warnings_within"]
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One topic whose records refer to payloads, and what the store does with those.
+
+    Attributes:
+        pipeline: the pipeline's name.
+        transform: `offload` where the pipeline publishes them, `inflate` where it reads them.
+        topic: the topic's name.
+        retention: what the cluster says of the topic; None where there is no such topic.
+        payloads: where they live.
+        rules: what may delete them; empty where the store could not be asked.
+        state: as `Verdict.state`. `no-rules`: the store has no such rules; `unknown`: it, or the cluster, did not say.
+        message: what is to be said.
+        warns: whether to say it without having been asked.
+        wrong: whether it is to be set right.
+        changed: what `--apply` did; None where there was nothing to do.
+        notes: what is to be said besides.
+    """
+
+    pipeline: str
+    transform: Literal["offload", "inflate"]
+    topic: str
+    retention: Retention | None
+    payloads: str
+    rules: Sequence[ExpiryRule]
+    state: State | Literal["no-rules", "unknown"]
+    message: str
+    warns: bool = False
+    wrong: bool = False
+    changed: str | None = None
+    notes: Sequence[str] = ()
+
+
+def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[Row]:
+    """A row for each topic whose records refer to payloads: what is offloaded to, and what is inflated. Blocks.
+
+    Args:
+        pipeline: whose store is asked.
+        found: what the cluster says of the topics, by name.
+        apply: whether to set the project's own rules, or to remove those that must not be. No other rule is touched.
+
+    Raises:
+        ConfigurationError: the store cannot be opened.
+    """
+    with closing(open_store(pipeline.store)) as store:
+        return list(_rows(pipeline, found, store, apply=apply))
+
+
+def _rows(
+    pipeline: PipelineSettings, found: Mapping[str, Topic], store: PayloadStore, *, apply: bool = False
+) -> Iterator[Row]:
+    for transform, name in _references(pipeline):
+        yield _row(pipeline, transform, name, found.get(name), store, apply=apply)
+
+
+def _references(pipeline: PipelineSettings) -> Iterator[tuple[Literal["offload", "inflate"], str]]:
+    if "inflate" in pipeline.transforms:
+        for name in pipeline.topics:
+            yield "inflate", name
+    if "offload" in pipeline.transforms:
+        yield "offload", pipeline.output_topic
+
+
+def _row(
+    pipeline: PipelineSettings,
+    transform: Literal["offload", "inflate"],
+    name: str,
+    topic: Topic | None,
+    store: PayloadStore,
+    *,
+    apply: bool,
+) -> Row:
+    payloads = f"{store.root.uri}{name}/" if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
+    row = Row(pipeline.name, transform, name, None, payloads, (), "unknown", "")
+    if topic is None:
+        message = f"topic {name} does not exist, so nobody knows how long its records stay; create it first"
+        return dataclasses.replace(row, message=message, wrong=True)
+    retention = Retention(name, topic.retention_ms, topic.cleanup_policy, topic.segment_ms)
+    row = dataclasses.replace(row, retention=retention)
+    if not isinstance(store, Lifecycle):
+        message = "this store has no expiry rules: payloads stay until those without a record are swept"
+        return dataclasses.replace(row, state="no-rules", message=message)
+    try:
+        rules = store.expiry_rules(name)
+        changed = _apply(store, retention, rules) if apply else None
+        if changed is not None:
+            rules = store.expiry_rules(name)
+    except PayloadStoreError as exc:
+        return dataclasses.replace(row, message=str(exc), wrong=True)
+    verdict = retention.judge(rules)
+    return dataclasses.replace(
+        row,
+        rules=rules,
+        state=verdict.state,
+        message=f"{verdict.message}{_advice(retention, rules)}" if verdict.wrong else verdict.message,
+        warns=verdict.warns,
+        wrong=verdict.wrong,
+        changed=changed,
+        notes=retention.notes(rules),
+    )
+
+
+def _apply(store: Lifecycle, retention: Retention, rules: Sequence[ExpiryRule]) -> str | None:
+    days = retention.own_days(rules)
+    if days == _own_days(rules):
+        return None
+    # What the store says of a rule that is not in force is not known here; it knows itself.
+    changed = store.set_expiry(retention.topic, days)
+    if not changed:
+        return None
+    return "our own rule is removed" if days is None else f"our own rule is set to {days} d"
+
+
+def _own_days(rules: Sequence[ExpiryRule]) -> int | None:
+    return next((rule.days for rule in rules if rule.own and rule.whole), None)
+
+
+def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
+    """What sets it right: `--apply`, where that can, else whoever made the rule."""
+    days = retention.own_days(rules)
+    if days != _own_days(rules):
+        what = "removes" if days is None else "sets"
+        return f"; `wideload store lifecycle --apply` {what} our own rule"
+    return "; the rule is not ours, so it is left as it is: change it where it was made"
+
+
+# --- said without being asked -----------------------------------------------------------------------------------------
+
+
+def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _ASK_S) -> list[str]:
+    """What is to be warned of, a sentence each; none where the store cannot be asked, or does not answer in time."""
+    told: list[str] = []
+
+    def ask() -> None:
+        with closing(open_store(pipeline.store)) as store:
+            told.extend(_warnings(pipeline, plan, store))
+
+    _in_background(pipeline, ask).join(seconds)
+    return list(told)
+
+
+def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> None:
+    """Writes what is to be warned of to the log, in one line, once the store has said.
+
+    Returns at once, and never fails: where the store cannot be asked, perhaps for want of a permission, the log says so
+    at DEBUG.
+    """
+
+    def warn() -> None:
+        told = _warnings(pipeline, plan, store)
+        if told:
+            log.warning("pipeline %s: %s", pipeline.name, "; ".join(told))
+
+    if isinstance(store, Lifecycle):
+        _in_background(pipeline, warn)
+
+
+def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[str]:
+    rows = list(_rows(pipeline, {topic.name: topic for topic in (*plan.sources, plan.sink)}, store))
+    for row in rows:
+        if row.state == "unknown":
+            log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, row.message)
+    return [row.message for row in rows if row.warns]
+
+
+def _in_background(pipeline: PipelineSettings, ask: Callable[[], object]) -> threading.Thread:
+    """A thread of its own, which holds up nobody: not a record, and not the end of the process."""
+
+    def run() -> None:
+        try:
+            ask()
+        except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
+            log.debug("pipeline %s: expiry of payloads is not known: %s: %s", pipeline.name, type(exc).__name__, exc)
+
+    thread = threading.Thread(target=run, name=f"lifecycle-{pipeline.name}", daemon=True)
+    thread.start()
+    return thread
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+async def _topics(client: ClientSettings, names: Sequence[str]) -> dict[str, Topic]:
+    async with admin(client) as connection:
+        return await topics(connection, names)
+
+
+def _line(row: Row) -> dict[str, object]:
+    retention = row.retention
+    return {
+        "pipeline": row.pipeline,
+        "transform": row.transform,
+        "topic": row.topic,
+        "retention_ms": None if retention is None else retention.retention_ms,
+        "cleanup_policy": None if retention is None else retention.cleanup_policy,
+        "payloads": row.payloads,
+        "rules": [dataclasses.asdict(rule) for rule in row.rules],
+        "recommended_days": None if retention is None else retention.recommended_days,
+        "verdict": row.state,
+        "message": row.message,
+        "changed": row.changed,
+        "notes": list(row.notes),
+    }
+
+
+def _rule(rule: ExpiryRule) -> str:
+    age = f"from {rule.date}" if rule.days is None else f"{rule.days} d"
+    return f"{age}: our own" if rule.own else f"{age}: {rule.id}{'' if rule.whole else ', ' + rule.scope}"
+
+
+def _cells(row: Row) -> Iterator[str]:
+    retention = row.retention
+    yield row.pipeline
+    yield row.topic
+    yield "-" if retention is None else f"{retention.retention_ms} ({duration_text(retention.retention_ms)})"
+    yield "-" if retention is None else retention.cleanup_policy
+    yield row.payloads
+    yield "\n".join(_rule(rule) for rule in row.rules) or ("none" if row.state in ("missing", "no-ttl") else "-")
+    yield "-" if retention is None or retention.recommended_days is None else f"{retention.recommended_days} d"
+    yield row.state
+
+
+def _show(rows: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table()
+    for title in ("pipeline", "topic", "retention.ms", "cleanup.policy", "payloads", "rules", "recommended", "verdict"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_printable(cell)) for cell in _cells(row)))
+    out = Console() if sys.stdout.isatty() else Console(width=160)
+    with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
+        out.print(table)
+    click.echo(text.get(), nl=False)
+    for row in rows:
+        told = [*([] if row.changed is None else [row.changed]), row.message, *(f"note: {note}" for note in row.notes)]
+        for sentence in told:
+            click.echo(f"{row.pipeline}: {_printable(sentence)}")
+
+
+def _printable(text: str) -> str:
+    """The ID of a rule may hold what a terminal would obey."""
+    return "\n".join(printable(line.encode(errors="replace"), 2_000) for line in text.split("\n"))
+
+
+@click.group("store")
+def command() -> None:
+    """Look after the store of the payloads.
+
+    \b
+    Example:
+      wideload store lifecycle -c wideload.toml
+    """
+
+
+@command.command("lifecycle")
+@config_option
+@click.option("--apply", is_flag=True, help="Set our own rules; all other rules of the bucket stay as they are.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, one a topic.")
+def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
+    """Show how long topics keep records, how long the store keeps payloads, and how long it should.
+
+    Should is retention.ms and 15 %, in whole days. The status is 1 where payloads go too early, or never, or go though
+    records stay for ever; and where the store or the topic could not be asked. See docs/lifecycle.md.
+
+    \b
+    Examples:
+      wideload store lifecycle -c wideload.toml
+      wideload store lifecycle -c wideload.toml --apply
+      wideload store lifecycle -c wideload.toml --json | jq 'select(.verdict != "ok")'
+    """
+    settings = load(config)
+    names = [name for pipeline in settings.pipelines for _, name in _references(pipeline)]
+    try:
+        found = asyncio.run(_topics(settings.client, names))
+    except ClusterError as exc:
+        raise ConfigurationError("bootstrap.servers", str(exc)) from exc
+    rows: list[Row] = []
+    for pipeline in settings.pipelines:
+        try:
+            rows += survey(pipeline, found, apply=apply)
+        except ConfigurationError as exc:
+            raise exc.within(pipeline.name) from exc
+    if as_json:
+        for row in rows:
+            sys.stdout.write(json_line(_line(row)))
+    else:
+        _show(rows)
+    return 1 if any(row.wrong for row in rows) else 0

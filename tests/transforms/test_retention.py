@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transforms.retention import FOREVER, Retention, duration_text
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+@dataclass(frozen=True)
+class Rule:
+    days: int | None
+    id: str = "theirs"
+    date: str | None = None
+    whole: bool = True
+    tagged: bool = False
+    own: bool = False
+    scope: str = "all keys"
+
+
+def ours(days: int) -> Rule:
+    return Rule(days, id="ours", own=True)
+
+
+def retention(milliseconds: int = 7 * DAY, policy: str = "delete", segment_ms: int = 0) -> Retention:
+    return Retention("orders", milliseconds, policy, segment_ms)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "days"),
+    [
+        (0, 1),
+        (1, 1),
+        (HOUR, 1),
+        (DAY, 2),
+        (20 * DAY, 23),  # 23 exactly
+        (20 * DAY + 1, 24),
+        (7 * DAY, 9),
+        (30 * DAY, 35),
+        (365 * DAY, 420),
+    ],
+)
+def test_recommended_days(milliseconds: int, days: int) -> None:
+    """The TTL is the retention and 15 %, rounded up to whole days, and one day at least."""
+    assert retention(milliseconds).recommended_days == days
+
+
+@given(st.integers(0, 10_000 * DAY))
+def test_recommended_is_ok_whatever_the_retention(milliseconds: int) -> None:
+    """What is recommended is judged to be right, and is set only once."""
+    topic = retention(milliseconds)
+    days = topic.recommended_days
+    assert days is not None
+    assert topic.judge([ours(days)]).state == "ok"
+    assert topic.own_days([]) == topic.own_days([ours(days)]) == days
+    assert days * DAY >= milliseconds * 1.1
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "days", "state"),
+    [
+        (10 * DAY, 10, "too-short"),
+        (10 * DAY, 11, "ok"),  # 10 % exactly
+        (10 * DAY + 1, 11, "too-short"),
+        (10 * DAY, 12, "ok"),  # 20 %
+        (10 * DAY, 13, "too-long"),
+        (HOUR, 1, "ok"),
+        (HOUR, 2, "too-long"),
+        (0, 1, "ok"),
+    ],
+)
+def test_verdict_at_each_boundary(milliseconds: int, days: int, state: str) -> None:
+    """Between 10 and 20 % above the retention, in whole days, is right."""
+    assert retention(milliseconds).judge([Rule(days)]).state == state
+
+
+@pytest.mark.parametrize(
+    ("rules", "state", "part"),
+    [
+        ([], "missing", "no rule deletes all payloads"),
+        ([Rule(9), Rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
+        ([Rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
+        ([Rule(400)], "too-long", "later than needed"),
+        ([Rule(3, whole=False), ours(9)], "too-short", "deletes some payloads after 3 d"),
+        ([Rule(30, whole=False)], "missing", "no rule"),
+        ([Rule(3, whole=False, tagged=True), ours(9)], "ok", "after 9 d"),
+        ([Rule(None, date="2030-01-31"), ours(9)], "too-short", "from 2030-01-31 on, whatever their age"),
+    ],
+)
+def test_verdict_by_the_earliest_rule(rules: Sequence[Rule], state: str, part: str) -> None:
+    """The earliest rule decides; one that leaves some payloads out can be too early, but is never enough."""
+    for ordered in (rules, list(reversed(rules))):
+        verdict = retention().judge(ordered)
+        assert verdict.state == state
+        assert part in verdict.message
+        assert "records of topic orders stay for 7 d, payloads should for 9 d" in verdict.message
+        assert verdict.wrong is verdict.warns is (state in {"missing", "too-short"})
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "policy", "reason"),
+    [
+        (7 * DAY, "compact", "is compacted without delete (cleanup.policy=compact)"),
+        (7 * DAY, "", "is not cleaned up at all (cleanup.policy=)"),
+        (FOREVER, "delete", "keeps records for ever (retention.ms=-1)"),
+        (FOREVER, "compact,delete", "keeps records for ever (retention.ms=-1)"),
+        (2**63 - 1, "delete", "keeps records for ever"),
+    ],
+)
+def test_verdict_where_records_stay(milliseconds: int, policy: str, reason: str) -> None:
+    """Where records stay for ever a TTL must not be used: that is a warning, and with any rule something is wrong."""
+    topic = retention(milliseconds, policy)
+    assert topic.recommended_days is None
+    kept, lost = topic.judge([Rule(3, tagged=True, whole=False)]), topic.judge([Rule(9), ours(8)])
+    assert (kept.state, kept.warns, kept.wrong) == ("no-ttl", True, False)
+    assert (lost.state, lost.warns, lost.wrong) == ("forbidden", True, True)
+    assert "our own rule ours deletes payloads after 8 d; it must go" in lost.message
+    for message in (kept.message, lost.message):
+        assert f"topic orders {reason}" in message
+        assert "a TTL must not be used" in message
+
+
+@pytest.mark.parametrize("policy", ["compact,delete", "delete,compact", "compact, delete"])
+def test_compaction_with_delete_is_as_delete(policy: str) -> None:
+    """A topic that is compacted and deleted from has the TTL of one that is only deleted from."""
+    assert retention(policy=policy).recommended_days == 9
+    assert retention(policy=policy).judge([ours(9)]).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("rules", "days"),
+    [
+        ([], 9),
+        ([ours(3)], 9),
+        ([ours(8)], 8),
+        ([ours(9)], 9),
+        ([ours(400)], 400),  # perhaps another cluster's
+        ([Rule(9)], None),  # somebody else's will do
+        ([Rule(400)], 9),
+        ([Rule(3)], 9),
+        ([Rule(3), ours(9)], 9),
+    ],
+)
+def test_own_rule(rules: Sequence[Rule], days: int | None) -> None:
+    """Our own rule is set where it is needed, made longer where it is too short, and never made shorter."""
+    assert retention().own_days(rules) == days
+
+
+def test_own_rule_must_go_where_records_stay() -> None:
+    """Where there must be no TTL, there is no rule of ours."""
+    assert retention(policy="compact").own_days([ours(9)]) is None
+
+
+def test_notes_name_rules_for_tags_and_long_segments() -> None:
+    """What the verdict leaves out is said: rules that only tagged payloads meet, and records that outlive their time."""
+    tagged = Rule(3, whole=False, tagged=True, scope="tag a=b")
+    (note,) = retention().notes([tagged, ours(9)])
+    assert note == "rule 'theirs' (tag a=b) deletes some payloads after 3 d, if somebody gives payloads this tag"
+    (note,) = retention(segment_ms=7 * DAY).notes([ours(9)])
+    assert note.startswith("records of topic orders may stay for up to 14 d: Kafka deletes whole segments")
+    assert retention(segment_ms=2 * DAY).notes([ours(9)]) == []
+    assert retention(segment_ms=7 * DAY).notes([ours(3)]) == []  # the verdict says enough
+    assert retention(policy="compact", segment_ms=7 * DAY).notes([]) == []
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (-1, "for ever"),
+        (0, "0 ms"),
+        (7 * DAY, "7 d"),
+        (36 * HOUR, "1 d 12 h"),
+        (90_000, "1 min 30 s"),
+        (DAY + HOUR + 60_000, "1 d 1 h"),
+        (3_650 * DAY, "3,650 d"),
+    ],
+)
+def test_duration_text(milliseconds: int, text: str) -> None:
+    """Two units at most, and words where there is no end."""
+    assert duration_text(milliseconds) == text

@@ -1,0 +1,208 @@
+"""How long payloads must stay, given how long their topic's records do.
+
+Source: seed 000, "Considerations": a TTL should exceed the topic's retention by 10 to 20 %; payloads of a topic that
+is compacted, and not deleted from as well, have no TTL. `compact,delete` deletes by age as `delete` does.
+`retention.bytes` only makes Kafka delete earlier, so it needs no longer TTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+__all__ = ["FOREVER", "ExpiryRuleLike", "Retention", "State", "Verdict", "duration_text"]
+
+FOREVER = -1  # Kafka's word for it, in `retention.ms`
+
+_DAY_MS = 86_400_000
+_PERCENT, _LEAST_PERCENT, _MOST_PERCENT = 115, 110, 120
+_MOST_DAYS = 2**31 - 1  # of an S3 rule; a retention beyond it is no retention
+
+State = Literal["ok", "missing", "too-short", "too-long", "forbidden", "no-ttl"]
+"""What the expiry rules of a store come to.
+
+`ok`: payloads outlive their records, by little. `missing`: no rule deletes them. `too-short`: payloads go before
+records that refer to them, or less than 10 % after. `too-long`: they stay for longer than 120 %, which only costs
+storage. `forbidden`: records stay for ever, and a rule deletes payloads. `no-ttl`: both stay for ever.
+"""
+
+_WARNED: frozenset[State] = frozenset({"missing", "too-short", "forbidden", "no-ttl"})
+_WRONG: frozenset[State] = _WARNED - {"no-ttl"}
+
+
+class ExpiryRuleLike(Protocol):
+    """A rule by which a store deletes payloads of a topic; see `stores.store.ExpiryRule`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def days(self) -> int | None: ...
+
+    @property
+    def date(self) -> str | None: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def tagged(self) -> bool: ...
+
+    @property
+    def own(self) -> bool: ...
+
+    @property
+    def scope(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be said of a topic and the rules for its payloads.
+
+    Attributes:
+        state: in a word.
+        message: in a sentence.
+    """
+
+    state: State
+    message: str
+
+    @property
+    def warns(self) -> bool:
+        """Whether a user should be told without having asked."""
+        return self.state in _WARNED
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something must be set right."""
+        return self.state in _WRONG
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a topic keeps its records.
+
+    Attributes:
+        topic: its name.
+        retention_ms: its `retention.ms`; -1 for ever.
+        cleanup_policy: its `cleanup.policy`.
+        segment_ms: its `segment.ms`: a record stays for up to so much longer, since segments go as a whole.
+    """
+
+    topic: str
+    retention_ms: int
+    cleanup_policy: str
+    segment_ms: int = 0
+
+    @property
+    def forever(self) -> str | None:
+        """Why no record ever goes for its age; None where records do."""
+        policies = [policy.strip() for policy in self.cleanup_policy.split(",")]
+        if "delete" not in policies:
+            how = "compacted without delete" if "compact" in policies else "not cleaned up at all"
+            return f"is {how} (cleanup.policy={self.cleanup_policy})"
+        if self.retention_ms < 0 or _days(self.retention_ms, _MOST_PERCENT) > _MOST_DAYS:
+            return f"keeps records for ever (retention.ms={self.retention_ms})"
+        return None
+
+    @property
+    def recommended_days(self) -> int | None:
+        """The TTL: `retention.ms` and 15 %, in whole days, as stores count them; None where there must be none."""
+        return None if self.forever else _days(self.retention_ms, _PERCENT)
+
+    def judge(self, rules: Iterable[ExpiryRuleLike]) -> Verdict:
+        """What the rules that may delete the topic's payloads come to. The earliest decides.
+
+        Rules for tagged payloads do not count, as the project gives payloads no tags; `notes` names them.
+        """
+        ordered = sorted((rule for rule in rules if not rule.tagged), key=_age)
+        if self.forever:
+            return self._judge_forever(ordered)
+        wanted = (
+            f"records of topic {self.topic} stay for {duration_text(self.retention_ms)}, "
+            f"payloads should for {self.recommended_days} d"
+        )
+        for rule in ordered:
+            if self._is_early(rule):
+                return Verdict("too-short", f"{_named(rule)} {_deletes(rule)}; {wanted}")
+        earliest = next((rule for rule in ordered if rule.whole), None)
+        if earliest is None:
+            return Verdict("missing", f"no rule deletes all payloads, so they stay for ever; {wanted}")
+        if _age(earliest) > _days(self.retention_ms, _MOST_PERCENT):
+            return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
+        return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")
+
+    def _judge_forever(self, rules: Sequence[ExpiryRuleLike]) -> Verdict:
+        reason = f"topic {self.topic} {self.forever}, so a TTL must not be used"
+        if rules:
+            return Verdict("forbidden", f"{reason}, but {_named(rules[0])} {_deletes(rules[0])}; it must go")
+        return Verdict("no-ttl", f"{reason}: payloads stay until those without a record are swept")
+
+    def own_days(self, rules: Iterable[ExpiryRuleLike]) -> int | None:
+        """The age that the project's own rule should have, given all rules as they are; None for no such rule.
+
+        One that is there is never made shorter: another cluster's worker may have set it for the same topic and prefix,
+        and the longest retention counts.
+        """
+        if self.forever:
+            return None
+        rules = list(rules)
+        own = next((rule for rule in rules if rule.own and rule.whole), None)
+        state = self.judge(rules if own is None else [own]).state
+        if state == "ok" or (own is not None and state == "too-long"):
+            return None if own is None else own.days
+        return self.recommended_days
+
+    def notes(self, rules: Iterable[ExpiryRuleLike]) -> Sequence[str]:
+        """What a verdict leaves out, in sentences: rules for tagged payloads, records that outlive `retention.ms`."""
+        rules = list(rules)
+        told = [
+            f"{_named(rule)} {_deletes(rule)}, if somebody gives payloads this tag"
+            for rule in rules
+            if rule.tagged and (self.forever or self._is_early(rule))
+        ]
+        stay_ms = self.retention_ms + self.segment_ms
+        if self.judge(rules).state in ("ok", "too-long") and any(
+            _age(rule) * _DAY_MS < stay_ms for rule in rules if not rule.tagged
+        ):
+            told.append(
+                f"records of topic {self.topic} may stay for up to {duration_text(stay_ms)}: Kafka deletes whole "
+                f"segments, and segment.ms is {duration_text(self.segment_ms)}; lower it to a day or less, or readers "
+                "that start at the beginning may meet references without a payload"
+            )
+        return told
+
+    def _is_early(self, rule: ExpiryRuleLike) -> bool:
+        return _age(rule) * _DAY_MS * 100 < self.retention_ms * _LEAST_PERCENT
+
+
+def _days(retention_ms: int, percent: int) -> int:
+    return max(1, -(-retention_ms * percent // (100 * _DAY_MS)))
+
+
+def _age(rule: ExpiryRuleLike) -> int:
+    """In days; a rule with a date deletes what is there then, however young."""
+    return -1 if rule.days is None else rule.days
+
+
+def _named(rule: ExpiryRuleLike) -> str:
+    return f"our own rule {rule.id}" if rule.own else f"rule {rule.id!r} ({rule.scope})"
+
+
+def _deletes(rule: ExpiryRuleLike) -> str:
+    what = "deletes payloads" if rule.whole else "deletes some payloads"
+    return f"{what} from {rule.date} on, whatever their age" if rule.days is None else f"{what} after {rule.days} d"
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration for people, in its two largest units: `7 d`, `1 d 12 h`, `90 s`, `for ever`."""
+    if duration_ms < 0:
+        return "for ever"
+    parts = []
+    rest = duration_ms
+    for unit, length in (("d", _DAY_MS), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count:,} {unit}")
+    return " ".join(parts[:2]) or "0 ms"
