@@ -158,7 +158,7 @@ def test_own_rule_must_go_where_records_stay() -> None:
 
 
 def test_notes_name_rules_for_tags_and_long_segments() -> None:
-    """What the verdict leaves out is said: rules that only tagged payloads meet, and records that outlive their time."""
+    """What the verdict leaves out is said: rules for tagged payloads only, and records that outlive their time."""
     tagged = Rule(3, whole=False, tagged=True, scope="tag a=b")
     (note,) = retention().notes([tagged, ours(9)])
     assert note == "rule 'theirs' (tag a=b) deletes some payloads after 3 d, if somebody gives payloads this tag"

@@ -1,0 +1,328 @@
+"""Payloads and the time that records stay: the command, the check and the worker as users run them, against MinIO."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess, toml, until
+from tests.s3_server import Kind, S3Server, S3UnavailableError, s3_server
+
+pytestmark = pytest.mark.s3
+
+DAY = 86_400_000
+S3 = "large.message.payload.store.class"
+
+
+@pytest.fixture(scope="module")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that has expiry rules."""
+    yield from server("minio", tmp_path_factory.mktemp("minio"))
+
+
+@pytest.fixture(scope="module")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server that has none."""
+    yield from server("versitygw", tmp_path_factory.mktemp("versitygw"))
+
+
+def server(kind: Kind, folder: Path) -> Iterator[S3Server]:
+    try:
+        with s3_server(kind, folder) as running:
+            yield running
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
+
+
+class Place:
+    """Topics, a bucket, and configurations of pipelines between them."""
+
+    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, found: S3Server) -> None:
+        self.folder = folder
+        self.worker = {"bootstrap.servers": broker}
+        self.make_topic = make_topic
+        self.store = {S3: "s3", **found.config("p")}
+        self.raw = make_topic()
+        self.client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=found.endpoint,
+            region_name=found.region,
+            aws_access_key_id=found.access_key,
+            aws_secret_access_key=found.secret_key,
+            config=Config(s3={"addressing_style": "path"}, proxies={}),
+        )
+
+    def topic(self, policy: str = "delete", retention_ms: int = 7 * DAY, segment_ms: int = DAY) -> str:
+        config = {"cleanup.policy": policy, "retention.ms": retention_ms, "segment.ms": segment_ms}
+        return self.make_topic(1, **config)
+
+    def offload(self, topic: str, **more: object) -> dict[str, object]:
+        """The keys of a pipeline that publishes payloads of the topic."""
+        return {
+            "topics": [self.raw],
+            "output.topic": topic,
+            "transforms": ["offload"],
+            "group.id": f"{topic}-group",
+            **self.store,
+            **more,
+        }
+
+    def run(
+        self, pipelines: Mapping[str, Mapping[str, object]], *arguments: str, command: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        path = self.folder / "wideload.toml"
+        path.write_text(toml(self.worker, pipelines))
+        words = command or ("store", "lifecycle")
+        return subprocess.run(
+            [sys.executable, "-m", "app.cli", *words, "-c", str(path), *arguments],
+            capture_output=True,
+            check=False,
+            text=True,
+            env={**os.environ, "COLUMNS": "160"},
+        )
+
+    def rows(self, pipelines: Mapping[str, Mapping[str, object]], *arguments: str, status: int) -> list[dict[str, Any]]:
+        """The JSON lines of a command that ends with `status`."""
+        done = self.run(pipelines, "--json", *arguments)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert done.stderr == ""
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def set_rules(self, *rules: tuple[str, str, int]) -> None:
+        """Rules of others: ID, what keys begin with, days."""
+        self.client.put_bucket_lifecycle_configuration(
+            Bucket="payloads",
+            LifecycleConfiguration={
+                "Rules": [
+                    {"ID": name, "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": days}}
+                    for name, prefix, days in rules
+                ]
+            },
+        )
+
+    def rules(self) -> dict[str, int]:
+        """The days of every rule in the bucket, by ID."""
+        try:
+            answer = self.client.get_bucket_lifecycle_configuration(Bucket="payloads")
+        except self.client.exceptions.ClientError:
+            return {}
+        return {rule["ID"]: rule["Expiration"]["Days"] for rule in answer["Rules"]}
+
+
+@pytest.fixture
+def place(broker: str, make_topic: MakeTopic, tmp_path: Path, minio: S3Server) -> Iterator[Place]:
+    """A source, and a bucket without rules."""
+    found = Place(broker, make_topic, tmp_path, minio)
+    found.client.delete_bucket_lifecycle(Bucket="payloads")
+    yield found
+    found.client.close()
+
+
+def test_command_for_each_cleanup_policy(place: Place) -> None:
+    """Topics that are deleted from get a rule of retention and 15 %; where records stay there is none, and why."""
+    topics = {
+        "delete": place.topic(),
+        "both": place.topic("compact,delete", 30 * DAY),
+        "compact": place.topic("compact"),
+        "forever": place.topic("delete", -1),
+    }
+    pipelines = {name: place.offload(topic) for name, topic in topics.items()}
+    before = {row["pipeline"]: row for row in place.rows(pipelines, status=1)}
+    assert {name: (row["verdict"], row["recommended_days"]) for name, row in before.items()} == {
+        "delete": ("missing", 9),
+        "both": ("missing", 35),
+        "compact": ("no-ttl", None),
+        "forever": ("no-ttl", None),
+    }
+    assert before["delete"]["message"] == (
+        f"no rule deletes all payloads, so they stay for ever; records of topic {topics['delete']} stay for 7 d, "
+        "payloads should for 9 d; `wideload store lifecycle --apply` sets our own rule"
+    )
+    assert (
+        "is compacted without delete (cleanup.policy=compact), so a TTL must not be used"
+        in (before["compact"]["message"])
+    )
+    assert "keeps records for ever (retention.ms=-1), so a TTL must not be used" in before["forever"]["message"]
+    assert before["delete"]["payloads"] == f"s3://payloads/p/{topics['delete']}/"
+
+    applied = {row["pipeline"]: row for row in place.rows(pipelines, "--apply", status=0)}
+    assert {name: (row["verdict"], row["changed"]) for name, row in applied.items()} == {
+        "delete": ("ok", "our own rule is set to 9 d"),
+        "both": ("ok", "our own rule is set to 35 d"),
+        "compact": ("no-ttl", None),
+        "forever": ("no-ttl", None),
+    }
+    assert sorted(place.rules().values()) == [9, 35]
+    again = place.rows(pipelines, "--apply", status=0)
+    assert [row["changed"] for row in again] == [None] * 4
+    assert [row["verdict"] for row in place.rows(pipelines, status=0)] == ["ok", "ok", "no-ttl", "no-ttl"]
+
+
+def test_apply_leaves_rules_of_others_and_says_which_is_too_early(place: Place) -> None:
+    """A rule of somebody else that deletes earlier is named, left as it is, and keeps the status at 1."""
+    topic = place.topic()
+    place.set_rules(("cheap", "p/", 3), ("elsewhere", "q/", 1))
+    (row,) = place.rows({"orders": place.offload(topic)}, "--apply", status=1)
+    assert (row["verdict"], row["changed"]) == ("too-short", "our own rule is set to 9 d")
+    assert row["message"] == (
+        "rule 'cheap' (keys that begin with p/) deletes payloads after 3 d; "
+        f"records of topic {topic} stay for 7 d, payloads should for 9 d; "
+        "the rule is not ours, so it is left as it is: change it where it was made"
+    )
+    rules = place.rules()
+    assert (rules.pop("cheap"), rules.pop("elsewhere"), list(rules.values())) == (3, 1, [9])
+    (row,) = place.rows({"orders": place.offload(topic)}, "--apply", status=1)
+    assert row["changed"] is None
+
+
+def test_apply_follows_the_topic_but_never_shortens(place: Place) -> None:
+    """A longer retention makes the rule longer; a shorter one, perhaps of another cluster, leaves it; status 0."""
+    short, long = place.topic(), place.topic("delete", 30 * DAY)
+    pipelines = {"a": place.offload(short)}
+    place.rows(pipelines, "--apply", status=0)
+    (own,) = place.rules()
+    place.set_rules((own, f"p/{short}/", 3))
+    (row,) = place.rows(pipelines, "--apply", status=0)
+    assert (row["changed"], place.rules()) == ("our own rule is set to 9 d", {own: 9})
+    place.set_rules((own, f"p/{short}/", 400))
+    (row,) = place.rows(pipelines, "--apply", status=0)
+    assert (row["verdict"], row["changed"], place.rules()) == ("too-long", None, {own: 400})
+    assert long not in str(place.rules())
+
+
+def test_apply_removes_our_own_rule_where_records_stay(place: Place) -> None:
+    """A topic that was made compacted loses our rule, which would lose data; another's rule is named, and stays."""
+    topic = place.topic("compact")
+    pipelines = {"orders": place.offload(topic)}
+    other = place.topic()
+    place.rows({"other": place.offload(other)}, "--apply", status=0)
+    (own_of_other,) = place.rules()
+    place.client.delete_bucket_lifecycle(Bucket="payloads")
+
+    # As the earlier run would have left it, when the topic was not yet compacted.
+    from stores.s3_lifecycle import own_id
+
+    own = own_id(f"p/{topic}/")
+    assert own_of_other == own_id(f"p/{other}/")
+    place.set_rules((own, f"p/{topic}/", 9), ("all", "", 300))
+    (row,) = place.rows(pipelines, status=1)
+    assert row["verdict"] == "forbidden"
+    assert f"but our own rule {own} deletes payloads after 9 d; it must go" in row["message"]
+    assert row["message"].endswith("`wideload store lifecycle --apply` removes our own rule")
+    (row,) = place.rows(pipelines, "--apply", status=1)
+    assert (row["changed"], row["verdict"]) == ("our own rule is removed", "forbidden")
+    assert "but rule 'all' (all keys) deletes payloads after 300 d" in row["message"]
+    assert place.rules() == {"all": 300}
+
+
+def test_inflate_shows_its_sources(place: Place) -> None:
+    """A pipeline that inflates has a row for each source, whose records refer to the payloads; --apply serves them."""
+    first, second, inflated = place.topic(), place.topic("compact"), place.topic()
+    keys = {"topics": [first, second], "transforms": ["inflate"]}
+    pipelines = {"reader": place.offload(inflated, **keys)}
+    rows = place.rows(pipelines, "--apply", status=0)
+    assert [(row["topic"], row["transform"], row["verdict"]) for row in rows] == [
+        (first, "inflate", "ok"),
+        (second, "inflate", "no-ttl"),
+    ]
+    assert list(place.rules().values()) == [9]
+
+
+def test_table_and_notes(place: Place) -> None:
+    """Without --json there is a table, the sentences below it, and what the formula leaves out."""
+    topic = place.topic("delete", 7 * DAY, segment_ms=7 * DAY)
+    done = place.run({"orders": place.offload(topic)}, "--apply")
+    assert done.returncode == 0, done.stderr
+    table = re.sub(r"\s+", " ", done.stdout)
+    for part in ("retention.ms", "cleanup.policy", "604800000 (7 d)", "9 d: our own", "ok", "delete"):
+        assert part in table
+    lines = [line for line in done.stdout.splitlines() if line.startswith("orders: ")]
+    assert lines[0] == "orders: our own rule is set to 9 d"
+    assert lines[1].startswith("orders: our own rule wideload-")
+    assert lines[2].startswith(f"orders: note: records of topic {topic} may stay for up to 14 d: Kafka deletes whole")
+
+
+def test_stores_without_rules(place: Place) -> None:
+    """A file system has no expiry rules: the command says what to do instead, and does not fail."""
+    topic = place.topic()
+    root = place.folder / "store"
+    keys = {key: value for key, value in place.offload(topic).items() if not key.startswith("s3.")}
+    pipelines = {"orders": {**keys, S3: "filesystem", "filesystem.root": str(root)}}
+    (row,) = place.rows(pipelines, "--apply", status=0)
+    assert (row["verdict"], row["changed"], row["rules"]) == ("no-rules", None, [])
+    assert row["message"] == "this store has no expiry rules: payloads stay until those without a record are swept"
+
+
+def test_what_cannot_be_asked(place: Place, versitygw: S3Server) -> None:
+    """A server without rules, and a topic that is not there, are a row each with the reason, and status 1."""
+    topic = place.topic()
+    pipelines = {
+        "gateway": {**place.offload(topic), **versitygw.config("p")},
+        "nobody": place.offload(f"{topic}-not-there"),
+        "fine": {**place.offload(place.topic("compact"))},
+    }
+    rows = place.rows(pipelines, "--apply", status=1)
+    assert [row["verdict"] for row in rows] == ["unknown", "unknown", "no-ttl"]
+    assert "this S3 server has no expiry rules (NotImplemented)" in rows[0]["message"]
+    assert rows[1]["message"].startswith(f"topic {topic}-not-there does not exist")
+
+
+def test_wrong_configuration_is_status_2(place: Place) -> None:
+    """What is wrong in the file, and brokers that do not answer, are one line, and nothing is changed."""
+    done = place.run({"orders": place.offload(place.topic(), **{"s3.bukket": "x"})}, "--apply")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "s3.bukket: is not a key that is known here; did you mean s3.bucket?" in done.stderr
+    place.worker["bootstrap.servers"] = "127.0.0.1:1"
+    done = place.run({"orders": place.offload(place.raw + "-x")})
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no broker answers" in done.stderr
+
+
+def test_check_says_it_too(place: Place) -> None:
+    """`wideload check` warns, and is content all the same; a store that cannot be asked gives no warning."""
+    done = place.run({"orders": place.offload(place.topic())}, command=("check",))
+    assert done.returncode == 0, done.stderr
+    assert "warning: [pipeline.orders] no rule deletes all payloads" in done.stdout
+    assert done.stdout.endswith("OK\n")
+    place.store["s3.prefix"] = "other"
+    done = place.run({"orders": place.offload(place.topic("compact"))}, command=("check",))
+    assert "a TTL must not be used" in done.stdout
+
+
+def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
+    """The worker's log has one warning for each pipeline with something to say, and none where all is well."""
+    missing, fine, compacted = place.topic(), place.topic(), place.topic("compact")
+    place.rows({"fine": place.offload(fine)}, "--apply", status=0)
+    pipelines = {
+        "missing": place.offload(missing),
+        "fine": place.offload(fine),
+        "compacted": place.offload(compacted),
+        "gateway": {**place.offload(place.topic()), **versitygw.config("p")},
+    }
+    with WorkerProcess(place.folder, place.worker, pipelines) as worker:
+        worker.wait_ready()
+        log = until(lambda: warnings(worker, 2), "both warnings are in the log")
+        assert worker.terminate() == 0
+    log = warnings(worker, 2)
+    assert len(log) == 2
+    by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
+    assert set(by_pipeline) == {"missing", "compacted"}
+    assert "WARNING app.lifecycle: pipeline missing: no rule deletes all payloads" in by_pipeline["missing"]
+    assert "a TTL must not be used" in by_pipeline["compacted"]
+
+
+def warnings(worker: WorkerProcess, count: int) -> list[str]:
+    """The lines of the log that are about expiry, once there are so many."""
+    found = [line for line in worker.log.read_text().splitlines() if "app.lifecycle" in line]
+    return found if len(found) >= count else []
