@@ -115,7 +115,7 @@ def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
 def test_the_nearest_of_the_clients_keys_is_named(config_of: Config) -> None:
     """Where the client's keys can be listed, a misspelt one is told with the nearest of them."""
     given = config_of(**{"value.serializer": SERIALIZER, "bootstrap.server": "localhost"})
-    with pytest.raises(ConfigurationError, match=r"^bootstrap\.server .*did you mean bootstrap\.servers\?"):
+    with pytest.raises(ConfigurationError, match=r"^bootstrap\.server: .*did you mean bootstrap\.servers\?"):
         config.producer(given, own=OWN.__contains__, names=OWN)
 
 

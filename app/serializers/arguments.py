@@ -1,0 +1,132 @@
+"""The arguments of a client in Python, and the keys of a Kafka configuration that stand for them.
+
+`max.request.size` is `max_request_size`, and so on; strings are read as the numbers that they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.serializers.options import client_settings
+from transforms.errors import ConfigurationError
+
+__all__ = ["Arguments"]
+
+_BOOTSTRAP = "bootstrap.servers"
+_PROTOCOL = "security.protocol"
+_TLS = (
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+)
+# Names of Kafka's, or of librdkafka's, for what both Python clients call otherwise.
+_RENAMED: Mapping[str, str] = {
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+}
+_NUMBERS = ("_ms", "_bytes", "_records", "_size")
+# Words of Kafka's where these clients take something else, or where most of the values are numbers.
+_WORDS: Mapping[tuple[str, str], object] = {("compression_type", "none"): None, ("acks", "all"): "all"}
+_TRUTH = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a client's constructor takes.
+
+    Attributes:
+        defaults: the arguments by name, with their defaults.
+        renamed: keys whose argument has another name.
+        aside: keys that only the serializers read, as the client has no such argument.
+    """
+
+    defaults: Mapping[str, object]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    aside: frozenset[str] = frozenset()
+
+    def knows(self, key: str) -> bool:
+        """Whether a key of a configuration is the client's."""
+        return key in self.aside or key in _TLS or self._name(key) is not None
+
+    def keys(self) -> list[str]:
+        """Every key of which `knows` is true."""
+        return [*(name.replace("_", ".") for name in self.defaults), *_RENAMED, *self.renamed, *_TLS, *self.aside]
+
+    def merged(self, config: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
+        """`config` with `options`, which are the same with other names: `max_request_size` for `max.request.size`.
+
+        Raises:
+            ConfigurationError: something stands in both.
+        """
+        whole = dict(config)
+        for name, value in options.items():
+            key = name.replace("_", ".")
+            if key in config:
+                raise ConfigurationError(key, f"stands in the configuration and as {name}=, allowed is one of the two")
+            whole[key] = value
+        return whole
+
+    def read(self, client: Mapping[str, object]) -> dict[str, Any]:
+        """The arguments for what is left of a configuration for the client.
+
+        Raises:
+            ConfigurationError: one argument is named twice, a number is none, or a certificate cannot be used.
+        """
+        arguments: dict[str, Any] = {}
+        for key, value in client.items():
+            name = self._name(key)
+            if name is None:
+                continue
+            if name in arguments:
+                raise ConfigurationError(key, f"says again what {name} is")
+            arguments[name] = self._value(key, name, value)
+        tls = {key: client[key] for key in _TLS if client.get(key) is not None}
+        # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
+        needed = bool(tls) or "ssl_cafile" not in self.defaults
+        if needed and "ssl_context" not in arguments and str(client.get(_PROTOCOL)).upper().endswith("SSL"):
+            arguments["ssl_context"] = _context(tls)
+        return arguments
+
+    def _name(self, key: str) -> str | None:
+        name = self.renamed.get(key) or _RENAMED.get(key) or key.replace(".", "_")
+        return name if name in self.defaults and "_" not in key else None
+
+    def _value(self, key: str, name: str, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if name == "security_protocol":
+            return value.upper()
+        if (name, value) in _WORDS:
+            return _WORDS[name, value]
+        default = self.defaults[name]
+        if isinstance(default, bool):
+            return _parsed(key, lambda: _TRUTH[value.strip().lower()], value, "true or false")
+        if name == "acks" or isinstance(default, int | float) or name.endswith(_NUMBERS):
+            return _parsed(key, lambda: _number(value), value, "a number")
+        return value
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> object:
+    try:
+        return parse()
+    except (KeyError, ValueError):
+        raise ConfigurationError(key, f"found {text!r}, allowed is {allowed}") from None
+
+
+def _context(tls: Mapping[str, object]) -> object:
+    from app.clients import security_arguments
+
+    # Only the context is asked for, so any address will do.
+    return security_arguments(client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]

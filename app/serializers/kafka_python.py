@@ -1,0 +1,229 @@
+"""kafka-python's clients with serializers that see headers and may call a store.
+
+Everything of kafka-python's own clients is there. Both are made from one configuration with Kafka's names, which has
+the serializers and their store in it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.serializer import Serializer
+
+from app.serializers import config as taken
+from app.serializers.arguments import Arguments
+from app.serializers.composable import ComposableSerializer
+from app.serializers.demand import Allowance, Demand
+from app.serializers.stage import Headers
+from transforms.errors import SerializationError
+from transforms.record import Header
+
+__all__ = ["DeserializingConsumer", "SerializingProducer"]
+
+
+def _arguments(client: Any) -> Arguments:
+    return Arguments({name: value for name, value in client.DEFAULT_CONFIG.items() if not name.endswith("serializer")})
+
+
+_PRODUCER = _arguments(KafkaProducer)
+_CONSUMER = _arguments(KafkaConsumer)
+
+
+class _Stages(Serializer):  # type: ignore[misc]  # kafka-python has no types
+    """Serializers in kafka-python's own shape, which it asks for by class."""
+
+    def __init__(self, composable: ComposableSerializer) -> None:
+        self._composable = composable
+
+    def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
+        return self._composable.serialize(topic, headers, data)
+
+    def close(self) -> None:
+        self._composable.close()
+
+
+class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has no types
+    """A `KafkaProducer` whose keys and values go through serializers that may offload them, within `send`.
+
+    Args:
+        config: keys with Kafka's names: those of `KafkaProducer` with dots, the serializers', their store's.
+        options: the same as arguments, for what is no string: `ssl_context`, `partitioner`.
+
+    Raises:
+        ConfigurationError: a key is not known, missing or wrong.
+    """
+
+    def __init__(self, config: Mapping[str, object], **options: object) -> None:
+        whole = _PRODUCER.merged(config, options)
+        # What kafka-python would refuse is to be offloaded, so the serializers must know the limit.
+        whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
+        serializers = taken.producer(whole, own=_PRODUCER.knows, names=_PRODUCER.keys())
+        stages = {"key_serializer": serializers.key, "value_serializer": serializers.value}
+        try:
+            super().__init__(
+                **_PRODUCER.read(serializers.client),
+                **{name: _Stages(each) for name, each in stages.items() if each is not None},
+            )
+        except BaseException:
+            serializers.close()
+            raise
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[Header] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Any:
+        """As `KafkaProducer.send`; the headers of references join a copy of `headers`.
+
+        Raises:
+            SerializationError: a stage raised an error; nothing is sent. `__cause__` has the reason, `retriable` says
+                whether the same may succeed later.
+        """
+        own = headers.copy() if isinstance(headers, list) else headers
+        return super().send(topic, value, key, own, partition, timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What the next call raises, where the partition still stands between these two offsets."""
+
+    first: int
+    offset: int
+    error: SerializationError
+
+
+class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
+    """A `KafkaConsumer` that restores references, and gives what the deserializers make of keys and values.
+
+    A record that cannot be had stays where it is (KIP-334): what is before it is delivered, then `poll`, or the
+    iteration, raises a `SerializationError` with its topic, partition and offset. The next call tries it again; `seek`
+    to the offset behind passes over it.
+
+    One `poll` downloads no more than `fetch.max.bytes`, unless the first payload alone is larger, and begins no
+    download that might end after `max.poll.interval.ms`. The next has what was left.
+
+    Args:
+        config: keys with Kafka's names: those of `KafkaConsumer` with dots, the deserializers', their store's.
+        topics: to be subscribed.
+        options: the same as arguments, for what is no string: `ssl_context`, `partition_assignment_strategy`.
+
+    Raises:
+        ConfigurationError: a key is not known, missing or wrong.
+    """
+
+    def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
+        whole = _CONSUMER.merged(config, options)
+        self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
+        self._demand = Demand.of(self._deserializers)
+        self._failures: dict[TopicPartition, _Failure] = {}
+        try:
+            super().__init__(*topics, **_CONSUMER.read(self._deserializers.client))
+        except BaseException:
+            self._deserializers.close()
+            raise
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
+        """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
+        try:
+            super().close(autocommit, timeout_ms)
+        finally:
+            self._deserializers.close()
+
+    def poll(
+        self,
+        timeout_ms: float = 0,
+        max_records: int | None = None,
+        update_offsets: bool = True,  # noqa: FBT001, FBT002  # as there
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """As `KafkaConsumer.poll`, with the records restored.
+
+        Raises:
+            SerializationError: see the class.
+        """
+        # kafka-python's own deserializers run within its fetcher, where `poll` never ends again after one has raised.
+        self._raise_failure()
+        found = super().poll(timeout_ms, max_records, update_offsets)
+        delivered: dict[TopicPartition, list[ConsumerRecord]] = {tp: [] for tp in found}
+        failures: dict[TopicPartition, SerializationError] = {}
+        allowance = Allowance(
+            self.config["fetch_max_bytes"], self._demand.store_timeout_ms, self.config["max_poll_interval_ms"]
+        )
+        try:
+            for tp, records in found.items():
+                try:
+                    self._restore(records, delivered[tp], allowance)
+                except SerializationError as exc:
+                    failures[tp] = exc
+        except BaseException:  # an interrupt: nothing is delivered
+            self._give_back(found, {tp: [] for tp in found}, seek=update_offsets)
+            raise
+        self._give_back(found, delivered, seek=update_offsets)
+        self._keep(failures, delivered)
+        delivered = {tp: records for tp, records in delivered.items() if records}
+        if not delivered:
+            self._raise_failure()
+        return delivered
+
+    def _raise_failure(self) -> None:
+        while self._failures:
+            tp, failure = self._failures.popitem()
+            if tp not in self.assignment() or tp in self.paused():
+                continue
+            position = self.position(tp, timeout_ms=0)
+            if position is not None and failure.first <= position <= failure.offset:
+                raise failure.error
+
+    def _restore(self, records: list[ConsumerRecord], into: list[ConsumerRecord], allowance: Allowance) -> None:
+        for record in records:
+            size = self._demand.restored_bytes(record.key, record.value, record.headers)
+            if size is not None and not allowance.takes(size):
+                return
+            into.append(self._restored(record))
+
+    def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
+        key, value = self._deserializers.key, self._deserializers.value
+        if key is None and value is None:
+            return record
+        headers = list(record.headers)
+        try:
+            return record._replace(
+                key=record.key if key is None else key.deserialize(record.topic, headers, record.key),
+                value=record.value if value is None else value.deserialize(record.topic, headers, record.value),
+                headers=headers,
+            )
+        except SerializationError as exc:
+            raise exc.at(record.partition, record.offset) from exc.__cause__
+
+    def _give_back(
+        self,
+        found: Mapping[TopicPartition, list[ConsumerRecord]],
+        delivered: Mapping[TopicPartition, list[ConsumerRecord]],
+        *,
+        seek: bool,
+    ) -> None:
+        """Lets the next call begin with what is not delivered; an iteration moves the positions by itself."""
+        for tp, records in found.items():
+            count = len(delivered[tp])
+            if seek and count < len(records):
+                self.seek(tp, records[count].offset)
+
+    def _keep(
+        self,
+        failures: Mapping[TopicPartition, SerializationError],
+        delivered: Mapping[TopicPartition, list[ConsumerRecord]],
+    ) -> None:
+        for tp, error in failures.items():
+            assert error.offset is not None
+            before = delivered[tp]
+            if not before:
+                self.seek(tp, error.offset)  # the position may be lower, where records are compacted away
+            first = before[-1].offset + 1 if before else error.offset
+            self._failures[tp] = _Failure(first, error.offset, error)

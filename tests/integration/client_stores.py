@@ -1,0 +1,104 @@
+"""Stores for the tests of clients: one whose downloads wait, and a way to a server that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from tests.s3_server import S3Server
+
+__all__ = ["CuttableWay", "GatedStore"]
+
+_LONG_S = 30.0
+
+
+class GatedStore:
+    """Payloads in memory. `open` lets downloads pass, `begun` counts them, `fails` is raised in place of a payload."""
+
+    open: ClassVar[threading.Event] = threading.Event()
+    begun: ClassVar[int] = 0
+    fails: ClassVar[Exception | None] = None
+    payloads: ClassVar[dict[str, bytes]] = {}
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+    _counting: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def reset(cls) -> None:
+        """As it is at the beginning of a test."""
+        cls.open.set()
+        cls.begun, cls.fails = 0, None
+        cls.payloads.clear()
+
+    def configure(self, config: dict[str, object]) -> None:
+        """Takes any."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        path = f"gated://{topic}/{next(self._numbers)}"
+        self.payloads[path] = data
+        return path
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`."""
+        with self._counting:
+            type(self).begun += 1
+        assert self.open.wait(_LONG_S)
+        if self.fails is not None:
+            raise self.fails
+        return self.payloads[full_path]
+
+
+class CuttableWay:
+    """An address that leads to an S3 server, until `cut`, and again from `mend`."""
+
+    def __init__(self, server: S3Server) -> None:
+        target = urlsplit(server.endpoint)
+        assert target.hostname is not None
+        assert target.port is not None
+        self._target = (target.hostname, target.port)
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._port: int = self._listener.getsockname()[1]
+        self.server = replace(server, endpoint=f"http://127.0.0.1:{self._port}")
+        self._serve()
+
+    def cut(self) -> None:
+        """Closes every connection; new ones are refused."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or `accept` would keep the port open
+        self._listener.close()
+        self._thread.join(_LONG_S)
+        for each in list(self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Opens the way again."""
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._serve()
+
+    def _serve(self) -> None:
+        self._thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
+        self._thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target)
+                for source, sink in ((near, far), (far, near)):
+                    self._open.add(source)
+                    threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(65_536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        self._open.discard(source)
