@@ -22,7 +22,7 @@ from app.connection import config_option
 from app.console import printable
 from app.consume import json_line
 from app.preflight import Plan, Topic, topics
-from app.settings import ClientSettings, PipelineSettings, load
+from app.settings import ClientSettings, PipelineSettings, Settings, load
 from stores.registry import STORE_CLASS, open_store
 from stores.store import ExpiryRule, Lifecycle, PayloadStore, Store
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -112,7 +112,7 @@ def _row(
     if topic is None:
         message = f"topic {name} does not exist, so nobody knows how long its records stay; create it first"
         return dataclasses.replace(row, message=message, wrong=True)
-    retention = Retention(name, topic.retention_ms, topic.cleanup_policy, topic.segment_ms)
+    retention = _retention(topic)
     row = dataclasses.replace(row, retention=retention)
     if not isinstance(store, Lifecycle):
         message = "this store has no expiry rules: payloads stay until those without a record are swept"
@@ -159,6 +159,40 @@ def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
         what = "removes" if days is None else "sets"
         return f"; `wideload store lifecycle --apply` {what} our own rule"
     return "; the rule is not ours, so it is left as it is: change it where it was made"
+
+
+def _carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
+    """The topics into which the pipelines carry records of `topic` with their references still in them."""
+    found: list[str] = []
+    waiting = [topic]
+    while waiting:
+        source = waiting.pop()
+        for pipeline in pipelines:
+            if source not in pipeline.topics:
+                continue
+            sink = None if "inflate" in pipeline.transforms else pipeline.output_topic
+            new = [name for name in (sink, pipeline.dead_letter_topic) if name is not None and name not in found]
+            found += new
+            waiting += new
+    return found
+
+
+def _with_carriers(row: Row, settings: Settings, found: Mapping[str, Topic]) -> Row:
+    """The row, with a note on each topic that keeps references for longer than the store keeps the payloads."""
+    if row.state not in ("ok", "too-long"):
+        return row
+    carriers = [found[name] for name in _carriers(row.topic, settings.pipelines) if name in found]
+    notes = [
+        f"references of topic {row.topic} are also carried into topic {topic.name}, where they outlive their payloads: "
+        f"retention.ms is {topic.retention_ms}, cleanup.policy is {topic.cleanup_policy}"
+        for topic in carriers
+        if _retention(topic).judge(row.rules).wrong
+    ]
+    return dataclasses.replace(row, notes=[*row.notes, *notes])
+
+
+def _retention(topic: Topic) -> Retention:
+    return Retention(topic.name, topic.retention_ms, topic.cleanup_policy, topic.segment_ms)
 
 
 # --- said without being asked -----------------------------------------------------------------------------------------
@@ -309,15 +343,16 @@ def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
       wideload store lifecycle -c wideload.toml --json | jq 'select(.verdict != "ok")'
     """
     settings = load(config)
-    names = [name for pipeline in settings.pipelines for _, name in _references(pipeline)]
+    referring = {name for pipeline in settings.pipelines for _, name in _references(pipeline)}
+    names = {name for topic in referring for name in (topic, *_carriers(topic, settings.pipelines))}
     try:
-        found = asyncio.run(_topics(settings.client, names))
+        found = asyncio.run(_topics(settings.client, sorted(names)))
     except ClusterError as exc:
         raise ConfigurationError("bootstrap.servers", str(exc)) from exc
     rows: list[Row] = []
     for pipeline in settings.pipelines:
         try:
-            rows += survey(pipeline, found, apply=apply)
+            rows += (_with_carriers(row, settings, found) for row in survey(pipeline, found, apply=apply))
         except ConfigurationError as exc:
             raise exc.within(pipeline.name) from exc
     if as_json:

@@ -20,7 +20,7 @@ from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect")
+COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect", "store")
 
 PIPELINE = {
     "topics": ["raw"],
@@ -39,6 +39,7 @@ def test_help_lists_commands_in_sections() -> None:
     assert listed == list(COMMANDS)
     assert "Run:" in result.output
     assert "Work with topics:" in result.output
+    assert "Work with payloads:" in result.output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -47,6 +48,14 @@ def test_help_of_command_has_an_example(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0
     assert f"wideload {command}" in result.output.split("Example", 1)[1]
+
+
+def test_command_below_another_has_what_every_command_has() -> None:
+    """`wideload store lifecycle` has an example, and `--debug` at its own place."""
+    result = CliRunner().invoke(cli, ["store", "lifecycle", "--help"])
+    assert result.exit_code == 0
+    assert "wideload store lifecycle -c" in result.output.split("Example", 1)[1]
+    assert "--debug" in result.output
 
 
 def test_unknown_command_names_the_nearest() -> None:

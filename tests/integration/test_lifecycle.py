@@ -239,6 +239,25 @@ def test_inflate_shows_its_sources(place: Place) -> None:
     assert list(place.rules().values()) == [9]
 
 
+def test_topics_that_references_are_carried_into(place: Place) -> None:
+    """Dead letters that stay longer than the payloads they refer to are noted; what no longer refers is not."""
+    orders, dead, inflated = place.topic(), place.topic("delete", 30 * DAY), place.topic("delete", 90 * DAY)
+    letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead}
+    pipelines = {
+        "writer": place.offload(orders, **letters),
+        "reader": place.offload(inflated, **{"topics": [orders], "transforms": ["inflate"], **letters}),
+    }
+    rows = place.rows(pipelines, "--apply", status=0)
+    note = (
+        f"references of topic {orders} are also carried into topic {dead}, where they outlive their payloads: "
+        f"retention.ms is {30 * DAY}, cleanup.policy is delete"
+    )
+    assert [row["notes"] for row in rows] == [[note], [note]]
+    assert [row["changed"] for row in rows] == ["our own rule is set to 9 d", None]
+    del pipelines["reader"]
+    assert [row["notes"] for row in place.rows(pipelines, status=0)] == [[]]
+
+
 def test_table_and_notes(place: Place) -> None:
     """Without --json there is a table, the sentences below it, and what the formula leaves out."""
     topic = place.topic("delete", 7 * DAY, segment_ms=7 * DAY)

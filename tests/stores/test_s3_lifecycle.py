@@ -298,10 +298,14 @@ def test_refusal_to_write_names_the_permission(days: int | None) -> None:
         store.set_expiry("orders", days)
 
 
-def test_change_by_another_at_the_same_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules that are not those that were written are an error, which may be tried again."""
+@pytest.mark.parametrize("theirs", [b"", RULE.findall(THEIRS)[0]])
+def test_change_by_another_at_the_same_time_is_noticed(theirs: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where our rule is not there afterwards, or another's is gone, that is an error, which may be tried again."""
     monkeypatch.setattr("stores.s3_lifecycle._SETTLE_S", 0.0)
-    with scripted_server(answers(document(), sent=[])) as server, opened(server.config()) as store:
+    after = with_own_rule(document(), "orders/", 9) if theirs else document()
+    assert after is not None
+    script = answers(document(theirs), after, sent=[])
+    with scripted_server(script) as server, opened(server.config()) as store:
         with pytest.raises(PayloadStoreError, match="somebody else may have changed them") as caught:
             store.set_expiry("orders", 9)
         assert caught.value.retriable
