@@ -32,6 +32,7 @@ __all__ = ["Row", "command", "survey", "warn_in_background", "warnings_within"]
 
 log = logging.getLogger(__name__)
 
+_ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})
 _ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
 
 
@@ -129,7 +130,7 @@ def _row(
         row,
         rules=rules,
         state=verdict.state,
-        message=f"{verdict.message}{_advice(retention, rules)}" if verdict.wrong else verdict.message,
+        message=f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message,
         warns=verdict.warns,
         wrong=verdict.wrong,
         changed=changed,
@@ -153,12 +154,14 @@ def _own_days(rules: Sequence[ExpiryRule]) -> int | None:
 
 
 def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
-    """What sets it right: `--apply`, where that can, else whoever made the rule."""
+    """What sets it right: `--apply`, where that can, and whoever made the other rules, where those are at fault."""
     days = retention.own_days(rules)
+    advice = []
     if days != _own_days(rules):
-        what = "removes" if days is None else "sets"
-        return f"; `wideload store lifecycle --apply` {what} our own rule"
-    return "; the rule is not ours, so it is left as it is: change it where it was made"
+        advice.append(f"`wideload store lifecycle --apply` {'removes' if days is None else 'sets'} our own rule")
+    if retention.judge(rule for rule in rules if not rule.own).state in ("too-short", "forbidden"):
+        advice.append("a rule that is not ours is left as it is: change it where it was made")
+    return "; ".join(advice or ["--apply makes it no shorter, as another cluster may need it: remove it to begin anew"])
 
 
 def _carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
@@ -305,10 +308,13 @@ def _show(rows: Sequence[Row]) -> None:
     with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
         out.print(table)
     click.echo(text.get(), nl=False)
+    told: dict[str, list[str]] = {}
     for row in rows:
-        told = [*([] if row.changed is None else [row.changed]), row.message, *(f"note: {note}" for note in row.notes)]
-        for sentence in told:
-            click.echo(f"{row.pipeline}: {_printable(sentence)}")
+        changed = [] if row.changed is None else [row.changed]
+        for sentence in (*changed, row.message, *(f"note: {note}" for note in row.notes)):
+            told.setdefault(sentence, []).append(row.pipeline)
+    for sentence, pipelines in told.items():
+        click.echo(f"{', '.join(dict.fromkeys(pipelines))}: {_printable(sentence)}")
 
 
 def _printable(text: str) -> str:

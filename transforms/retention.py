@@ -128,7 +128,8 @@ class Retention:
                 return Verdict("too-short", f"{_named(rule)} {_deletes(rule)}; {wanted}")
         earliest = next((rule for rule in ordered if rule.whole), None)
         if earliest is None:
-            return Verdict("missing", f"no rule deletes all payloads, so they stay for ever; {wanted}")
+            which = "all payloads" if ordered else "payloads"
+            return Verdict("missing", f"no rule deletes {which}, so they stay for ever; {wanted}")
         if _age(earliest) > _days(self.retention_ms, _MOST_PERCENT):
             return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
         return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")

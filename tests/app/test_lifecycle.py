@@ -92,7 +92,7 @@ def test_warning_is_one_line(pipeline: PipelineSettings, caplog: pytest.LogCaptu
     warn_in_background(pipeline, PLAN, store)
     settled()
     (line,) = lines(caplog, logging.WARNING)
-    assert line.startswith("pipeline p: no rule deletes all payloads")
+    assert line.startswith("pipeline p: no rule deletes payloads")
     caplog.clear()
     Expiring.days = {"orders": 9}
     warn_in_background(pipeline, PLAN, store)

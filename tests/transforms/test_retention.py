@@ -83,12 +83,12 @@ def test_verdict_at_each_boundary(milliseconds: int, days: int, state: str) -> N
 @pytest.mark.parametrize(
     ("rules", "state", "part"),
     [
-        ([], "missing", "no rule deletes all payloads"),
+        ([], "missing", "no rule deletes payloads, so they stay for ever"),
         ([Rule(9), Rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
         ([Rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
         ([Rule(400)], "too-long", "later than needed"),
         ([Rule(3, whole=False), ours(9)], "too-short", "deletes some payloads after 3 d"),
-        ([Rule(30, whole=False)], "missing", "no rule"),
+        ([Rule(30, whole=False)], "missing", "no rule deletes all payloads, so"),
         ([Rule(3, whole=False, tagged=True), ours(9)], "ok", "after 9 d"),
         ([Rule(None, date="2030-01-31"), ours(9)], "too-short", "from 2030-01-31 on, whatever their age"),
     ],
