@@ -72,6 +72,10 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
             serializers.close()
             raise
 
+    def __del__(self) -> None:
+        if hasattr(self, "config"):  # kafka-python expects it, also where the configuration was refused
+            super().__del__()
+
     def send(
         self,
         topic: str,

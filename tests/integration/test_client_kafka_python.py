@@ -1,0 +1,408 @@
+"""kafka-python's clients with serializers, against a real broker and a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaConfigurationError
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
+from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.topics import committed, read_all
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess
+from tests.s3_server import S3Server, s3_server
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, SerializationError
+
+THRESHOLD = 1_000
+LARGE = b"x" * 5_000
+_LONG_S = 30.0
+
+Config = dict[str, Any]
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
+
+
+@pytest.fixture(scope="module")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One server for the tests of this file."""
+    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def gate() -> Iterator[type[GatedStore]]:
+    """A store in memory, whose calls are counted."""
+    GatedStore.reset()
+    yield GatedStore
+    GatedStore.reset()
+
+
+def on_s3(server: S3Server) -> Config:
+    """The keys of a store on a server."""
+    return {
+        "large.message.payload.store.class": "s3",
+        "large.message.store.timeout.ms": 10_000,
+        "s3.retry.attempts": 1,
+        "s3.connection.timeout.ms": 2_000,
+        "s3.read.timeout.ms": 5_000,
+        **server.config("clients"),
+    }
+
+
+ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
+
+
+def producing(broker: str, store: Config, **more: Any) -> Config:
+    """The configuration of a producer."""
+    return {
+        "bootstrap.servers": broker,
+        "value.serializer": LargeMessageSerializer,
+        "large.message.threshold.bytes": THRESHOLD,
+        **store,
+        **more,
+    }
+
+
+def consuming(broker: str, store: Config, **more: Any) -> Config:
+    """The configuration of a consumer that reads from the beginning."""
+    return {
+        "bootstrap.servers": broker,
+        "value.deserializer": LargeMessageDeserializer,
+        "auto.offset.reset": "earliest",
+        **store,
+        **more,
+    }
+
+
+def produce(broker: str, store: Config, topic: str, values: list[bytes | None], partition: int = 0) -> None:
+    """Writes values in order."""
+    with SerializingProducer(producing(broker, store)) as producer:
+        for value in values:
+            producer.send(topic, value, b"k", partition=partition)
+
+
+def many(consumer: KafkaConsumer, count: int = 1) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """What the polls give, until it is `count` records at least."""
+    found: dict[TopicPartition, list[ConsumerRecord]] = {}
+    deadline = time.monotonic() + _LONG_S
+    while sum(map(len, found.values())) < count:
+        assert time.monotonic() < deadline, f"only {found} came"
+        for tp, records in consumer.poll(timeout_ms=500).items():
+            found.setdefault(tp, []).extend(records)
+    return found
+
+
+# --- round trip -------------------------------------------------------------------------------------------------------
+
+
+def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """Small, large and null keys and values come back in order, with their headers; the caller's list stays his own."""
+    topic = make_topic()
+    headers = [("a", b"1"), ("b", b""), ("a", b"2")]
+    sent = [
+        ({"n": 1}, "small"),
+        ({"n": 2, "x": "x" * 5_000}, "large"),
+        (None, "tombstone"),
+        ({"n": 3}, "k" * 5_000),
+        ({"n": 4, "x": "x" * 3_000_000}, "k" * 5_000),
+        ({"n": 5}, None),
+    ]
+    there: Config = {
+        "value.serializer": None,
+        "value.serializers": [to_json, LargeMessageSerializer],
+        "key.serializers": [str.encode, LargeMessageSerializer],
+        "linger.ms": "5",
+    }
+    with SerializingProducer(producing(broker, on_s3(versitygw), **there), acks="all") as producer:
+        for value, key in sent:
+            producer.send(topic, value, key, headers)
+    assert headers == [("a", b"1"), ("b", b""), ("a", b"2")]
+    back: Config = {
+        "value.deserializer": None,
+        "value.deserializers": [LargeMessageDeserializer, json.loads],
+        "key.deserializers": [LargeMessageDeserializer, bytes.decode],
+    }
+    with DeserializingConsumer(consuming(broker, on_s3(versitygw), **back), topic) as consumer:
+        ((_, found),) = many(consumer, len(sent)).items()
+    assert [(record.value, record.key) for record in found] == sent
+    assert [record.headers for record in found] == [headers] * len(sent)
+    assert [record.offset for record in found] == list(range(len(sent)))
+    raw = read_all(broker, topic)[0]
+    paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
+    assert paths == [False, True, False, False, True, False]
+    assert raw[3].key == raw[4].key != b"k" * 5_000  # equal keys have equal references
+
+
+def test_iteration_gives_the_same(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """Iterating gives what `poll` gives, in its bounds, and commits end behind what was given."""
+    topic = make_topic()
+    values = [b"1", LARGE, b"3", None, LARGE * 2, b"6"]
+    produce(broker, ON_GATE, topic, values)
+    group = {"group.id": f"{topic}-g", "fetch.max.bytes": 6_000, "consumer.timeout.ms": 20_000}
+    found = []
+    with DeserializingConsumer(consuming(broker, ON_GATE, **group), topic) as consumer:
+        for record in consumer:
+            found.append(record.value)
+            if len(found) == 5:
+                break
+    assert found == values[:5]
+    assert committed(broker, f"{topic}-g", topic) == {0: 5}
+
+
+def test_what_the_client_would_refuse_is_offloaded(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A value below the threshold but over `max.request.size`, kafka-python's default included, does not fail."""
+    topic = make_topic()
+    config = producing(broker, ON_GATE, **{"large.message.threshold.bytes": 2_000_000})
+    with SerializingProducer(config) as producer:
+        producer.send(topic, b"x" * 1_048_576).get(_LONG_S)
+    with SerializingProducer(config, max_request_size=10_000) as producer:
+        producer.send(topic, b"x" * 10_000).get(_LONG_S)
+    assert sorted(map(len, gate.payloads.values())) == [10_000, 1_048_576]
+
+
+def test_a_transaction(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """Large values of a committed transaction are read, those of an aborted one are not."""
+    topic = make_topic()
+    with SerializingProducer(producing(broker, ON_GATE, **{"transactional.id": topic})) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, LARGE + b"aborted")
+        producer.flush(_LONG_S)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, LARGE + b"committed")
+        producer.commit_transaction()
+    config = consuming(broker, ON_GATE, **{"isolation.level": "read_committed"})
+    with DeserializingConsumer(config, topic) as consumer:
+        ((_, (record,)),) = many(consumer).items()
+    assert record.value == LARGE + b"committed"
+    assert gate.begun == 1
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_poll_is_bounded_in_bytes(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """`poll` downloads no more than `fetch.max.bytes`; what is left comes with the next ones, and nothing twice."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        produce(broker, ON_GATE, topic, [b"%d" % number + LARGE for number in range(6)], partition)
+    found: dict[int, list[int]] = {0: [], 1: []}
+    with DeserializingConsumer(consuming(broker, ON_GATE, **{"fetch.max.bytes": "11000"}), topic) as consumer:
+        while sum(map(len, found.values())) < 12:
+            batch = many(consumer)
+            assert sum(len(records) for records in batch.values()) <= 2
+            for tp, records in batch.items():
+                found[tp.partition] += [record.offset for record in records]
+    assert found == {0: list(range(6)), 1: list(range(6))}
+    assert gate.begun == 12
+
+
+def test_a_payload_over_the_bound_comes_alone(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """The first payload of a call is downloaded however large it is."""
+    topic = make_topic()
+    produce(broker, ON_GATE, topic, [b"first", LARGE, b"small", LARGE])
+    with DeserializingConsumer(consuming(broker, ON_GATE, **{"fetch.max.bytes": 4_000}), topic) as consumer:
+        ((_, records),) = many(consumer).items()
+        assert [record.value for record in records] == [b"first", LARGE, b"small"]
+        ((_, records),) = many(consumer).items()
+        assert [record.value for record in records] == [LARGE]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def polled(consumer: KafkaConsumer) -> None:
+    """One way to go on."""
+    many(consumer)
+
+
+@pytest.mark.parametrize("read", [polled, next])
+def test_a_missing_payload_is_told_and_passed(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, read: Callable[[KafkaConsumer], object]
+) -> None:
+    """What is before it is delivered first; the error has its place, comes again, and a seek goes on behind it."""
+    topic = make_topic()
+    produce(broker, on_s3(versitygw), topic, [b"0", LARGE, LARGE + b"gone", b"3"])
+    path = read_all(broker, topic)[0][2].value
+    assert path is not None
+    delete(versitygw, path.decode())
+    tp = TopicPartition(topic, 0)
+    with DeserializingConsumer(consuming(broker, on_s3(versitygw)), topic) as consumer:
+        if read is next:
+            assert [next(consumer).value, next(consumer).value] == [b"0", LARGE]
+        else:
+            assert [record.value for record in many(consumer, 2)[tp]] == [b"0", LARGE]
+        for _ in range(3):
+            with pytest.raises(SerializationError, match=f"topic {topic} partition 0 offset 2 ") as caught:
+                read(consumer)
+            assert isinstance(caught.value.__cause__, PayloadNotFoundError)
+            assert (caught.value.partition, caught.value.offset, caught.value.retriable) == (0, 2, False)
+            assert consumer.position(tp) == 2
+        consumer.seek(tp, 3)
+        assert next(consumer).value == b"3"
+
+
+def delete(server: S3Server, path: str) -> None:
+    """As a lifecycle rule does."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+    bucket, _, key = path.removeprefix("s3://").partition("/")
+    client.delete_object(Bucket=bucket, Key=key)
+    client.close()
+
+
+def test_a_store_that_is_down_comes_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """A producer and a consumer say that another try may do, and it does; nothing is lost or twice."""
+    topic = make_topic()
+    way = CuttableWay(versitygw)
+    store = on_s3(way.server)
+    try:
+        with SerializingProducer(producing(broker, store)) as producer:
+            producer.send(topic, LARGE + b"0")
+            way.cut()
+            with pytest.raises(SerializationError) as caught:
+                producer.send(topic, LARGE + b"1")
+            assert isinstance(caught.value.__cause__, PayloadStoreError)
+            assert caught.value.retriable
+            producer.send(topic, b"small values still go")
+            way.mend()
+            producer.send(topic, LARGE + b"1")
+        way.cut()
+        group = {"group.id": f"{topic}-g"}
+        with DeserializingConsumer(consuming(broker, store, **group), topic) as consumer:
+            for _ in range(2):
+                with pytest.raises(SerializationError) as caught:
+                    many(consumer)
+                assert (caught.value.offset, caught.value.retriable) == (0, True)
+        assert committed(broker, f"{topic}-g", topic) == {0: 0}
+        way.mend()
+        with DeserializingConsumer(consuming(broker, store, **group), topic) as consumer:
+            ((_, found),) = many(consumer, 3).items()
+    finally:
+        way.cut()
+    assert [record.value for record in found] == [LARGE + b"0", b"small values still go", LARGE + b"1"]
+
+
+def test_a_failure_does_not_hide_behind_other_partitions(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """Where other partitions deliver, the failure is raised by the next call, and no more once it is passed over."""
+    topic = make_topic(2)
+    bad, good = (TopicPartition(topic, number) for number in (0, 1))
+    produce(broker, ON_GATE, topic, [LARGE, b"behind"], 0)
+    gate.fails = PayloadNotFoundError("gated://gone")
+    produce(broker, ON_GATE, topic, [b"%d" % number for number in range(3)], 1)
+    with DeserializingConsumer(consuming(broker, ON_GATE)) as consumer:
+        consumer.assign([bad, good])
+        found: list[bytes] = []
+        failed = 0
+        deadline = time.monotonic() + _LONG_S
+        while (len(found) < 3 or not failed) and time.monotonic() < deadline:
+            try:
+                for records in consumer.poll(timeout_ms=500, max_records=2).values():
+                    found += [record.value for record in records]
+            except SerializationError as error:
+                assert (error.partition, error.offset) == (0, 0)  # noqa: PT017  # beside what is delivered
+                failed += 1
+        assert found == [b"0", b"1", b"2"]
+        assert failed
+        consumer.seek(bad, 1)
+        ((_, (record,)),) = many(consumer).items()
+        assert record.value == b"behind"
+
+
+def test_an_interrupt_gives_all_back(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """Ctrl-C during a download loses nothing of what the call had fetched."""
+    topic = make_topic()
+    produce(broker, ON_GATE, topic, [b"0", LARGE, b"2"])
+    stages = {"value.deserializer": None, "value.deserializers": [LargeMessageDeserializer, interrupted]}
+    with DeserializingConsumer(consuming(broker, ON_GATE, **stages), topic) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            many(consumer)
+        ((_, records),) = many(consumer, 3).items()
+    assert [record.value for record in records] == [b"0", LARGE, b"2"]
+
+
+_interrupts = iter([KeyboardInterrupt()])
+
+
+def interrupted(value: bytes) -> bytes:
+    """A stage during which the user presses Ctrl-C, the first time that it meets a large value."""
+    if len(value) > THRESHOLD:
+        for interrupt in _interrupts:
+            raise interrupt
+    return value
+
+
+# --- workers, configuration -------------------------------------------------------------------------------------------
+
+
+def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
+) -> None:
+    """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
+    raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
+    store = {**on_s3(versitygw), "large.message.threshold.bytes": THRESHOLD}
+    values = [b"small", LARGE, b"x" * 2_000_000, None]
+    headers = [("a", b"1"), ("a", b"2")]
+    pipelines: dict[str, dict[str, object]] = {
+        "in": {"topics": [written], "output.topic": inflated, "transforms": ["inflate"], **store},
+        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
+    }
+    settings = {
+        "bootstrap.servers": broker,
+        "consumer.session.timeout.ms": least_session_ms,
+        "consumer.heartbeat.interval.ms": 300,
+    }
+    plain = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 8_000_000}
+    with WorkerProcess(tmp_path, settings, pipelines) as worker:
+        worker.wait_ready()
+        compressed = {"large.message.compression.type": "gzip"}
+        with SerializingProducer(producing(broker, on_s3(versitygw), **compressed)) as producer:
+            for value in values:
+                producer.send(written, value, b"k", headers)
+        with SerializingProducer({"bootstrap.servers": broker, "max.request.size": 3_000_000}) as producer:
+            for value in values:
+                producer.send(raw, value, b"k", headers)
+        with DeserializingConsumer(plain, inflated) as consumer:
+            ((_, whole),) = many(consumer, len(values)).items()
+        with DeserializingConsumer(consuming(broker, on_s3(versitygw)), offloaded) as consumer:
+            ((_, restored),) = many(consumer, len(values)).items()
+    for found in (whole, restored):
+        assert [(record.key, record.value, record.headers) for record in found] == [
+            (b"k", value, headers) for value in values
+        ]
+
+
+def test_a_wrong_configuration_is_told_with_its_key(broker: str) -> None:
+    """A mistake is told when the client is made, before it connects."""
+    memory = {"large.message.payload.store.class": "memory"}
+    with pytest.raises(ConfigurationError, match=r"^bootstrap\.server: .*did you mean bootstrap\.servers\?"):
+        SerializingProducer(producing("nowhere:1", memory, **{"bootstrap.server": "x"}))
+    with pytest.raises(ConfigurationError, match=r"^large\.message\.store\.timeout\.ms: .*30,000 ms.*which is 20,000"):
+        DeserializingConsumer(
+            consuming("nowhere:1", ON_GATE, **{"large.message.store.timeout.ms": 30_000}), max_poll_interval_ms=20_000
+        )
+    with pytest.raises(ConfigurationError, match=r"^linger\.ms: found 'soon', allowed is a number"):
+        SerializingProducer(producing("nowhere:1", ON_GATE, **{"linger.ms": "soon"}))
+    with pytest.raises(KafkaConfigurationError, match="must be larger"):
+        DeserializingConsumer(consuming(broker, ON_GATE, **{"request.timeout.ms": 1}))
