@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -212,6 +213,47 @@ def test_longest_topic_has_a_rule(minio: S3Server, bucket: Bucket) -> None:
         assert two.set_expiry(topic, 10)
         assert [[rule.days for rule in store.expiry_rules(topic)] for store in (one, two)] == [[9], [10]]
     assert len(bucket.rules()) == 2
+
+
+@pytest.mark.s3
+def test_permissions_that_it_takes(minio: S3Server, bucket: Bucket) -> None:
+    """One permission is enough to look and both to change; what is missing is named, and nothing changes without it."""
+    read, write = "s3:GetLifecycleConfiguration", "s3:PutLifecycleConfiguration"
+    with opened(allowed(minio, "s3:GetObject")) as store, pytest.raises(PayloadStoreError, match=f"it takes {read} on"):
+        store.expiry_rules("orders")
+    with opened(allowed(minio, read)) as store:
+        assert store.expiry_rules("orders") == []
+        with pytest.raises(PayloadStoreError, match=f"it takes {write} on"):
+            store.set_expiry("orders", 9)
+        assert bucket.rules() == []
+    with opened(allowed(minio, read, write)) as store:
+        assert store.set_expiry("orders", 9) is True
+        assert store.set_expiry("orders", None) is True
+
+
+def allowed(server: S3Server, *actions: str) -> dict[str, object]:
+    """The keys of a store whose user may do this and nothing else."""
+    statement = {"Effect": "Allow", "Action": actions, "Resource": ["arn:aws:s3:::*"]}
+    client = boto3.session.Session().client(
+        "sts",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(proxies={}),
+    )
+    with contextlib.closing(client):
+        given = client.assume_role(
+            RoleArn="arn:aws:iam::000000000000:role/any",
+            RoleSessionName="test",
+            Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}),
+        )["Credentials"]
+    return {
+        **server.config("p"),
+        "s3.access.key": given["AccessKeyId"],
+        "s3.secret.key": given["SecretAccessKey"],
+        "s3.session.token": given["SessionToken"],
+    }
 
 
 def test_server_without_rules_says_so(versitygw: S3Server) -> None:
