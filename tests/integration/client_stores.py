@@ -1,20 +1,25 @@
-"""Stores for the tests of clients: one whose downloads wait, and a way to a server that can be cut."""
+"""For the tests of clients: a store whose downloads wait, a way to a server that can be cut, the examples."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from tests.s3_server import S3Server
 
-__all__ = ["CuttableWay", "GatedStore"]
+__all__ = ["CuttableWay", "GatedStore", "run_example"]
 
+_ROOT = Path(__file__).parents[2]
 _LONG_S = 30.0
 
 
@@ -102,3 +107,21 @@ class CuttableWay:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         self._open.discard(source)
+
+
+def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:
+    """What a script of docs/examples prints."""
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        "KAFKA_BOOTSTRAP_SERVERS": broker,
+        "S3_BUCKET": server.bucket,
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_DEFAULT_REGION": server.region,
+    }
+    command = [sys.executable, str(_ROOT / "docs" / "examples" / name), topic]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from aiokafka.errors import ConsumerStoppedError, IllegalOperation, UnknownTopic
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.client_stores import CuttableWay, GatedStore, run_example
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess
@@ -521,6 +522,23 @@ async def test_stop_during_a_download(broker: str, make_topic: MakeTopic, gate: 
     with pytest.raises(ConsumerStoppedError):
         await reading
     assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 0}
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
+    topic = make_topic()
+    await produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
+    path = (await asyncio.to_thread(read_all, broker, topic))[0][0].value
+    assert path is not None
+    delete(versitygw, path.decode())
+    printed = await asyncio.to_thread(run_example, "aiokafka_client.py", broker, topic, versitygw)
+    gone, sent = printed.splitlines()
+    assert f"topic {topic} partition 0 offset 0 " in gone
+    assert "there is no payload at" in gone
+    assert re.fullmatch(r"offset 1: order \d+, 5,000,000 characters", sent)
 
 
 # --- workers, configuration -------------------------------------------------------------------------------------------

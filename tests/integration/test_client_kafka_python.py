@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from kafka.errors import KafkaConfigurationError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
-from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.client_stores import CuttableWay, GatedStore, run_example
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess
@@ -351,6 +352,23 @@ def interrupted(value: bytes) -> bytes:
         for interrupt in _interrupts:
             raise interrupt
     return value
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
+    topic = make_topic()
+    produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
+    path = read_all(broker, topic)[0][0].value
+    assert path is not None
+    delete(versitygw, path.decode())
+    printed = run_example("kafka_python_client.py", broker, topic, versitygw)
+    gone, sent = printed.splitlines()
+    assert f"topic {topic} partition 0 offset 0 " in gone
+    assert "there is no payload at" in gone
+    assert re.fullmatch(r"offset 1: order \d+, 5,000,000 characters", sent)
 
 
 # --- workers, configuration -------------------------------------------------------------------------------------------

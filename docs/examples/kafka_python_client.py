@@ -1,0 +1,73 @@
+"""kafka-python: a large value is sent and read back; a record whose payload is gone is passed over.
+
+Needs a topic and a bucket:
+
+    export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads
+    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    python docs/examples/kafka_python_client.py orders
+"""
+
+import json
+import os
+import sys
+import time
+
+from kafka import TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError, SerializationError
+from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
+
+COMMON = {
+    "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),
+    "large.message.payload.store.class": "s3",
+    "s3.bucket": os.environ.get("S3_BUCKET", "payloads"),
+}
+
+
+def to_json(value: object) -> bytes:
+    """The application's own serializer; the large-message one stands behind it."""
+    return json.dumps(value).encode()
+
+
+PRODUCER = {**COMMON, "acks": "all", "value.serializers": [to_json, LargeMessageSerializer]}
+CONSUMER = {
+    **COMMON,
+    "group.id": "kafka-python-example",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,
+    "value.deserializers": [LargeMessageDeserializer, json.loads],
+}
+
+
+def read(consumer: DeserializingConsumer) -> ConsumerRecord:
+    """The next record that can be had."""
+    while True:
+        try:
+            return next(consumer)
+        except SerializationError as error:
+            if isinstance(error.__cause__, PayloadNotFoundError):  # its TTL is over: go on behind it
+                print(error)
+                consumer.seek(TopicPartition(error.topic, error.partition), error.offset + 1)
+            elif error.retriable:  # the store is down: the position stays, so the same record comes again
+                time.sleep(1)
+            else:
+                raise
+
+
+def main(topic: str) -> None:
+    """Sends 5 MB, and reads until they come."""
+    order = {"id": os.getpid(), "scan": "x" * 5_000_000}
+    with SerializingProducer(PRODUCER) as producer:
+        producer.send(topic, order, key=b"order")
+    with DeserializingConsumer(CONSUMER, topic) as consumer:
+        while True:
+            record = read(consumer)
+            consumer.commit()
+            print(f"offset {record.offset}: order {record.value['id']}, {len(record.value['scan']):,} characters")
+            if record.value == order:
+                return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
