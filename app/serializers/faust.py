@@ -1,0 +1,372 @@
+"""Faust topics whose large values live in the payload store: a schema, since a codec sees no headers.
+
+    app = faust.App("orders", broker=..., Topic=LargeMessageTopic)
+    orders = app.topic("orders", value_type=Order, schema=LargeMessageSchema({...}))
+
+Codecs and models do their work as ever: behind the download, before the upload. Tables and their changelogs have
+schemas of their own and are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from inspect import isawaitable
+from typing import Any, cast
+
+import faust
+from faust.serializers.schemas import DecodeFunction
+from faust.types import AppT, CodecArg, K, ModelArg, SchemaT, V
+from faust.types.core import HeadersArg, OpenHeadersArg
+from faust.types.tuples import Message, RecordMetadata
+
+from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers.options import check_time
+from transforms.errors import (
+    PayloadNotFoundError,
+    ReferenceRefusedError,
+    SerializationError,
+    TransformError,
+)
+from transforms.record import Header
+from transforms.reference import KEY, VALUE, Field
+
+__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnFailure"]
+
+OnFailure = Callable[[SerializationError, Message], "object | Awaitable[object]"]
+
+_FIRST_WAIT_S = 0.5
+_LONGEST_WAIT_S = 30.0
+# What will be no better however often it is tried, and says nothing of the records behind it.
+_OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What serves one part of a record, and what that part is."""
+
+    part: Field
+    writer: LargeMessageSerializer
+    reader: LargeMessageDeserializer
+
+
+class LargeMessageSchema(faust.Schema[Any, Any]):
+    """A schema that puts large values into the payload store, and takes them out again.
+
+    Reading. A payload is downloaded on a thread, before the agents get the event. Faust hands on records one by one, so
+    the records behind it wait, those of other topics too. Where the store is down or throttles, the record is tried
+    again until it can be had. A store that refuses for good (access denied, no such bucket) stops the worker with a
+    `SerializationError`; so does a record that cannot be had (payload missing or corrupt), unless `on_failure` is
+    given. No offset is committed past either. `event.headers` is without the reference's; `event.message` is the
+    record as it stands in Kafka, so `event.forward` forwards the reference.
+
+    Writing. With a `LargeMessageTopic`, payloads are uploaded on a thread; with Faust's own, `send` blocks the event
+    loop for the upload, and the schema serves one topic.
+
+    Args:
+        config: keys as the other clients have them: the store's, `large.message.threshold.bytes` and so on.
+            `max.request.size`, `max.poll.interval.ms` and `bootstrap.servers` are those of the app where they are not
+            given.
+        topic: the topic that is written to; where it is not given, the one whose schema this is.
+        keys: whether keys are offloaded and restored too.
+        on_failure: is given the error (with topic, partition, offset, and the reason as `__cause__`) and the record
+            that cannot be had; may be a coroutine function. What it returns is the value of the event that stands for
+            the record, so that agents see it and acknowledge it in its place. What it raises stops the worker.
+        key_type: as with `faust.Schema`, and so the rest.
+        value_type: likewise.
+        key_serializer: likewise.
+        value_serializer: likewise.
+        allow_empty: likewise.
+
+    Raises:
+        ConfigurationError: by what first uses it, `app.topic` as a rule: a key of `config` is missing or wrong, or the
+            store may take longer than `broker_max_poll_interval`.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        *,
+        topic: str | None = None,
+        keys: bool = False,
+        on_failure: OnFailure | None = None,
+        key_type: ModelArg | None = None,
+        value_type: ModelArg | None = None,
+        key_serializer: CodecArg = None,
+        value_serializer: CodecArg = None,
+        allow_empty: bool | None = None,
+    ) -> None:
+        super().__init__(
+            key_type=key_type,
+            value_type=value_type,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            allow_empty=allow_empty,
+        )
+        self._config = config
+        self._parts = (KEY, VALUE) if keys else (VALUE,)
+        self._on_failure = on_failure
+        self._topics = set() if topic is None else {topic}
+        self._is_named = topic is not None
+        self._sides: dict[Field, _Side] | None = None
+
+    def close(self) -> None:
+        """Gives back what the stores hold; the next use opens them again."""
+        sides, self._sides = self._sides, None
+        for side in (sides or {}).values():
+            side.writer.close()
+            side.reader.close()
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def dumps_key(
+        self, app: AppT, key: K, *, serializer: CodecArg = None, headers: OpenHeadersArg
+    ) -> tuple[Any, OpenHeadersArg]:
+        """As `faust.Schema.dumps_key`; what is large is uploaded, on the thread that calls.
+
+        Raises:
+            SerializationError: the store failed; `__cause__` says how.
+        """
+        data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
+        return self._offloaded(self._side(app, KEY), None, data, headers)
+
+    def dumps_value(
+        self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
+    ) -> tuple[Any, OpenHeadersArg]:
+        """The same, of the value."""
+        data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
+        return self._offloaded(self._side(app, VALUE), None, data, headers)
+
+    async def dumps(
+        self,
+        app: AppT,
+        topic: str,
+        key: K,
+        value: V,
+        headers: OpenHeadersArg,
+        *,
+        key_serializer: CodecArg = None,
+        value_serializer: CodecArg = None,
+    ) -> tuple[Any, Any, OpenHeadersArg]:
+        """Key, value and headers as they go to Kafka; what is large is uploaded on a thread.
+
+        Raises:
+            SerializationError: the store failed; `__cause__` says how.
+        """
+        if key is not None:
+            key, headers = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
+            key, headers = await self._offloaded_aside(self._side(app, KEY), topic, key, headers)
+        value, headers = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
+        value, headers = await self._offloaded_aside(self._side(app, VALUE), topic, value, headers)
+        return key, value, headers
+
+    def _offloaded(
+        self, side: _Side | None, topic: str | None, data: object, headers: OpenHeadersArg
+    ) -> tuple[object, OpenHeadersArg]:
+        before = _listed(headers)
+        if side is None or not side.writer.wants(data, before):
+            return data, headers
+        after = list(before)  # what Faust hands on may be the caller's own
+        path = side.writer.serialize(topic or self._only_topic(side.part), after, data)
+        if isinstance(headers, Mapping):
+            return path, {**headers, **cast("dict[str, bytes]", dict(after[len(before) :]))}
+        return path, cast("list[tuple[str, bytes]]", after)
+
+    async def _offloaded_aside(
+        self, side: _Side | None, topic: str, data: object, headers: OpenHeadersArg
+    ) -> tuple[object, OpenHeadersArg]:
+        if side is None or not side.writer.wants(data, _listed(headers)):
+            return data, headers
+        return await asyncio.to_thread(self._offloaded, side, topic, data, headers)
+
+    def _only_topic(self, part: Field) -> str:
+        if len(self._topics) != 1:
+            names = ", ".join(sorted(self._topics)) or "no topic"
+            raise SerializationError(
+                names,
+                part.name,
+                f"LargeMessageSchema: it serves {names}, and payloads are stored by topic; give each topic a schema of "
+                "its own, or the app Topic=LargeMessageTopic",
+            )
+        return next(iter(self._topics))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def compile(self, app: AppT, **more: Any) -> DecodeFunction:
+        """As `faust.Schema.compile`."""
+        bound = getattr(more.get("on_value_decode_error"), "__self__", None)
+        if isinstance(bound, faust.Topic) and not self._is_named:
+            self._topics.update(bound.topics)
+        decode = super().compile(app, **more)
+        sides = self._opened(app)
+
+        async def restore(message: Message, **how: bool) -> Any:
+            headers = _listed(message.headers)
+            if not any(side.reader.wants(headers) for side in sides.values()):
+                return await decode(message, **how)
+            whole = _copy(message, headers)
+            try:
+                if KEY in sides:
+                    whole.key = await self._downloaded(sides[KEY], message, headers, message.key)
+                whole.value = await self._downloaded(sides[VALUE], message, headers, message.value)
+            except SerializationError as exc:
+                if self._on_failure is None or not isinstance(exc.__cause__, _OF_THE_RECORD):
+                    raise
+                value = self._on_failure(exc, message)
+                value = await value if isawaitable(value) else value
+                key = None if exc.field == KEY.name else self.loads_key(app, whole)
+                return app.create_event(key, value, cast("HeadersArg", headers), message)
+            event = await decode(whole, **how)
+            if event is not None:
+                # Faust keeps its books by the message that came from the consumer.
+                event.message = message
+            return event
+
+        return cast("DecodeFunction", restore)
+
+    async def _downloaded(
+        self, side: _Side, message: Message, headers: list[Header], data: bytes | None
+    ) -> bytes | None:
+        if data is None or not side.reader.wants(headers):
+            return data
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
+            except SerializationError as exc:
+                error = exc.at(message.partition, message.offset)
+                if not exc.retriable:
+                    raise error from exc.__cause__
+            if wait_s == _FIRST_WAIT_S:
+                _logger.warning("%s; it is tried again until it can be had, and what is behind it waits", error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _side(self, app: AppT, part: Field) -> _Side | None:
+        return self._opened(app).get(part)
+
+    def _opened(self, app: AppT) -> dict[Field, _Side]:
+        if self._sides is None:
+            config = {**_of_app(app), **self._config}
+            sides = {}
+            try:
+                for part in self._parts:
+                    writer = LargeMessageSerializer(config, is_key=part is KEY)
+                    try:
+                        sides[part] = _Side(part, writer, LargeMessageDeserializer(config, is_key=part is KEY))
+                    except BaseException:
+                        writer.close()
+                        raise
+                interval_ms = int(app.conf.broker_max_poll_interval * 1000)
+                store_ms = sum(side.reader.store_timeout_ms for side in sides.values())
+                check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
+            except BaseException:
+                for side in sides.values():
+                    side.writer.close()
+                    side.reader.close()
+                raise
+            self._sides = sides
+        return self._sides
+
+
+class _AsItIs(faust.Schema[Any, Any]):
+    """What is bytes already."""
+
+    def dumps_key(
+        self,
+        app: AppT,
+        key: K,
+        *,
+        serializer: CodecArg = None,
+        headers: OpenHeadersArg,  # noqa: ARG002  # Faust's
+    ) -> tuple[Any, OpenHeadersArg]:
+        return key, headers
+
+    def dumps_value(
+        self,
+        app: AppT,
+        value: V,
+        *,
+        serializer: CodecArg = None,
+        headers: OpenHeadersArg,  # noqa: ARG002  # the same
+    ) -> tuple[Any, OpenHeadersArg]:
+        return value, headers
+
+
+_AS_IT_IS = _AsItIs()
+
+
+class LargeMessageTopic(faust.Topic):
+    """A topic that uploads payloads off the event loop; for the app's setting `Topic`.
+
+    Without a `LargeMessageSchema` it is as any other topic, so it may serve the whole app.
+    """
+
+    async def send(
+        self,
+        *,
+        key: K | None = None,
+        value: V | None = None,
+        headers: HeadersArg | None = None,
+        schema: SchemaT[Any, Any] | None = None,
+        key_serializer: CodecArg | None = None,
+        value_serializer: CodecArg | None = None,
+        **more: Any,
+    ) -> Awaitable[RecordMetadata]:
+        """As `faust.Topic.send`. Sends of one task leave in order.
+
+        Raises:
+            SerializationError: the store failed, and nothing is sent; `__cause__` says how.
+        """
+        used = schema or self.schema
+        if isinstance(used, LargeMessageSchema):
+            key, value, headers = await used.dumps(
+                self.app,
+                self.get_topic_name(),
+                key,
+                value,
+                self.prepare_headers(headers),
+                key_serializer=key_serializer,
+                value_serializer=value_serializer,
+            )
+            schema, key_serializer, value_serializer = _AS_IT_IS, None, None
+        return await super().send(
+            key=key,
+            value=value,
+            headers=headers,
+            schema=schema,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            **more,
+        )
+
+
+def _of_app(app: AppT) -> dict[str, object]:
+    """What the serializers need to know of the app's own clients."""
+    conf = app.conf
+    known: dict[str, object] = {
+        "max.request.size": conf.producer_max_request_size,
+        "max.poll.interval.ms": int(conf.broker_max_poll_interval * 1000),
+    }
+    if conf.broker_credentials is None:
+        known["bootstrap.servers"] = ",".join(f"{url.host}:{url.port or 9092}" for url in conf.broker)
+    return known
+
+
+def _listed(headers: HeadersArg | None) -> list[Header]:
+    if not headers:
+        return []
+    return list(cast("Any", headers.items() if isinstance(headers, Mapping) else headers))
+
+
+def _copy(message: Message, headers: list[Header]) -> Message:
+    """A message to be decoded; with `headers` themselves, from which a download takes what is its own."""
+    copied = Message.from_message(message, message.tp)
+    copied.headers = cast("HeadersArg", headers)
+    return copied
