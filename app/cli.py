@@ -170,7 +170,7 @@ def check(config: str, *, show: bool) -> int:
       wideload check -c wideload.toml --print
     """
     from app.check import effective, plan_table
-    from app.lifecycle import warnings_within
+    from app.expiry import warnings_within
     from app.settings import load
 
     settings = load(config)

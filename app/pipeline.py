@@ -13,8 +13,8 @@ from faust import Service
 
 from app.budget import Budget
 from app.clients import ClusterError
+from app.expiry import warn_in_background
 from app.flow import Flow
-from app.lifecycle import warn_in_background
 from app.preflight import Plan, plan_pipeline
 from app.settings import PipelineSettings, Settings
 from app.stages import build

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from app.lifecycle import survey, warn_in_background, warnings_within
+from app.expiry import survey, warn_in_background, warnings_within
 from app.preflight import Plan, Topic
 from app.settings import PipelineSettings, parse
 from stores.registry import open_store
@@ -24,6 +25,7 @@ class Expiring(Lifecycle):
     """A user's store with rules, which answers when it may."""
 
     days: Mapping[str, int] = {}
+    whole = True
     error: Exception | None = None
     may_answer = threading.Event()
 
@@ -38,18 +40,17 @@ class Expiring(Lifecycle):
         if self.error is not None:
             raise self.error
         days = type(self).days.get(topic)
-        return [] if days is None else [ExpiryRule("mine", days, None, whole=True, tagged=False, own=True, scope="")]
+        return [] if days is None else [ExpiryRule("mine", days, None, self.whole, tagged=False, own=True, scope="")]
 
     def set_expiry(self, topic: str, days: int | None) -> bool:
-        if days is not None:
-            type(self).days = {**type(self).days, topic: days}
+        type(self).days = {} if days is None else {topic: days}
         return True
 
 
 @pytest.fixture(autouse=True)
 def answering() -> Iterator[None]:
     """The store has no rules, answers at once, and lets nobody wait behind the test."""
-    Expiring.days, Expiring.error = {}, None
+    Expiring.days, Expiring.whole, Expiring.error = {}, True, None
     Expiring.may_answer.set()
     yield
     Expiring.may_answer.set()
@@ -62,7 +63,7 @@ def pipeline() -> PipelineSettings:
         "topics": ["raw"],
         "output.topic": "orders",
         "transforms": ["offload"],
-        "large.message.payload.store.class": "tests.app.test_lifecycle:Expiring",
+        "large.message.payload.store.class": "tests.app.test_expiry:Expiring",
     }
     return parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {}).pipelines[0]
 
@@ -86,6 +87,17 @@ def test_a_users_store_may_have_rules(pipeline: PipelineSettings) -> None:
     assert (after.state, after.wrong, after.changed) == ("ok", False, "our own rule is set to 9 d")
 
 
+def test_own_rule_that_somebody_changed_goes_too(pipeline: PipelineSettings) -> None:
+    """Where records stay, our rule is removed whatever has been made of it."""
+    Expiring.days = {"orders": 9}
+    Expiring.whole = False
+    (before,) = survey(pipeline, {"orders": dataclasses.replace(ORDERS, cleanup_policy="compact")})
+    assert before.state == "forbidden"
+    assert before.message.endswith("; `wideload store lifecycle --apply` removes our own rule")
+    (after,) = survey(pipeline, {"orders": dataclasses.replace(ORDERS, cleanup_policy="compact")}, apply=True)
+    assert (after.state, after.wrong, after.changed) == ("no-ttl", False, "our own rule is removed")
+
+
 def test_warning_is_one_line(pipeline: PipelineSettings, caplog: pytest.LogCaptureFixture) -> None:
     """What is to be warned of is a line with the pipeline's name; where all is well there is none."""
     store = open_store(pipeline.store)
@@ -106,7 +118,7 @@ def test_store_that_cannot_be_asked_gives_no_warning(
 ) -> None:
     """Where the store fails, the log says so at DEBUG, and nothing else happens."""
     Expiring.error = error
-    with caplog.at_level(logging.DEBUG, "app.lifecycle"):
+    with caplog.at_level(logging.DEBUG, "app.expiry"):
         assert warnings_within(pipeline, PLAN) == []
     assert lines(caplog, logging.WARNING) == []
     (line,) = lines(caplog, logging.DEBUG)
