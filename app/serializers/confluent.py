@@ -135,7 +135,7 @@ def _known(client: type[Producer | Consumer], config: Mapping[str, object]) -> C
             return True
         try:
             # It takes key by key and stops at the first that it refuses, so no client is ever made here.
-            client({name: config.get(name), _NO_SUCH_KEY: ""})
+            client({"group.id": "-", name: config.get(name), _NO_SUCH_KEY: ""})
         except KafkaException as exc:
             return f'"{name}"' not in str(exc) or "No such configuration property" not in str(exc)
         except (TypeError, ValueError):

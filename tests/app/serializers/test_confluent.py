@@ -1,0 +1,296 @@
+"""confluent-kafka's own classes with our serializers, as far as no broker is needed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from confluent_kafka import DeserializingConsumer, KafkaException, SerializingProducer
+from confluent_kafka.aio import AsyncSerializingProducer
+from confluent_kafka.error import KeySerializationError, ValueSerializationError
+from confluent_kafka.serialization import (
+    MessageField,
+    SerializationContext,
+    StringDeserializer,
+    StringSerializer,
+)
+
+from app.serializers import (
+    ComposableDeserializer,
+    ComposableSerializer,
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+)
+from app.serializers.confluent import AwaitedDeserializer, async_consumer_config, consumer_config, producer_config
+from stores.memory import MemoryStore
+from tests.app.serializers.conftest import Config
+from tests.integration.client_stores import GatedStore
+from transforms.errors import ConfigurationError, PayloadNotFoundError, SerializationError
+
+LARGE = b"x" * 5_000
+_LONG_S = 30.0
+
+
+@pytest.fixture
+def gate() -> Iterator[type[GatedStore]]:
+    """A store whose downloads wait until the test lets them pass."""
+    GatedStore.reset()
+    yield GatedStore
+    GatedStore.reset()
+
+
+def nowhere(**more: object) -> dict[str, Any]:
+    """A client that reaches no broker, and does not say so."""
+    return {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, **more}
+
+
+def context(headers: object, field: str = MessageField.VALUE) -> SerializationContext:
+    """What confluent-kafka hands to a serializer."""
+    return SerializationContext("orders", field, headers)  # type: ignore[arg-type] # what a test wants
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_producer_config_keeps_what_is_librdkafkas(config_of: Config) -> None:
+    """What is the store's, the serializers' or unknown to librdkafka goes; a client can be made of the rest."""
+
+    def on_error(error: object) -> None:
+        """Is a key of the Python client, not of librdkafka."""
+
+    config = producer_config(
+        config_of(
+            **nowhere(acks="all", error_cb=on_error, partitioner="murmur2"),
+            **{
+                "value.serializers": [to_json, LargeMessageSerializer],
+                "key.serializer": "confluent_kafka.serialization.StringSerializer",
+                "max.block.ms": 70_000,
+            },
+        )
+    )
+    serializers = (config.pop("key.serializer"), config.pop("value.serializer"))
+    assert all(isinstance(each, ComposableSerializer) for each in serializers)
+    assert config == {**nowhere(acks="all", error_cb=on_error, partitioner="murmur2"), "message.max.bytes": 1_000_000}
+    SerializingProducer(config).close()
+
+
+def test_consumer_config_keeps_what_is_librdkafkas(config_of: Config) -> None:
+    """Likewise for a consumer; dotted paths and classes do alike."""
+
+    def on_commit(error: object, partitions: object) -> None:
+        """Is a key of the Python client."""
+
+    config = consumer_config(
+        config_of(
+            **nowhere(on_commit=on_commit),
+            **{
+                "group.id": "g",
+                "value.deserializers": "app.serializers.LargeMessageDeserializer, json.loads",
+                "key.deserializer": StringDeserializer,
+            },
+        )
+    )
+    deserializers = (config.pop("key.deserializer"), config.pop("value.deserializer"))
+    assert all(isinstance(each, ComposableDeserializer) for each in deserializers)
+    assert config == nowhere(**{"on_commit": on_commit, "group.id": "g"})
+    DeserializingConsumer(config).close()
+
+
+def test_without_serializers_there_are_none() -> None:
+    """Bytes go in and out as they are."""
+    assert producer_config(nowhere()) == nowhere(**{"message.max.bytes": 1_000_000})
+    assert consumer_config(nowhere()) == async_consumer_config(nowhere()) == nowhere()
+
+
+@pytest.mark.parametrize("make", [producer_config, consumer_config, async_consumer_config])
+def test_a_misspelt_key_is_found(config_of: Config, make: Callable[[Any], Any]) -> None:
+    """A key that neither librdkafka nor the store knows is an error with the nearest name."""
+    stages = {"value.serializer": LargeMessageSerializer, "value.deserializer": LargeMessageDeserializer}
+    kind = "value.serializer" if make is producer_config else "value.deserializer"
+    with pytest.raises(ConfigurationError, match=r"^bootstrap\.server: .*did you mean bootstrap\.servers\?"):
+        make(config_of(**{"bootstrap.server": "x", kind: stages[kind]}))
+    with pytest.raises(ConfigurationError, match=r"^large\.message\.treshold\.bytes: .*threshold"):
+        make(config_of(**{"large.message.treshold.bytes": 1, kind: stages[kind]}))
+
+
+def test_a_wrong_value_is_librdkafkas_own_error(config_of: Config) -> None:
+    """A key that it knows stays its own, whatever stands there."""
+    config = producer_config(config_of(**nowhere(acks="seven"), **{"value.serializer": LargeMessageSerializer}))
+    with pytest.raises(KafkaException, match="Invalid value"):
+        SerializingProducer(config)
+
+
+def test_a_users_store_gets_keys_of_any_name(gate: type[GatedStore]) -> None:
+    """What librdkafka does not know is the store's, and does not reach librdkafka."""
+    config = producer_config(
+        nowhere(
+            **{
+                "large.message.payload.store.class": "tests.integration.client_stores.GatedStore",
+                "value.serializer": LargeMessageSerializer,
+                "my.store.colour": "blue",
+            }
+        )
+    )
+    assert "my.store.colour" not in config
+    SerializingProducer(config).close()
+
+
+def test_store_time_is_checked_against_the_clients(config_of: Config) -> None:
+    """Seed 000: no longer than `max.block.ms` for a producer and `max.poll.interval.ms` for a consumer."""
+    slow = {"large.message.store.timeout.ms": 30_000}
+    with pytest.raises(ConfigurationError, match=r"30,000 ms.*max\.block\.ms, which is 20,000"):
+        producer_config(config_of(**slow, **{"value.serializer": LargeMessageSerializer, "max.block.ms": "20000"}))
+    with pytest.raises(ConfigurationError, match=r"30,000 ms.*max\.poll\.interval\.ms, which is 20,000"):
+        consumer_config(
+            config_of(**slow, **{"value.deserializer": LargeMessageDeserializer, "max.poll.interval.ms": 20_000})
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 1_000_000), ({"message.max.bytes": "50000"}, 50_000), ({"max.request.size": 900}, 900)]
+)
+def test_what_librdkafka_would_refuse_is_offloaded(config_of: Config, given: dict[str, object], limit: int) -> None:
+    """A value below the threshold is large all the same where it is over the client's own limit, or the default."""
+    serializer = producer_config(
+        config_of(**{"large.message.threshold.bytes": 10**9, "value.serializer": LargeMessageSerializer, **given})
+    )["value.serializer"]
+    headers: list[Any] = []
+    assert serializer(b"x" * limit, context(headers)).startswith(b"memory://")
+    assert headers[0] == ("large-message", b"true")
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+def test_headers_none_lets_small_values_pass_and_says_what_large_ones_need(gate: type[GatedStore]) -> None:
+    """The client hands on no headers where `produce` was given none, so a reference has no place; nothing is stored."""
+    config = {"large.message.payload.store.class": GatedStore, "large.message.threshold.bytes": 100}
+    producer = SerializingProducer({**nowhere(), "value.serializer": LargeMessageSerializer(config)})
+    purged: list[object] = []
+
+    def on_delivery(_error: object, message: Any) -> None:
+        purged.append(message.value())
+
+    producer.produce("orders", value=b"small", on_delivery=on_delivery)
+    with pytest.raises(ValueSerializationError, match=r"give the record headers=\[\]") as caught:
+        producer.produce("orders", value=LARGE, on_delivery=on_delivery)
+    assert isinstance(caught.value.exception, SerializationError)
+    assert not gate.payloads
+    producer.purge()
+    producer.flush()
+    assert purged == [b"small"]
+    producer.close()
+
+
+@pytest.mark.parametrize("own", [[("a", b"1"), ("b", None)], {"a": b"1", "b": None}, [], {}])
+def test_headers_of_a_reference_join_the_ones_that_are_sent(
+    config_of: Config, own: list[tuple[str, bytes | None]] | dict[str, bytes | None]
+) -> None:
+    """List or dict: behind the application's own, in the very object that confluent-kafka sends."""
+    before = list(own.items()) if isinstance(own, dict) else list(own)
+    sent: Any = own
+    path = LargeMessageSerializer(config_of())(LARGE, context(sent))
+    after = list(sent.items()) if isinstance(sent, dict) else sent
+    assert path is not None
+    assert path.startswith(b"memory://")
+    assert after[: len(before)] == before
+    assert [name for name, _ in after[len(before) :]] == [
+        "large-message",
+        "large-message.size",
+        "large-message.checksum",
+    ]
+
+
+# --- stages and errors ------------------------------------------------------------------------------------------------
+
+
+def test_confluents_own_serializers_are_stages(config_of: Config) -> None:
+    """Theirs first, ours last; and in reverse."""
+    serializer = ComposableSerializer([StringSerializer("utf_8"), LargeMessageSerializer], config_of())
+    deserializer = ComposableDeserializer([LargeMessageDeserializer, StringDeserializer], config_of())
+    for text in ("ü" * 5_000, "small", None):
+        headers: list[Any] = []
+        assert deserializer(serializer(text, context(headers)), context(headers)) == text
+        assert headers == []
+
+
+def test_one_for_values_refuses_keys(config_of: Config) -> None:
+    """A value's serializer in the place of a key's is found at the first record, with what to do."""
+    producer = SerializingProducer({**nowhere(), "key.serializer": LargeMessageSerializer(config_of())})
+    with pytest.raises(KeySerializationError, match="is_key=True"):
+        producer.produce("orders", key=b"k", headers=[])
+    producer.close()
+
+
+def test_a_missing_payload_is_the_cause_of_the_cause(config_of: Config) -> None:
+    """`exception` is ours, its `__cause__` is the store's."""
+    headers: list[Any] = []
+    path = LargeMessageSerializer(config_of())(LARGE, context(headers))
+    MemoryStore.clear()
+    with pytest.raises(SerializationError) as caught:
+        LargeMessageDeserializer(config_of())(path, context(headers))
+    assert isinstance(caught.value.__cause__, PayloadNotFoundError)
+    assert len(headers) == 3  # the record is as it was, for whoever keeps it
+
+
+# --- threads, asyncio -------------------------------------------------------------------------------------------------
+
+
+def test_one_serializer_serves_several_threads(config_of: Config) -> None:
+    """Each record gets the reference of its own payload."""
+    serializer = producer_config(config_of(**{"value.serializers": [to_json, LargeMessageSerializer]}))[
+        "value.serializer"
+    ]
+    deserializer = consumer_config(config_of(**{"value.deserializers": [LargeMessageDeserializer, json.loads]}))[
+        "value.deserializer"
+    ]
+    begin = threading.Barrier(8)
+
+    def work(number: int) -> bool:
+        begin.wait()
+        for turn in range(50):
+            value = f"{number}-{turn}" * 100
+            headers: list[Any] = []
+            if deserializer(serializer(value, context(headers)), context(headers)) != value or headers:
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [True] * 8
+
+
+async def test_awaited_deserializer_leaves_the_loop_free(gate: type[GatedStore]) -> None:
+    """While a download hangs the loop runs; what is no reference needs no thread; a payload comes back."""
+    config = {"large.message.payload.store.class": GatedStore, "large.message.threshold.bytes": 100}
+    headers: list[Any] = []
+    path = LargeMessageSerializer(config)(LARGE, context(headers))
+    taken = async_consumer_config({**config, "value.deserializers": [LargeMessageDeserializer]})
+    deserializer: AwaitedDeserializer = taken["value.deserializer"]
+    gate.open.clear()
+    threading.Timer(0.05, gate.open.set).start()
+    reading = deserializer(path, context(headers))
+    assert await deserializer(b"small", context([])) == b"small"
+    assert await deserializer(None, context(None)) is None
+    assert gate.begun == 0
+    assert await reading == LARGE
+    assert headers == []
+    await deserializer.aclose()
+
+
+async def test_async_producer_takes_no_headers_and_so_no_references(config_of: Config) -> None:
+    """confluent-kafka's own limit (docs/serializers.md): when this fails, its `aio` producers can do it."""
+    producer = await AsyncSerializingProducer({**nowhere(), "value.serializer": LargeMessageSerializer(config_of())})
+    with pytest.raises(ValueSerializationError, match=r"a reference needs headers"):
+        await producer.produce("orders", value=LARGE)
+    with pytest.raises(NotImplementedError, match="Headers are not supported"):
+        await producer.produce("orders", value=b"small", headers=[])
+    await producer.close()
