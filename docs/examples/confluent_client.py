@@ -1,0 +1,87 @@
+"""confluent-kafka: a large value is sent and read back; a record whose payload is gone is passed over.
+
+Needs a topic and a bucket:
+
+    export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads
+    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    python docs/examples/confluent_client.py orders
+"""
+
+import json
+import os
+import sys
+import time
+
+from confluent_kafka import DeserializingConsumer, Message, SerializingProducer, TopicPartition
+from confluent_kafka.error import ValueDeserializationError
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
+from app.serializers.confluent import consumer_config, producer_config
+
+COMMON = {
+    "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),
+    "large.message.payload.store.class": "s3",
+    "s3.bucket": os.environ.get("S3_BUCKET", "payloads"),
+}
+
+
+def to_json(value: object) -> bytes:
+    """The application's own serializer; the large-message one stands behind it."""
+    return json.dumps(value).encode()
+
+
+PRODUCER = {**COMMON, "acks": "all", "value.serializers": [to_json, LargeMessageSerializer]}
+CONSUMER = {
+    **COMMON,
+    "group.id": "confluent-example",
+    "auto.offset.reset": "earliest",
+    # Else librdkafka stores the offset of a record before it is deserialized, and a commit passes what failed.
+    "enable.auto.offset.store": False,
+    "value.deserializers": [LargeMessageDeserializer, json.loads],
+}
+
+
+def read(consumer: DeserializingConsumer) -> Message:
+    """The next record that can be had."""
+    while True:
+        try:
+            message = consumer.poll(1.0)
+        except ValueDeserializationError as error:
+            failed, reason = error.kafka_message, error.exception
+            if isinstance(reason.__cause__, PayloadNotFoundError):  # its TTL is over: the next poll goes on behind it
+                print(f"offset {failed.offset()}: {reason}")
+                consumer.store_offsets(failed)
+            elif getattr(reason, "retriable", False):  # the store is down: back to the same record
+                time.sleep(1)
+                consumer.seek(TopicPartition(failed.topic(), failed.partition(), failed.offset()))
+            else:
+                raise
+        else:
+            if message is not None:
+                return message
+
+
+def main(topic: str) -> None:
+    """Sends 5 MB, and reads until they come."""
+    order = {"id": os.getpid(), "scan": "x" * 5_000_000}
+
+    config = producer_config(PRODUCER)
+    with SerializingProducer(config) as producer:  # its end waits until all is sent
+        producer.produce(topic, key=b"order", value=order, headers=[])  # a reference goes into the headers
+    config["value.serializer"].close()
+
+    config = consumer_config(CONSUMER)
+    with DeserializingConsumer(config) as consumer:
+        consumer.subscribe([topic])
+        while True:
+            message = read(consumer)
+            value = message.value()
+            consumer.store_offsets(message)
+            print(f"offset {message.offset()}: order {value['id']}, {len(value['scan']):,} characters")
+            if value == order:
+                break
+    config["value.deserializer"].close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
