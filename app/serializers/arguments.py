@@ -88,7 +88,7 @@ class Arguments:
         tls = {key: client[key] for key in _TLS if client.get(key) is not None}
         # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
         needed = bool(tls) or "ssl_cafile" not in self.defaults
-        if needed and "ssl_context" not in arguments and str(client.get(_PROTOCOL)).upper().endswith("SSL"):
+        if needed and arguments.get("ssl_context") is None and str(client.get(_PROTOCOL)).upper().endswith("SSL"):
             arguments["ssl_context"] = _context(tls)
         return arguments
 

@@ -107,6 +107,7 @@ def test_tls_has_a_context(tmp_path: Path) -> None:
     assert isinstance(CLIENT.read({"security.protocol": "ssl"})["ssl_context"], ssl.SSLContext)
     assert "ssl_context" not in WITH_FILES.read({"security.protocol": "SSL", "ssl.cafile": "ca.pem"})
     assert "ssl_context" not in CLIENT.read({"security.protocol": "PLAINTEXT"})
+    assert CLIENT.read({"security.protocol": "SSL", "ssl.context": None})["ssl_context"] is not None
     given = ssl.create_default_context()
     assert CLIENT.read({"security.protocol": "SSL", "ssl.context": given})["ssl_context"] is given
     (tmp_path / "ca.pem").write_text("not a certificate")
