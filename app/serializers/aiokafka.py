@@ -296,33 +296,32 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
         holds: Mapping[TopicPartition, _Hold],
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """What is delivered, with positions behind it; raises the first failure where that is nothing."""
-        delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        for tp, records in found.items():
-            hold = holds[tp]
-            if self._subscription.reassignment_in_progress or not hold.stands:
-                continue
-            out: list[ConsumerRecord] = []
-            failure = None
-            for record, task in begun[tp]:
-                try:
-                    out.append(self._restored_now(record) if task is None else task.result())
-                except SerializationError as exc:
-                    failure = exc
-                    self._downloads.forget(record)
-                    break
-                self._downloads.forget(record)
+        standing = {} if self._subscription.reassignment_in_progress else holds
+        results = {tp: self._result(begun[tp]) for tp, hold in standing.items() if hold.stands}
+        # Positions move when all stages of the application have run: an interrupt in one must lose nothing.
+        for tp, (out, failure) in results.items():
+            hold, records = holds[tp], found[tp]
             if len(out) == len(records):
                 hold.release()
             elif out:
                 self.seek(tp, records[len(out)].offset)
                 hold = hold.moved(records[len(out)].offset)
-            if out:
-                delivered[tp] = out
             if failure is not None:
                 self._failures[tp] = _Failure(hold, failure)
+        delivered = {tp: out for tp, (out, _) in results.items() if out}
         if found and not delivered:
             self._raise_failure(tuple(found))
         return delivered
+
+    def _result(self, pairs: Iterable[_Pair]) -> tuple[list[ConsumerRecord], SerializationError | None]:
+        out: list[ConsumerRecord] = []
+        for record, task in pairs:
+            self._downloads.forget(record)
+            try:
+                out.append(self._restored_now(record) if task is None else task.result())
+            except SerializationError as exc:
+                return out, exc
+        return out, None
 
     def _is_to_come(self, topic: str, partition: int, offset: int) -> bool:
         subscription = self._subscription.subscription

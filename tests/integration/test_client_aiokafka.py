@@ -405,6 +405,33 @@ async def test_a_stage_that_fails_keeps_the_place(broker: str, make_topic: MakeT
         assert (await one(consumer)).value == 3
 
 
+async def test_an_interrupt_gives_all_back(broker: str, make_topic: MakeTopic) -> None:
+    """Ctrl-C within a stage loses nothing of what the call had fetched, of other partitions either."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await produce(broker, ON_GATE, topic, [b"%d" % partition], partition)
+    interrupts = iter([asyncio.CancelledError()])  # as Ctrl-C is, for a loop
+    seen: list[bytes] = []
+
+    def interrupted(value: bytes) -> bytes:
+        seen.append(value)
+        if len(seen) == 2:
+            for interrupt in interrupts:
+                raise interrupt
+        return value
+
+    stages = {"value.deserializer": None, "value.deserializers": [LargeMessageDeserializer, interrupted]}
+    async with DeserializingConsumer(consuming(broker, ON_GATE, **stages)) as consumer:
+        partitions = [TopicPartition(topic, number) for number in (0, 1)]
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        await becomes(lambda: len(consumer._fetcher._records) == 2, "both partitions are fetched")
+        with pytest.raises(asyncio.CancelledError):
+            await consumer.getmany()
+        assert [await consumer.position(partition) for partition in partitions] == [0, 0]
+        assert {(await one(consumer)).value for _ in partitions} == {b"0", b"1"}
+
+
 # --- cancelled calls, commits, rebalances -----------------------------------------------------------------------------
 
 
