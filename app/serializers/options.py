@@ -285,7 +285,7 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     store = {
         key: coerced(known[key], value) if key in known else value
         for key, value in config.items()
-        if key not in taken and (keys is None or is_store_key(key, name))
+        if key not in taken and (keys is None or (value is not None and is_store_key(key, name)))
     }
     if keys is not None:
         # The store would say so too, but it knows fewer names that may have been meant.

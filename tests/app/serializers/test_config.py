@@ -102,6 +102,12 @@ def test_a_key_of_the_store_that_is_misspelt_is_found(config_of: Config, name: s
     assert message in str(caught.value)
 
 
+def test_a_key_of_the_store_that_is_none_is_not_set() -> None:
+    """A configuration that is made by a program may say None for what is not set."""
+    given = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.endpoint": None, "acks": None}
+    LargeMessageSerializer({**given, "s3.region": "us-east-1", "large.message.threshold.bytes": None}).close()
+
+
 def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
     """A client that says what it knows has all else found."""
     given = config_of(**{"value.serializers": [SERIALIZER], "acks": "all"})
