@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
+from transforms.formats import FORMATS
 from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
@@ -113,6 +114,14 @@ PIPELINE_KEYS: Sequence[Key] = (
         "How payloads are compressed in the store.",
         default="none",
         allowed=("none", *CODECS),
+    ),
+    Key(
+        "reference.format",
+        "string",
+        "How `inflate` reads records and `offload` writes them. `bakdata-headers`, `bakdata-flag`: as bakdata's "
+        "kafka-large-message-serde has them, with and without its `large.message.use.headers`.",
+        default="wideload",
+        allowed=tuple(FORMATS),
     ),
     Key(
         "large.message.payload.store.class",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.foreign import check_readable
 from app.secret import as_kind, fill_in, hidden
 from app.topology import check_apart, check_no_circle
 from stores.keys import Key, Value, read, unknown
@@ -19,6 +20,7 @@ from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError
+from transforms.formats import FormatName
 
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
@@ -67,6 +69,7 @@ class PipelineSettings:
     group_id: str
     threshold_bytes: int
     codec: Codec | None
+    reference_format: FormatName
     store: Mapping[str, object]
     max_bytes: int
     store_timeout_ms: int
@@ -263,6 +266,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
     if values["group.id"] == "":
         raise ConfigurationError("group.id", "found '', allowed is a name, or no such line")
     store = _store_config(values, handed)
+    check_readable(values["reference.format"], transforms, store)
     if values["errors.tolerance"] == "all" and values["errors.deadletterqueue.topic.name"] is None:
         raise ConfigurationError(
             "errors.deadletterqueue.topic.name", 'is missing; errors.tolerance = "all" needs a dead-letter topic'
@@ -285,6 +289,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
         group_id=values["group.id"] or f"wideload-{name}",
         threshold_bytes=values["large.message.threshold.bytes"],
         codec=None if codec == "none" else codec,
+        reference_format=values["reference.format"],
         store=store,
         max_bytes=common["large.message.max.bytes"],
         store_timeout_ms=store_timeout,

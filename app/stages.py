@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from app.payload import download, publish
 from transforms.errors import RecordTooLargeError
+from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
@@ -34,6 +35,10 @@ class Stage(Protocol):
 
     def wants(self, record: RecordLike) -> bool:
         """True where the record needs this stage; costs next to nothing, as every record is asked."""
+        ...
+
+    def moves(self, record: RecordLike) -> bool:
+        """True where `apply` will ask the store; some formats also change records whose values stay where they are."""
         ...
 
     def reserve_bytes(self, record: RecordLike) -> int:
@@ -67,23 +72,28 @@ class OffloadStage:
     def __init__(
         self, offload: Offload, store: PayloadStore, topic: str, stats: PipelineStats, *, by_digest: bool
     ) -> None:
+        # Not a method: every record is asked, and a call of a call would cost as much again.
+        self.wants: Callable[[RecordLike], bool] = offload.changes if offload.format.marks else offload.wants
         self._offload = offload
         self._store = store
         self._topic = topic
         self._stats = stats
         self._by_digest = by_digest
 
-    def wants(self, record: RecordLike) -> bool:
-        """See `Stage.wants`."""
+    def moves(self, record: RecordLike) -> bool:
+        """See `Stage.moves`."""
         return self._offload.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value where it is compressed, none else."""
-        return len(record.value or b"") if self._offload.codec is not None else 0
+        """A second copy of the value where it is compressed or marked, none else."""
+        offload = self._offload
+        return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
 
     def apply(self, record: RecordLike) -> RecordLike:
         """See `Stage.apply`."""
         assert record.value is not None
+        if not self.moves(record):
+            return self._offload.keep(record)
         payload = self._offload.payload(record.value)
         with _timed(self._stats.publish):
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
@@ -96,13 +106,14 @@ class InflateStage:
     name = "inflate"
 
     def __init__(self, inflate: Inflate, store: PayloadStore, stats: PipelineStats) -> None:
+        self.wants: Callable[[RecordLike], bool] = inflate.format.wants
         self._inflate = inflate
         self._store = store
         self._stats = stats
 
-    def wants(self, record: RecordLike) -> bool:
-        """See `Stage.wants`."""
-        return self._inflate.wants(record)
+    def moves(self, record: RecordLike) -> bool:
+        """See `Stage.moves`."""
+        return self._inflate.format.refers(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """See `Inflate.reserve_bytes`."""
@@ -110,6 +121,8 @@ class InflateStage:
 
     def apply(self, record: RecordLike) -> RecordLike:
         """See `Stage.apply`."""
+        if not self.moves(record):
+            return self._inflate.format.read_inline(record)
         inflation = self._inflate.begin(record)
         with _timed(self._stats.download):
             stored = download(self._store, inflation.reference, self._inflate)
@@ -146,7 +159,7 @@ class Chain:
         return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
 
     def apply(self, record: RecordLike) -> tuple[RecordLike, tuple[str, ...]]:
-        """The record behind all stages that want it, and their names.
+        """The record behind all stages that want it, and the names of those that asked the store.
 
         Raises:
             TransformError: this record can never succeed; `RecordTooLargeError` where the sink would refuse it.
@@ -155,8 +168,9 @@ class Chain:
         applied = []
         for stage in self.stages:
             if stage.wants(record):
+                if stage.moves(record):
+                    applied.append(stage.name)
                 record = stage.apply(record)
-                applied.append(stage.name)
         size = batch_of_one_bytes(record)
         if size > self._limit_bytes:
             raise RecordTooLargeError(self._topic, size, self._limit_bytes)
@@ -172,12 +186,13 @@ def build(settings: PipelineSettings, store: PayloadStore, limit_bytes: int, sta
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: where store latencies go.
     """
+    form = FORMATS[settings.reference_format]
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
     stages: list[Stage] = []
     for name in settings.transforms:
         if name == "offload":
-            offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec)
+            offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form)
             stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
         else:
-            stages.append(InflateStage(Inflate(settings.max_bytes), store, stats))
+            stages.append(InflateStage(Inflate(settings.max_bytes, form), store, stats))
     return Chain(stages, settings.output_topic, limit_bytes)

@@ -3,6 +3,9 @@
 Nothing in a path is ever decoded, resolved or normalized. A path is below the root if it begins with the root's own
 characters and the rest is a topic, a slash and an id, both of `[a-zA-Z0-9._-]`. So `..`, `%2e%2e`, an encoded slash, a
 query, a NUL and whatever else a forged reference may try are refused without a rule of their own.
+
+What bakdata's kafka-large-message-serde has stored, `<root>/<topic>/values/<id>` or `keys`, can be read, no more: a
+store neither makes such paths, nor lists or deletes what lies there, of which it knows nothing.
 """
 
 from __future__ import annotations
@@ -60,10 +63,28 @@ class Root:
         Raises:
             ReferenceRefusedError: no call of `path` gives this.
         """
+        return self._checked(full_path, self._segments(full_path))
+
+    def check_readable(self, full_path: str) -> None:
+        """Takes what `split` takes, and a payload that others have stored in `values/` or `keys/` below a topic.
+
+        Raises:
+            ReferenceRefusedError: it is neither.
+        """
+        match self._segments(full_path):
+            case [topic, ("values" | "keys"), object_id]:
+                self._checked(full_path, [topic, object_id])
+            case segments:
+                self._checked(full_path, segments)
+
+    def _segments(self, full_path: str) -> list[str]:
         if not full_path.startswith(self.uri):
             raise ReferenceRefusedError(full_path, self.uri)
-        topic, _, object_id = full_path[len(self.uri) :].partition("/")
+        return full_path[len(self.uri) :].split("/")
+
+    def _checked(self, full_path: str, segments: list[str]) -> tuple[str, str]:
         try:
+            topic, object_id = segments
             return check_object_id(topic), check_object_id(object_id)
         except ValueError:
             raise ReferenceRefusedError(full_path, self.uri, "it is not a topic and an id below") from None

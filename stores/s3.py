@@ -157,7 +157,7 @@ class S3Store(Store):
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         """See `Get.get`."""
-        self.root.split(full_path)
+        self.root.check_readable(full_path)
         deadline = time.monotonic() + self._transfer_seconds
         with self._translated("GetObject", full_path):
             response = self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))
@@ -170,7 +170,7 @@ class S3Store(Store):
 
     def stat(self, full_path: str) -> PayloadInfo:
         """See `Stat.stat`."""
-        self.root.split(full_path)
+        self.root.check_readable(full_path)
         with self._translated("HeadObject", full_path):
             try:
                 response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))

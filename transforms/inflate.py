@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from transforms.compression import CompressionError, decompress
+from transforms.compression import CompressionError
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError, TransformError
+from transforms.formats import WIDELOAD, Format
+from transforms.frames import OversizeError
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import Reference, is_reference
+from transforms.reference import Reference
 
 __all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation"]
 
@@ -39,13 +41,15 @@ class Inflate:
 
     Attributes:
         max_bytes: the largest payload, stored or decompressed.
+        format: how records are read.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
+    format: Format = WIDELOAD
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the record is a reference. A tombstone never is."""
-        return bool(record.headers) and record.value is not None and is_reference(record.headers)
+        """True where the record is a reference, or is marked as one that is not. A tombstone never is."""
+        return self.format.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """How much memory restoring the value may take: what the reference says, else all that is allowed.
@@ -53,6 +57,8 @@ class Inflate:
         Twice that where the payload is compressed, for then both are held. Never raises; what is malformed takes
         none, since nothing is read for it.
         """
+        if self.format.marks and not self.format.refers(record):
+            return len(record.value or b"")  # the mark's removal makes a copy
         try:
             inflation = self.begin(record)
         except TransformError:
@@ -67,7 +73,7 @@ class Inflate:
             MalformedReferenceError: the value or a header is not what the format allows.
             PayloadTooLargeError: the reference itself says more than `max_bytes`.
         """
-        reference, headers = Reference.parse(record)
+        reference, headers = self.format.read_reference(record)
         return Inflation(reference, headers, self.stored_limit_bytes(reference))
 
     def stored_limit_bytes(self, reference: Reference) -> int:
@@ -99,11 +105,13 @@ class Inflate:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
         value = stored
         if reference.codec is not None:
-            assert reference.size is not None
             try:
-                value = decompress(reference.codec, stored, reference.size)
+                value = self.format.decompress(reference, stored, self.max_bytes)
+            except OversizeError as exc:
+                raise PayloadTooLargeError(reference.path, None, exc.limit) from exc
             except CompressionError as exc:
-                expected = f"{reference.codec} of {reference.size:,} bytes"
+                size = "" if reference.size is None else f" of {reference.size:,} bytes"
+                expected = f"{reference.codec}{size}"
                 raise PayloadCorruptError(reference.path, "compression", expected=expected, found=str(exc)) from exc
         if reference.size is not None and len(value) != reference.size:
             raise PayloadCorruptError(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from transforms.compression import Codec, compress
+from transforms.compression import Codec
+from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
@@ -48,11 +49,17 @@ class Offload:
         sink_limit_bytes: `max.message.bytes` of the topic that the record goes to; a record over it as a batch of one
             is large whatever the threshold says. None where there is no such limit.
         codec: how payloads are compressed; None for not at all.
+        format: how records are written.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
     sink_limit_bytes: int | None = None
     codec: Codec | None = None
+    format: Format = WIDELOAD
+
+    def changes(self, record: RecordLike) -> bool:
+        """True where the record is not written as it is: its value is to be offloaded, or marked as one that is not."""
+        return record.value is not None if self.format.marks else self.wants(record)
 
     def wants(self, record: RecordLike) -> bool:
         """True where the value is to be offloaded. A tombstone and an empty value never are."""
@@ -64,6 +71,8 @@ class Offload:
         limit = self.sink_limit_bytes
         if limit is None:
             return False
+        if self.format.marks:
+            return batch_of_one_bytes(self.keep(record)) > limit
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
             return False  # nearly every record ends here, for a tenth of what the exact size costs
         return batch_of_one_bytes(record) > limit
@@ -72,7 +81,7 @@ class Offload:
         """What to store for `value`. Compressed bytes that are no fewer than the value are not used."""
         checksum = hashlib.sha256(value).hexdigest()
         if self.codec is not None:
-            compressed = compress(self.codec, value)
+            compressed = self.format.compress(self.codec, value)
             if len(compressed) < len(value):
                 return Payload(compressed, len(value), checksum, self.codec)
         return Payload(value, len(value), checksum, None)
@@ -83,9 +92,8 @@ class Offload:
         Raises:
             MalformedReferenceError: the store gave a path that no reader would take.
         """
-        return Record(
-            record.key,
-            reference.value(),
-            (*record.headers, *reference.headers()),
-            record.timestamp,
-        )
+        return self.format.write_reference(record, reference)
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        """The record with its value in it, as the format has those."""
+        return self.format.write_inline(record) if self.format.marks else record

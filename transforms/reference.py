@@ -23,7 +23,7 @@ from transforms.compression import CODECS, Codec
 from transforms.errors import MalformedReferenceError
 from transforms.record import Header, RecordLike
 
-__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Field", "Reference", "is_reference"]
+__all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Field", "Reference", "is_reference", "parse_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Reference:
         if codec is not None and size is None:
             raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} needs as its bound")
         checksum = _checksum(part.checksum, ours[part.checksum]) if part.checksum in ours else None
-        return cls(_path(data, part), size, checksum, codec), own
+        return cls(parse_path(data, part), size, checksum, codec), own
 
 
 def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
@@ -185,7 +185,12 @@ def _loose(headers: Sequence[Header], part: Field) -> dict[str, int]:
     return loose
 
 
-def _path(data: bytes | None, part: Field) -> str:
+def parse_path(data: bytes | None, part: Field = VALUE) -> str:
+    """The path that stands in a value or a key.
+
+    Raises:
+        MalformedReferenceError: it is not one that a store may have given.
+    """
     if data is None:
         raise MalformedReferenceError(part.name, "null", _PATH_ALLOWED)
     try:

@@ -64,6 +64,7 @@ def test_defaults_are_those_of_the_design() -> None:
         group_id="wideload-orders",
         threshold_bytes=1_048_576,
         codec=None,
+        reference_format="wideload",
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
         store_timeout_ms=60_000,

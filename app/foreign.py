@@ -1,0 +1,41 @@
+"""What a pipeline's store must be for readers that are not ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from stores.registry import STORE_CLASS
+from transforms.errors import ConfigurationError
+from transforms.formats import FormatName
+
+__all__ = ["check_readable"]
+
+# bakdata's reader takes bucket and key from java.net.URI. A bucket that is no host name there is null; what may not
+# stand in the path of a URI, or has a meaning there, is refused or read as something else.
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_BUCKET = re.compile(rf"{_LABEL}|(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
+_PREFIX = re.compile(r"[a-zA-Z0-9._~!$&'()*+,;=:@/-]*")
+
+
+def check_readable(name: FormatName, transforms: Sequence[str], store: Mapping[str, object]) -> None:
+    """Refuses a store whose paths nobody could follow who reads the format that `offload` writes.
+
+    Raises:
+        ConfigurationError: with the key of the store that is at fault.
+    """
+    if name == "wideload" or "offload" not in transforms:
+        return
+    why = f"reference.format = '{name}' needs, for its readers,"
+    if store[STORE_CLASS] in ("filesystem", "memory"):
+        raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3'")
+    if store[STORE_CLASS] != "s3":
+        return  # a class of the user's own, who knows which paths it gives
+    bucket, prefix = str(store.get("s3.bucket", "")), str(store.get("s3.prefix", ""))
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigurationError(
+            "s3.bucket",
+            f"found {bucket!r}; {why} what Java takes for a host name: no '_', no digit behind the last '.'",
+        )
+    if not _PREFIX.fullmatch(prefix):
+        raise ConfigurationError("s3.prefix", f"found {prefix!r}; {why} ASCII letters, digits, and ._~!$&'()*+,;=:@/-")

@@ -1,0 +1,268 @@
+"""Compressed values that do not say how long they are, and may have something else behind their end.
+
+bakdata's serializer compresses as Kafka compresses its batches, and stores the buffer whole: the frame, and zeros
+behind it. So a reader must find the end of the frame, and a bound for what it holds, before it decompresses anything.
+
+    gzip     RFC 1952: one member; zlib finds its end
+    snappy   xerial's stream, of snappy-java: a head of 16 bytes, then blocks of int32 length, big-endian, and as many
+             bytes of a raw snappy block; no end mark, but no block is empty
+    lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0
+    zstd     RFC 8878 frame, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last
+
+Every length is checked against what is there, and every sum against the limit, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import cramjam
+
+from transforms.compression import Codec, CompressionError, compress
+
+__all__ = ["OversizeError", "compress_frame", "decompress_frame"]
+
+_GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
+
+_XERIAL_MAGIC = b"\x82SNAPPY\0"
+_XERIAL_HEAD = _XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"  # version 1, readable by version 1
+_XERIAL_BLOCK_BYTES = 32 * 1024  # as snappy-java has it
+_MOST_SNAPPY_RATIO = 64  # a copy gives 64 bytes at most, and takes 2 at least
+
+_LZ4_MAGIC = 0x184D2204
+_LZ4_LARGEST_BLOCK: Mapping[int, int] = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
+_LZ4_MOST_RATIO = 255  # each byte of a match's length stands for 255 bytes
+_LZ4_LEVEL = 1  # as transforms/compression.py
+
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_LARGEST_BLOCK = 128 * 1024
+
+
+class OversizeError(CompressionError):
+    """There is more in the frame than is allowed.
+
+    Attributes:
+        limit: how many bytes are allowed.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} bytes")
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Where a frame ends, and the most bytes that it can hold."""
+
+    end: int
+    most_bytes: int
+
+
+def compress_frame(codec: Codec, data: bytes) -> bytes:
+    """`data` as one frame that bakdata's deserializer reads, with nothing behind it."""
+    if codec == "snappy":
+        return _compress_xerial(data)
+    if codec == "lz4":
+        # Kafka's reader refuses blocks that refer to earlier ones, which is what the codec makes by itself.
+        compressor = cramjam.lz4.Compressor(level=_LZ4_LEVEL, content_checksum=False, block_linked=False)
+        compressor.compress(data)
+        return bytes(compressor.finish())
+    return compress(codec, data)
+
+
+def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
+    """What the frame at the beginning of `data` holds; what stands behind it is not looked at.
+
+    Snappy's alone has no end: there only zeros may follow, and a whole block that is missing is not noticed.
+
+    Args:
+        codec: how it was compressed.
+        data: the frame, whole.
+        limit: the most bytes that may come out; no more are held, but for zstd's window, 128 MiB at most.
+
+    Raises:
+        OversizeError: there are more than `limit`.
+        CompressionError: the frame is damaged, or is cut off.
+    """
+    return _DECOMPRESS[codec](data, limit)
+
+
+def _gzip(data: bytes, limit: int) -> bytes:
+    decoder = zlib.decompressobj(_GZIP)
+    try:
+        value = decoder.decompress(data, limit + 1)
+    except zlib.error as exc:
+        raise CompressionError(f"not a gzip member: {exc}") from exc
+    if len(value) > limit:
+        raise OversizeError(limit)
+    if not decoder.eof:
+        raise CompressionError("a gzip member that is cut off")
+    return value
+
+
+def _compress_xerial(data: bytes) -> bytes:
+    pieces = [_XERIAL_HEAD]
+    view = memoryview(data)
+    for start in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        pieces += [len(block).to_bytes(4), block]
+    return b"".join(pieces)
+
+
+def _xerial(data: bytes, limit: int) -> bytes:
+    # Twice over the blocks: a list of them would take more than the limit, where each holds a byte.
+    buffer = _buffer(sum(size for _, size in _xerial_blocks(data, limit)))
+    with buffer.getbuffer() as view:
+        at = 0
+        for block, size in _xerial_blocks(data, limit):
+            try:
+                written = cramjam.snappy.decompress_raw_into(block, view[at : at + size])
+            except cramjam.DecompressionError as exc:
+                raise CompressionError(f"a damaged snappy block: {exc}") from exc
+            if written != size:
+                raise CompressionError(f"a snappy block of {written} bytes that promises {size}")
+            at += size
+    return buffer.getvalue()
+
+
+def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
+    """Each block, and the bytes that it promises."""
+    if not data.startswith(_XERIAL_MAGIC) or len(data) < len(_XERIAL_HEAD):
+        raise CompressionError("not a stream of xerial's snappy: its head is another one")
+    view = memoryview(data)
+    at, total = len(_XERIAL_HEAD), 0
+    while at < len(data):
+        length = int.from_bytes(view[at : at + 4])
+        if length == 0:  # the zeros of the buffer, which may be fewer than a length has
+            if data.count(0, at) != len(data) - at:
+                raise CompressionError("a snappy block of 0 bytes")
+            return
+        at += 4
+        if length > len(data) - at:
+            raise CompressionError(f"a snappy block of {length} bytes, of which {max(len(data) - at, 0)} are there")
+        block = view[at : at + length]
+        size = _varint(block)
+        if not 0 < size <= _MOST_SNAPPY_RATIO * length:
+            raise CompressionError(f"a snappy block of {length} bytes that promises {size}")
+        total += size
+        if total > limit:
+            raise OversizeError(limit)
+        yield block, size
+        at += length
+
+
+def _varint(block: memoryview) -> int:
+    """The length at the beginning of a raw snappy block: 7 bits a byte, the lowest first, 32 bits at most."""
+    size = 0
+    for position, byte in enumerate(block[:5]):
+        size |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:  # noqa: PLR2004  # the bit that says that another byte follows
+            return size
+    raise CompressionError("a snappy block whose length does not end")
+
+
+def _lz4_extent(data: bytes) -> _Extent:
+    reader = _Reader(data, "LZ4")
+    if reader.number(4) != _LZ4_MAGIC:
+        raise CompressionError("not an LZ4 frame: its magic is another one")
+    flags, descriptor = reader.number(1), reader.number(1)
+    largest = _LZ4_LARGEST_BLOCK.get(descriptor >> 4 & 7)
+    if flags >> 6 != 1 or largest is None:
+        raise CompressionError(f"an LZ4 frame of an unknown kind: its head is {flags:#x}, {descriptor:#x}")
+    if flags & 0x01:
+        raise CompressionError("an LZ4 frame that needs a dictionary")
+    reader.skip((8 if flags & 0x08 else 0) + 1)  # the length of the content, and the check byte of the head
+    block_checksum = 4 if flags & 0x10 else 0
+    most_bytes = 0
+    while (length := reader.number(4)) != 0:
+        plain, length = length >> 31, length & 0x7FFFFFFF
+        most_bytes += min(largest, length if plain else length * _LZ4_MOST_RATIO)
+        reader.skip(length + block_checksum)
+    reader.skip(4 if flags & 0x04 else 0)  # the checksum of the content
+    return _Extent(reader.position, most_bytes)
+
+
+def _zstd_extent(data: bytes) -> _Extent:
+    reader = _Reader(data, "zstd")
+    if reader.number(4) != _ZSTD_MAGIC:
+        raise CompressionError("not a zstd frame: its magic is another one")
+    descriptor = reader.number(1)
+    single_segment = descriptor & 0x20
+    reader.skip((0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3])  # the window, and the dictionary's id
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    promised = reader.number(width) + (256 if width == 2 else 0) if width else None  # noqa: PLR2004  # RFC 8878, 3.1.1.1.4
+    most_bytes = 0
+    last = 0
+    while not last:
+        head = reader.number(3)
+        last, kind, length = head & 1, head >> 1 & 3, head >> 3
+        # RFC 8878, 3.1.1.2: 0 is a plain block, 1 a byte that stands there so many times, 2 a compressed one.
+        most_bytes += length if kind == 0 else min(length, _ZSTD_LARGEST_BLOCK) if kind == 1 else _ZSTD_LARGEST_BLOCK
+        reader.skip(1 if kind == 1 else length)
+    reader.skip(4 if descriptor & 4 else 0)  # the checksum
+    if promised is not None:
+        if promised > most_bytes:
+            raise CompressionError(f"a zstd frame that promises {promised} bytes and has room for {most_bytes}")
+        most_bytes = promised
+    return _Extent(reader.position, most_bytes)
+
+
+class _Reader:
+    """Little-endian numbers of `data`, one behind the other; what is not there is an error."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self.position = 0
+        self._data = data
+        self._what = what
+
+    def number(self, width: int) -> int:
+        start = self.position
+        self.skip(width)
+        return int.from_bytes(self._data[start : self.position], "little")
+
+    def skip(self, length: int) -> None:
+        if length > len(self._data) - self.position:
+            raise CompressionError(f"a frame of {self._what} that is cut off at byte {len(self._data)}")
+        self.position += length
+
+
+def _framed(
+    extent: Callable[[bytes], _Extent], decompress_into: Callable[[memoryview, memoryview], int]
+) -> Callable[[bytes, int], bytes]:
+    """A decoder that is given one frame, and a buffer with room for what it may hold."""
+
+    def decompress(data: bytes, limit: int) -> bytes:
+        found = extent(data)
+        buffer = _buffer(min(found.most_bytes, limit))
+        try:
+            with buffer.getbuffer() as view:
+                written = decompress_into(memoryview(data)[: found.end], view)
+        except cramjam.DecompressionError as exc:
+            # Its words for a buffer that is full; where they become others, a bomb is called damaged.
+            if found.most_bytes > limit and "whole buffer" in str(exc):
+                raise OversizeError(limit) from exc
+            raise CompressionError(f"a damaged frame: {exc}") from exc
+        buffer.truncate(written)
+        return buffer.getvalue()
+
+    return decompress
+
+
+def _buffer(size: int) -> io.BytesIO:
+    # BytesIO hands out the bytes that it was filled with, without a copy where it was filled whole.
+    buffer = io.BytesIO()
+    if size:
+        buffer.seek(size - 1)
+        buffer.write(b"\0")
+    return buffer
+
+
+_DECOMPRESS: Mapping[Codec, Callable[[bytes, int], bytes]] = {
+    "gzip": _gzip,
+    "snappy": _xerial,
+    "lz4": _framed(_lz4_extent, cramjam.lz4.decompress_into),
+    "zstd": _framed(_zstd_extent, cramjam.zstd.decompress_into),
+}
