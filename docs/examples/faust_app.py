@@ -1,0 +1,64 @@
+"""Faust: a large value is sent and read back; a record whose payload is gone is seen as such by the agent.
+
+Needs a topic and a bucket:
+
+    export KAFKA_BOOTSTRAP_SERVERS=localhost:9092 S3_BUCKET=payloads ORDERS_TOPIC=orders
+    export AWS_ENDPOINT_URL=http://localhost:9000 AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... AWS_DEFAULT_REGION=...
+    python docs/examples/faust_app.py worker
+"""
+
+import os
+
+import faust
+from faust.types.tuples import Message
+
+from app.serializers import SerializationError
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+
+STORE = {"large.message.payload.store.class": "s3", "s3.bucket": os.environ.get("S3_BUCKET", "payloads")}
+
+
+class Order(faust.Record):
+    """What the application works with; Faust makes JSON of it, the schema a reference of what is large."""
+
+    id: int
+    scan: str = ""
+    lost: bool = False
+
+
+def lost(error: SerializationError, message: Message) -> Order:
+    """Stands for a record whose payload cannot be had any more, so that the agent can go on."""
+    print(f"offset {message.offset}: {error.__cause__}")
+    return Order(id=-1, lost=True)
+
+
+app = faust.App(
+    "faust-example",
+    broker=f"kafka://{os.environ.get('KAFKA_BOOTSTRAP_SERVERS', 'localhost:9092')}",
+    consumer_auto_offset_reset="earliest",
+    Topic=LargeMessageTopic,  # uploads off the event loop
+)
+orders = app.topic(
+    os.environ.get("ORDERS_TOPIC", "orders"), value_type=Order, schema=LargeMessageSchema(STORE, on_failure=lost)
+)
+
+
+@app.agent(orders)
+async def read(stream: faust.Stream[Order]) -> None:
+    """Sees whole orders."""
+    async for event in stream.events():
+        order = event.value
+        if order.lost:
+            print(f"offset {event.message.offset}: lost")
+        else:
+            print(f"offset {event.message.offset}: order {order.id}, {len(order.scan):,} characters", flush=True)
+
+
+@app.task
+async def write() -> None:
+    """Sends 5 MB."""
+    await orders.send(key=b"order", value=Order(id=os.getpid(), scan="x" * 5_000_000))
+
+
+if __name__ == "__main__":
+    app.main()

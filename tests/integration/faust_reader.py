@@ -1,0 +1,87 @@
+"""A Faust app for the tests: writes down what its agent gets, and sends it on.
+
+What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
+line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
+`table`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import faust
+from faust.types.tuples import Message
+
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from transforms.errors import SerializationError
+
+told: dict[str, Any] = json.loads(os.environ["FAUST_READER"])
+out = Path(told["out"])
+written = out.open("a", buffering=1)
+
+app = faust.App(
+    f"{told['topic']}-faust",
+    broker=f"kafka://{told['broker']}",
+    datadir=str(out.parent / "faust"),
+    store="memory://",
+    web_enabled=False,
+    topic_disable_leader=True,
+    consumer_auto_offset_reset="earliest",
+    broker_session_timeout=told.get("session_s", 60),
+    broker_heartbeat_interval=0.3,
+    broker_commit_interval=0.2,
+    Topic=faust.Topic if told.get("plain_topic") else LargeMessageTopic,
+)
+
+
+def on_failure(error: SerializationError, message: Message) -> object:
+    """Stands for a record that cannot be had."""
+    return {"failed": type(error.__cause__).__name__, "offset": error.offset, "key": str(message.key)}
+
+
+def schema() -> LargeMessageSchema:
+    """One for each topic."""
+    return LargeMessageSchema(
+        told["store"], keys=told.get("keys", False), on_failure=on_failure if told.get("on_failure") else None
+    )
+
+
+def topic(name: str) -> Any:
+    """A topic of bytes; without the codec, Faust takes JSON for them too."""
+    return app.topic(
+        name, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", schema=schema()
+    )
+
+
+source = topic(told["topic"])
+sink = topic(told["to"]) if told.get("to") else None
+counts = app.Table("counts", default=int, partitions=1) if told.get("table") else None
+
+
+@app.agent(source)
+async def read(stream: Any) -> None:
+    """Writes down each event."""
+    async for event in stream.events():
+        if counts is not None:
+            counts["events"] += 1
+        value = event.value
+        line = {
+            "offset": event.message.offset,
+            "key": None if event.key is None else event.key.decode(),
+            "value": hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else value,
+            "headers": {name: value and value.decode() for name, value in event.headers.items()},
+            "raw": [name for name, _ in event.message.headers],
+        }
+        written.write(json.dumps(line) + "\n")
+        if told.get("forward"):
+            await event.forward(sink)
+        elif sink is not None:
+            await sink.send(key=event.key, value=value, headers=event.headers)
+
+
+if __name__ == "__main__":
+    app.main()

@@ -1,0 +1,453 @@
+"""A real Faust worker with our schema, against a real broker and a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import boto3
+import faust
+import pytest
+from confluent_kafka import SerializingProducer
+from faust.types.tuples import Message
+
+from app.serializers import LargeMessageSerializer
+from app.serializers.confluent import producer_config
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from tests.integration.client_stores import CuttableWay
+from tests.integration.topics import Found, committed, end_offsets, read_all, send
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess, until
+from tests.s3_server import S3Server, s3_server
+from transforms.errors import PayloadStoreError, SerializationError
+
+THRESHOLD = 1_000
+LARGE = b"x" * 5_000
+_ROOT = Path(__file__).parents[2]
+_STARTS_S = 40.0
+
+Config = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One server for the tests of this file."""
+    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def cuttable(versitygw: S3Server) -> Iterator[CuttableWay]:
+    """The same server, behind an address that can be closed and opened."""
+    way = CuttableWay(versitygw)
+    yield way
+    way.cut()
+
+
+def on_s3(server: S3Server) -> Config:
+    """The keys of a store on a server."""
+    return {
+        "large.message.payload.store.class": "s3",
+        "large.message.store.timeout.ms": 10_000,
+        "large.message.threshold.bytes": THRESHOLD,
+        "s3.retry.attempts": 1,
+        "s3.connection.timeout.ms": 2_000,
+        "s3.read.timeout.ms": 5_000,
+        **server.config("faust"),
+    }
+
+
+class FaustProcess:
+    """`python faust_reader.py worker` in a process of its own; killed when the block ends, whatever happened."""
+
+    def __init__(self, folder: Path, broker: str, topic: str, store: Config, **more: object) -> None:
+        folder.mkdir(exist_ok=True)
+        self.out = folder / "events.jsonl"
+        self.log = folder / "faust.log"
+        told = {"broker": broker, "topic": topic, "store": store, "out": str(self.out), **more}
+        self.environ = {**os.environ, "PYTHONPATH": str(_ROOT), "FAUST_READER": json.dumps(told)}
+
+    def __enter__(self) -> Self:
+        script = str(_ROOT / "tests" / "integration" / "faust_reader.py")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, script, "worker", "-l", "info", "--without-web"],
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        if kind is not None:
+            print(self.log.read_text())  # noqa: T201  # pytest shows it beside the failure
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the agent has written down."""
+        return [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+
+    def events(self, count: int) -> list[dict[str, Any]]:
+        """The same, once there are so many."""
+        until(lambda: len(self.lines()) >= count or self.process.poll() is not None, f"{count} events", _STARTS_S)
+        return self.lines()
+
+    def says(self, text: str) -> None:
+        """Waits until the log has a text."""
+        until(lambda: text in self.log.read_text(), f"the log says {text!r}", _STARTS_S)
+
+    def ends(self) -> int:
+        """The exit status, once it has ended by itself."""
+        return self.process.wait(_STARTS_S)
+
+
+def digest(value: bytes | None) -> str | None:
+    """How the reader writes down a value."""
+    return None if value is None else hashlib.sha256(value).hexdigest()
+
+
+def produce(
+    broker: str, store: Config, topic: str, values: list[bytes | None], key: bytes = b"k", partition: int = -1
+) -> None:
+    """Writes values in order, with another client."""
+    large = {"value.serializer": LargeMessageSerializer, "key.serializer": LargeMessageSerializer}
+    config = producer_config({"bootstrap.servers": broker, **large, **store})
+    with SerializingProducer(config) as producer:
+        for value in values:
+            producer.produce(topic, value=value, key=key, partition=partition, headers=[("a", b"1"), ("b", b"2")])
+        assert producer.flush(_STARTS_S) == 0
+    config["key.serializer"].close()
+    config["value.serializer"].close()
+
+
+def delete_payloads(server: S3Server, broker: str, topic: str, *offsets: int) -> None:
+    """Deletes what the records at these offsets refer to."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+    records = read_all(broker, topic)[0]
+    for offset in offsets:
+        bucket, key = (records[offset].value or b"").decode().removeprefix("s3://").split("/", 1)
+        client.delete_object(Bucket=bucket, Key=key)
+    client.close()
+
+
+def arrived(broker: str, topic: str, count: int) -> list[Found]:
+    """The records of a topic, once there are so many."""
+    until(lambda: end_offsets(broker, topic)[0] >= count, f"{count} records arrive", _STARTS_S)
+    return read_all(broker, topic)[0]
+
+
+# --- round trip -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain_topic", [False, True])
+def test_a_worker_reads_and_writes_large_values(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, *, plain_topic: bool
+) -> None:
+    """Small, large and null values and large keys reach the agent whole and in order; what it sends is offloaded anew.
+
+    With Faust's own topic class as with ours. The table's changelog has no references.
+    """
+    topic, sent = make_topic(), make_topic()
+    values = [b"small", LARGE, None, b"y" * 2_000_000, b""]
+    produce(broker, on_s3(versitygw), topic, values, key=b"k" * 2_000)
+    with FaustProcess(
+        tmp_path, broker, topic, on_s3(versitygw), to=sent, keys=True, table=True, plain_topic=plain_topic
+    ) as worker:
+        events = worker.events(len(values))
+        records = arrived(broker, sent, len(values))
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: len(values)}, "all is committed")
+    assert [event["value"] for event in events] == [digest(value) for value in values]
+    assert {event["key"] for event in events} == {"k" * 2_000}
+    assert [event["headers"] for event in events] == [{"a": "1", "b": "2"}] * len(values)
+    assert "large-message" in events[1]["raw"]
+    for value, record in zip(values, records, strict=True):
+        large = value is not None and len(value) > THRESHOLD
+        assert (record.value or b"").startswith(b"s3://payloads/faust/") == large
+        assert record.headers[:2] == (("a", b"1"), ("b", b"2"))
+        assert [name for name, _ in record.headers].count("large-message") == large
+        assert (record.key or b"").startswith(b"s3://payloads/faust/")
+    changelog = read_all(broker, f"{topic}-faust-counts-changelog")[0]
+    assert changelog[-1].value == b"5"
+    assert not changelog[-1].headers
+
+
+def test_forward_keeps_the_reference(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
+    """`event.forward` sends the record as it stands in Kafka: the same payload, not another."""
+    topic, sent = make_topic(), make_topic()
+    produce(broker, on_s3(versitygw), topic, [LARGE, b"small"])
+    with FaustProcess(tmp_path, broker, topic, on_s3(versitygw), to=sent, forward=True):
+        forwarded = arrived(broker, sent, 2)
+    assert [(each.value, each.headers) for each in forwarded] == [
+        (each.value, each.headers) for each in read_all(broker, topic)[0]
+    ]
+
+
+class Order(faust.Record):
+    """What an application works with."""
+
+    number: int
+    scan: str
+
+
+@asynccontextmanager
+async def sending(broker: str, **more: Any) -> AsyncIterator[faust.App]:
+    """An app that only sends."""
+    app = faust.App("sender", broker=f"kafka://{broker}", Topic=LargeMessageTopic, **more)
+    try:
+        yield app
+    finally:
+        await app.producer.stop()
+
+
+async def test_models_and_headers_of_either_kind(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
+) -> None:
+    """A Faust model is what is offloaded; headers may be a list, with its order and repetitions, or a dict."""
+    topic = make_topic()
+    schema = LargeMessageSchema(on_s3(versitygw))
+    order = Order(number=1, scan="x" * 5_000)
+    given: list[Any] = [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, ()]
+    async with sending(broker) as app:
+        orders = app.topic(topic, value_type=Order, schema=schema)
+        for headers in given:
+            await (await orders.send(key=b"k", value=order, headers=headers))
+        assert given == [None, [("a", b"1"), ("b", b"2"), ("a", b"3")], {"a": b"1", "b": b"2"}, ()]
+        await (await orders.send(key=b"k", value=Order(number=2, scan="")))
+        found = (await asyncio.to_thread(read_all, broker, topic))[0]
+        own = [[header for header in record.headers if not header[0].startswith("large-message")] for record in found]
+        assert own == [[], list(given[1]), list(given[2].items()), [], []]
+        for record in found:
+            headers: Any = record.headers
+            message = Message(topic, 0, record.offset, 0, 0, headers, record.key, record.value, None)
+            event = await orders.decode(message, propagate=True)
+            assert event.value == (order if record.offset < 4 else Order(number=2, scan=""))
+            assert event.headers == dict(own[record.offset])
+    schema.close()
+
+
+async def test_what_the_producer_would_refuse_is_offloaded(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server
+) -> None:
+    """Between the app's producer_max_request_size, 1,000,000 by default, and the threshold, nothing is refused."""
+    topic = make_topic()
+    schema = LargeMessageSchema({**on_s3(versitygw), "large.message.threshold.bytes": 2_000_000})
+    async with sending(broker) as app:
+        orders = app.topic(topic, value_serializer="raw", schema=schema)
+        for size in (990_000, 999_900, 1_040_000):
+            await (await orders.send(value=b"x" * size))
+    schema.close()
+    found = (await asyncio.to_thread(read_all, broker, topic))[0]
+    assert [(record.value or b"").startswith(b"s3://") for record in found] == [False, True, True]
+
+
+async def test_a_send_fails_while_the_store_is_down(broker: str, make_topic: MakeTopic, cuttable: CuttableWay) -> None:
+    """Who sends gets the error, with its cause, and nothing is sent; small values go on, and all do afterwards."""
+    topic = make_topic()
+    schema = LargeMessageSchema(on_s3(cuttable.server))
+    async with sending(broker) as app:
+        orders = app.topic(topic, value_serializer="raw", schema=schema)
+        cuttable.cut()
+        with pytest.raises(SerializationError) as caught:
+            await (await orders.send(value=LARGE))
+        assert isinstance(caught.value.__cause__, PayloadStoreError)
+        assert caught.value.retriable
+        await (await orders.send(value=b"small"))
+        cuttable.mend()
+        await (await orders.send(value=LARGE))
+    schema.close()
+    assert [len(record.value or b"") < 200 for record in (await asyncio.to_thread(read_all, broker, topic))[0]] == [
+        True,
+        True,
+    ]
+    assert await asyncio.to_thread(end_offsets, broker, topic) == {0: 2}
+
+
+async def test_random_ids_on_a_compacted_topic_are_warned_of(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The app's own broker is asked for the topic's cleanup.policy."""
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    schema = LargeMessageSchema(on_s3(versitygw))
+    async with sending(broker) as app:
+        await (await app.topic(topic, value_serializer="raw", schema=schema).send(key=b"k", value=LARGE))
+        async with asyncio.timeout(_STARTS_S):
+            while f"topic {topic} has cleanup.policy=compact" not in caplog.text:  # noqa: ASYNC110  # of a thread
+                await asyncio.sleep(0.02)
+    schema.close()
+
+
+def test_through_two_workers_and_back(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
+) -> None:
+    """A worker's `offload` is read by Faust, and what Faust sends is read by a worker's `inflate`: the same bytes."""
+    raw, offloaded, sent, inflated = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
+    store = on_s3(versitygw)
+    values = [b"small", LARGE, b"y" * 2_000_000, None]
+    pipelines: dict[str, dict[str, object]] = {
+        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
+        "in": {"topics": [sent], "output.topic": inflated, "transforms": ["inflate"], **store},
+    }
+    settings = {
+        "bootstrap.servers": broker,
+        "consumer.session.timeout.ms": least_session_ms,
+        "consumer.heartbeat.interval.ms": 300,
+    }
+    send(broker, raw, [(0, b"k", value, [("a", b"1")], 1_700_000_000_000) for value in values])
+    with (
+        WorkerProcess(tmp_path, settings, pipelines) as worker,
+        FaustProcess(tmp_path, broker, offloaded, store, to=sent) as faust_worker,
+    ):
+        worker.wait_ready()
+        records = arrived(broker, inflated, len(values))
+        events = faust_worker.events(len(values))
+    assert [event["value"] for event in events] == [digest(value) for value in values]
+    assert [(record.key, record.value, record.headers) for record in records] == [
+        (b"k", value, (("a", b"1"),)) for value in values
+    ]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_payload_stops_the_worker(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
+) -> None:
+    """Faust would log it, commit it and go on. The worker ends, says which record it was, and commits no more."""
+    topic = make_topic()
+    produce(broker, on_s3(versitygw), topic, [b"1", LARGE, b"3"])
+    delete_payloads(versitygw, broker, topic, 1)
+    with FaustProcess(tmp_path, broker, topic, on_s3(versitygw)) as worker:
+        assert worker.ends() != 0
+    log = worker.log.read_text()
+    assert f"topic {topic} partition 0 offset 1 cannot be deserialized" in log
+    assert "there is no payload at" in log
+    assert [event["offset"] for event in worker.lines()] == [0]
+    assert committed(broker, f"{topic}-faust", topic)[0] <= 1
+
+
+def test_on_failure_stands_for_what_is_missing(
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
+) -> None:
+    """The agent gets what `on_failure` returned, in the record's place; it may send it on; the offset is committed."""
+    topic = make_topic()
+    produce(broker, on_s3(versitygw), topic, [b"1", LARGE, LARGE + b"3"])
+    delete_payloads(versitygw, broker, topic, 1)
+    with FaustProcess(tmp_path, broker, topic, on_s3(versitygw), on_failure=True) as worker:
+        events = worker.events(3)
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed")
+    assert [event["value"] for event in events] == [
+        digest(b"1"),
+        {"failed": "PayloadNotFoundError", "offset": 1, "key": "b'k'"},
+        digest(LARGE + b"3"),
+    ]
+    assert events[1]["key"] == "k"
+    assert events[1]["headers"]["large-message"] == "true"
+
+
+def test_a_store_that_is_down_holds_the_record_until_it_is_up(
+    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
+) -> None:
+    """Nothing is passed over, nothing fails: the record and what is behind it wait; `on_failure` is not asked."""
+    topic = make_topic()
+    store = on_s3(cuttable.server)
+    produce(broker, store, topic, [b"1", LARGE, b"3"])
+    cuttable.cut()
+    with FaustProcess(tmp_path, broker, topic, store, on_failure=True) as worker:
+        worker.says("it is tried again until it can be had")
+        assert [event["offset"] for event in worker.lines()] in ([], [0])
+        assert committed(broker, f"{topic}-faust", topic)[0] <= 1
+        cuttable.mend()
+        events = worker.events(3)
+    assert [event["value"] for event in events] == [digest(b"1"), digest(LARGE), digest(b"3")]
+
+
+def test_a_worker_ends_while_the_store_is_down(
+    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
+) -> None:
+    """SIGTERM does not wait for the store; the next worker has the record."""
+    topic = make_topic()
+    store = on_s3(cuttable.server)
+    produce(broker, store, topic, [b"1", LARGE])
+    cuttable.cut()
+    with FaustProcess(tmp_path, broker, topic, store) as worker:
+        worker.says("it is tried again until it can be had")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    assert committed(broker, f"{topic}-faust", topic)[0] <= 1
+    cuttable.mend()
+    with FaustProcess(tmp_path, broker, topic, store) as worker:
+        until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", _STARTS_S)
+
+
+def test_a_rebalance_while_the_store_is_down_loses_nothing(
+    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
+) -> None:
+    """A worker that waits for a payload lets another one join; between the two, each record comes."""
+    topic = make_topic(2)
+    store = on_s3(cuttable.server)
+    for partition in (0, 1):
+        produce(broker, store, topic, [b"%d" % partition, LARGE + b"%d" % partition, b"3"], partition=partition)
+    cuttable.cut()
+    with (
+        FaustProcess(tmp_path / "one", broker, topic, store) as one,
+        FaustProcess(tmp_path / "two", broker, topic, store) as two,
+    ):
+        one.says("it is tried again until it can be had")
+        two.says("it is tried again until it can be had")
+        cuttable.mend()
+        expected = {digest(value) for value in (b"0", b"1", b"3", LARGE + b"0", LARGE + b"1")}
+        until(lambda: expected <= {event["value"] for event in one.lines() + two.lines()}, "all have come", _STARTS_S)
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3, 1: 3}, "all is committed", _STARTS_S)
+
+
+def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
+    """docs/examples/faust_app.py sends and reads a large value, and passes over one that is gone."""
+    topic = make_topic()
+    order = json.dumps({"id": 0, "scan": "y" * 5_000}).encode()
+    produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [order])
+    delete_payloads(versitygw, broker, topic, 0)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "KAFKA_BOOTSTRAP_SERVERS": broker,
+        "ORDERS_TOPIC": topic,
+        "FAUST_DATADIR": str(tmp_path / "faust"),
+        "S3_BUCKET": versitygw.bucket,
+        "AWS_ENDPOINT_URL": versitygw.endpoint,
+        "AWS_ACCESS_KEY_ID": versitygw.access_key,
+        "AWS_SECRET_ACCESS_KEY": versitygw.secret_key,
+        "AWS_DEFAULT_REGION": versitygw.region,
+    }
+    log = tmp_path / "example.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(_ROOT / "docs" / "examples" / "faust_app.py"), "worker", "--without-web"],
+            env=environ,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        until(lambda: "5,000,000 characters" in log.read_text(), "the large value is read", _STARTS_S)
+    finally:
+        process.kill()
+        process.wait()
+    out = log.read_text()
+    assert "offset 0: there is no payload at" in out
+    assert "offset 0: lost" in out
