@@ -59,6 +59,7 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "group.id": pipeline.group_id,
         "large.message.threshold.bytes": pipeline.threshold_bytes,
         "large.message.compression.type": pipeline.codec or "none",
+        "reference.format": pipeline.reference_format,
         **_store(pipeline.store),
         "errors.tolerance": pipeline.errors_tolerance,
         "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic,

@@ -23,6 +23,7 @@ from app.stages import InflateStage
 from app.stats import PipelineStats
 from stores.registry import open_store
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
+from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike
 from transforms.reference import is_reference
@@ -85,7 +86,7 @@ class _Printer:
         self, source: TopicRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
     ) -> None:
         """Shows one record: `record` is what became of `source`."""
-        reference = record.value is not None and is_reference(record.headers)
+        reference = error is not None or (record.value is not None and is_reference(record.headers))
         if self._rows is None:
             self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
             return
@@ -141,7 +142,7 @@ class _Run:
         if self._inflate is not None and self._inflate.wants(source):
             try:
                 record = await asyncio.to_thread(self._inflate.apply, source)
-                inflated = True
+                inflated = self._inflate.moves(source)
             except (TransformError, PayloadStoreError) as exc:
                 error = str(exc)
         file = None
@@ -195,7 +196,8 @@ def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, Payl
         store = open_store(settings.store)
     except ConfigurationError as exc:
         raise exc.within(settings.name) from exc
-    return InflateStage(Inflate(settings.max_bytes), store, PipelineStats()), store
+    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format])
+    return InflateStage(inflate, store, PipelineStats()), store
 
 
 @click.command("consume")

@@ -29,10 +29,11 @@ from transforms.errors import (
     PayloadStoreError,
     ReferenceRefusedError,
 )
-from transforms.reference import Reference, is_reference
+from transforms.formats import FORMATS, WIDELOAD, Format
 
 if TYPE_CHECKING:
     from app.reader import TopicRecord
+    from transforms.reference import Reference
 
 __all__ = ["Finding", "command", "examine"]
 
@@ -77,10 +78,10 @@ class Finding:
         return self.state in _BAD
 
 
-def examine(record: TopicRecord, store: Stat | None) -> Finding:
+def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD) -> Finding:
     """Looks at one reference record, and asks the store for its payload where there is one. Blocks."""
     try:
-        reference, _ = Reference.parse(record)
+        reference, _ = form.read_reference(record)
     except MalformedReferenceError as exc:
         return Finding("malformed", detail=str(exc))
     return Finding("unchecked", reference) if store is None else _look(reference, store)
@@ -185,8 +186,9 @@ def _line(record: TopicRecord, finding: Finding) -> dict[str, Any]:
 class _Inspection:
     """One `inspect`: counts all records, and examines references some at a time, in order."""
 
-    def __init__(self, printer: _Printer, store: Stat | None, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, printer: _Printer, store: Stat | None, form: Format, executor: ThreadPoolExecutor) -> None:
         self.totals = _Totals()
+        self._format = form
         self._printer = printer
         self._store = store
         self._executor = executor
@@ -194,14 +196,14 @@ class _Inspection:
     async def take(self, records: Sequence[TopicRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
-        references = [record for record in records if record.value is not None and is_reference(record.headers)]
+        references = [record for record in records if self._format.refers(record)]
         totals.records += len(records)
         totals.tombstones += sum(record.value is None for record in records)
         totals.value_bytes += sum(len(record.value or b"") for record in records)
         totals.references += len(references)
         loop = asyncio.get_running_loop()
         findings = await asyncio.gather(
-            *(loop.run_in_executor(self._executor, examine, record, self._store) for record in references)
+            *(loop.run_in_executor(self._executor, examine, record, self._store, self._format) for record in references)
         )
         for record, finding in zip(references, findings, strict=True):
             totals.states[finding.state] += 1
@@ -221,23 +223,24 @@ async def _inspect(
             bar.advance(len(records))
 
 
-def _store(config: str | None, pipeline: str | None, stack: ExitStack) -> Stat | None:
+def _store_and_format(config: str | None, pipeline: str | None, stack: ExitStack) -> tuple[Stat | None, Format]:
     if config is None:
         if pipeline is not None:
             raise ConfigurationError("--pipeline", "needs the configuration that it is in: -c FILE")
-        return None
+        return None, WIDELOAD
     settings = pipeline_of(load(config), pipeline)
+    form = FORMATS[settings.reference_format]
     try:
         store = open_store(settings.store)
     except ConfigurationError as exc:
         raise exc.within(settings.name) from exc
     stack.callback(store.close)
     if isinstance(store, Stat):
-        return store
+        return store, form
     click.echo(
         "wideload: this store cannot be asked for a payload without reading it; payloads are not checked", err=True
     )
-    return None
+    return None, form
 
 
 @click.command("inspect")
@@ -274,10 +277,10 @@ def command(
     client = client_of(bootstrap_servers, config, extra)
     selection = Selection(partition=partition, start="earliest", until_end=True, max_messages=max_messages)
     with ExitStack() as stack:
-        store = _store(config, pipeline, stack)
+        store, form = _store_and_format(config, pipeline, stack)
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="wideload-inspect"))
         printer = _Printer(as_json=as_json, only_bad=only_bad)
-        inspection = _Inspection(printer, store, executor)
+        inspection = _Inspection(printer, store, form, executor)
         bar = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
         asyncio.run(_inspect(client, topic, selection, inspection, bar))
     printer.total(topic, inspection.totals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import uuid
@@ -27,9 +28,11 @@ from transforms.errors import (
     RecordTooLargeError,
     ReferenceRefusedError,
 )
+from transforms.formats import FORMATS, FormatName
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
+from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes
 
 ROOMY = 10_000_000  # a sink's limit that is in nobody's way
@@ -370,3 +373,72 @@ def test_own_store_names_its_payloads_itself() -> None:
     reference = offload.apply(record)
     assert reference.value == b"plain://orders/0"
     assert InflateStage(Inflate(), store, PipelineStats()).apply(reference) == record
+
+
+# --- formats of others -----------------------------------------------------------------------------------------------
+
+FORMS: tuple[FormatName, ...] = ("bakdata-headers", "bakdata-flag")
+
+
+def foreign_chain(name: FormatName, transform: str, store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
+    """A chain in a format of others; the settings refuse to write one to a store that is not S3."""
+    settings = dataclasses.replace(settings_of([transform], **keys), reference_format=name)
+    return build(settings, store, limit, PipelineStats())
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+def test_foreign_format_there_and_back(name: FormatName, codec: str) -> None:
+    """Large and small values, empty ones too, come back whole; only the large one's stages count as applied."""
+    store = memory()
+    offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
+    inflate = foreign_chain(name, "inflate", store)
+    for value, large in ((b"value " * 500, True), (b"v" * 101, True), (b"v" * 100, False), (b"", False)):
+        record = Record(b"key", value, (("h", b"1"), ("h", None)), 1_700_000_000_123)
+        assert not offload.passes(record)
+        written, offloaded = offload.apply(record)
+        assert not inflate.passes(written)
+        restored, inflated = inflate.apply(written)
+        assert restored == record
+        assert (offloaded, inflated) == ((("offload",), ("inflate",)) if large else ((), ()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("transform", ["offload", "inflate"])
+def test_foreign_format_lets_tombstones_pass(name: FormatName, transform: str) -> None:
+    """A tombstone is in no format."""
+    assert foreign_chain(name, transform, memory()).passes(Record(b"key", None, (("h", b"1"),)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_format_reserves_what_it_may_hold(name: FormatName) -> None:
+    """A mark makes a copy of the value; for a reference without a size all that is allowed is reserved."""
+    store = memory()
+    keys: dict[str, Any] = {"large_message_max_bytes": 7_000}
+    inflate = foreign_chain(name, "inflate", store, **keys)
+    for codec, reserved in (("none", 7_000), ("zstd", 14_000)):
+        offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
+        assert offload.reserve_bytes(Record(b"key", b"v" * 100)) == 100
+        small, _ = offload.apply(Record(b"key", b"v" * 100))
+        assert inflate.reserve_bytes(small) == len(small.value or b"")
+        large, _ = offload.apply(Record(b"key", b"v" * 6_000))
+        assert inflate.reserve_bytes(large) == reserved
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_reference_that_leads_elsewhere(name: FormatName) -> None:
+    """A URI outside the store's root is refused, as one of ours is."""
+    record = FORMATS[name].write_reference(Record(b"key", b"v"), Reference("s3://other/base/orders/values/id"))
+    with pytest.raises(ReferenceRefusedError):
+        foreign_chain(name, "inflate", memory()).apply(record)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_mark_that_does_not_fit(name: FormatName) -> None:
+    """A record whose mark is over the sink's limit is offloaded, and nothing is sent that the sink would refuse."""
+    store = memory()
+    record = Record(b"key", b"v" * 300)
+    limit = batch_of_one_bytes(record)
+    written, applied = foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000).apply(record)
+    assert applied == ("offload",)
+    assert foreign_chain(name, "inflate", store).apply(written)[0] == record

@@ -87,6 +87,10 @@ class Careless:
         """Every record."""
         return True
 
+    def moves(self, record: RecordLike) -> bool:
+        """None."""
+        return False
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""
         return 0

@@ -37,6 +37,57 @@ def test_split_takes_only_what_path_makes(tail: str) -> None:
             ROOT.split(full_path)
 
 
+@pytest.mark.parametrize("folder", ["values", "keys"])
+def test_readable_is_what_others_stored(folder: str) -> None:
+    """What bakdata's serializer stores below a topic can be read; it is no path of ours."""
+    path = f"s3://bucket/prefix/orders/{folder}/an.Id_1-2"
+    ROOT.check_readable(path)
+    assert not ROOT.holds(path)
+
+
+@given(topic=_names, object_id=_names)
+def test_readable_is_what_path_makes(topic: str, object_id: str) -> None:
+    """Every path that is made can be read, also of a topic that is called like one of their folders."""
+    ROOT.check_readable(ROOT.path(topic, object_id))
+    ROOT.check_readable(ROOT.path("values", object_id))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "", "orders", "orders/", "orders/values/", "/values/id", "values/values/", "orders/values//id", "orders//id",
+        "orders/other/id", "orders/Values/id", "orders/values/keys/id", "a/orders/values/id", "orders/../id",
+        "orders/values/..", "../values/id", "orders/values/.", "orders/%2e%2e/id", "orders/values/%2e%2e",
+        "orders/values%2Fid/x", "orders/values/id?x=1", "orders/values/id/", "orders/values/i d", "orders/values/id\0",
+        "orders/values/" + "x" * 250,
+    ],
+)  # fmt: skip
+def test_readable_is_nothing_else(tail: str) -> None:
+    """Below the root nothing nested deeper, encoded, empty or of another folder can be read; the error has the path."""
+    with pytest.raises(ReferenceRefusedError) as caught:
+        ROOT.check_readable(f"s3://bucket/prefix/{tail}")
+    assert caught.value.path == f"s3://bucket/prefix/{tail}"
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://other/prefix/orders/values/id", "s3://bucket/orders/values/id", "values/id", ""]
+)
+def test_readable_is_below_the_root(path: str) -> None:
+    """Their folders open no way out of the root."""
+    with pytest.raises(ReferenceRefusedError, match="it is not below the store's root"):
+        ROOT.check_readable(path)
+
+
+@given(st.text(alphabet="avluesky/.%", max_size=20))
+def test_readable_takes_no_other_text(tail: str) -> None:
+    """Whatever can be read is a path of ours once their folder is taken out."""
+    try:
+        ROOT.check_readable(ROOT.uri + tail)
+    except ReferenceRefusedError:
+        return
+    assert ROOT.holds(ROOT.uri + tail.replace("/values/", "/").replace("/keys/", "/"))
+
+
 @pytest.mark.parametrize(("length", "legal"), [(0, False), (1, True), (249, True), (250, False)])
 def test_object_id_length(length: int, legal: bool) -> None:  # noqa: FBT001
     """A name has 1 to 249 characters."""

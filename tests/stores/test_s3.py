@@ -140,6 +140,26 @@ def test_list_passes_over_foreign_objects(server: S3Server) -> None:
         assert [info.path for info in store.list("orders")] == [path]
 
 
+def test_payloads_of_bakdata_are_read_and_no_more(server: S3Server) -> None:
+    """What lies in `values/` or `keys/` below a topic can be read, is not listed and cannot be deleted."""
+    with opened(server.config("base")) as store:
+        client = store._client
+        for folder in ("values", "keys"):
+            client.put_object(Bucket=server.bucket, Key=f"base/orders/{folder}/id", Body=b"theirs")
+            path = f"s3://{server.bucket}/base/orders/{folder}/id"
+            assert store.get(path, 6) == store.download(path) == b"theirs"
+            assert store.stat(path).size == 6
+            with pytest.raises(PayloadTooLargeError):
+                store.get(path, 5)
+            with pytest.raises(ReferenceRefusedError):
+                store.delete(path)
+        assert list(store.list()) == []
+        for tail in ("orders/other/id", "orders/values/../id", "orders/values/keys/id", "orders/%76alues/id"):
+            for call in (store.download, store.stat):
+                with pytest.raises(ReferenceRefusedError):
+                    call(f"s3://{server.bucket}/base/{tail}")
+
+
 def test_a_store_may_have_the_whole_bucket(server: S3Server) -> None:
     """Without a prefix the topics stand at the top."""
     with opened(server.config()) as store:
