@@ -233,8 +233,8 @@ async def test_models_and_headers_of_either_kind(
         own = [[header for header in record.headers if not header[0].startswith("large-message")] for record in found]
         assert own == [[], list(given[1]), list(given[2].items()), [], []]
         for record in found:
-            headers: Any = record.headers
-            message = Message(topic, 0, record.offset, 0, 0, headers, record.key, record.value, None)
+            as_read: Any = record.headers
+            message = Message(topic, 0, record.offset, 0, 0, as_read, record.key, record.value, None)
             event = await orders.decode(message, propagate=True)
             assert event.value == (order if record.offset < 4 else Order(number=2, scan=""))
             assert event.headers == dict(own[record.offset])
