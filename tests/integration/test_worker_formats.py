@@ -1,0 +1,170 @@
+"""The worker between bakdata's serializers and ours: a real broker and S3 server, and the bytes of their releases."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.integration.topics import Found, Sent, end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, Way, digests, expected, mixed
+from tests.integration.worker_process import WorkerProcess, until
+from tests.s3_server import S3Server, S3UnavailableError, s3_server
+from tests.vectors.bakdata import BakdataCase, bakdata_cases
+from transforms.compression import CODECS
+from transforms.formats import FORMATS, FormatName
+from transforms.record import Record
+
+FOREIGN: tuple[FormatName, ...] = ("bakdata-headers", "bakdata-flag")
+TIME = 1_700_000_000_000
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A server with the bucket that the vectors name."""
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(s3_server("versitygw", tmp_path_factory.mktemp("s3")))
+        except S3UnavailableError as exc:
+            pytest.skip(str(exc))
+
+
+@pytest.fixture
+def make_s3_way(make_way: Callable[..., Way], server: S3Server) -> Callable[..., Way]:
+    """As `make_way`, with the server for a store."""
+
+    def make(prefix: str) -> Way:
+        way = make_way(partitions=1)
+        way.store = {"large.message.payload.store.class": "s3", **server.config(prefix)}
+        return way
+
+    return make
+
+
+def store_theirs(server: S3Server, cases: list[BakdataCase]) -> None:
+    """Puts the objects of the vectors where their records say."""
+    client = boto3.session.Session().client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(s3={"addressing_style": "path"}, proxies={}),
+    )
+    with contextlib.closing(client):
+        for path, data in (case.stored for case in cases if case.stored is not None):
+            bucket, _, key = path.removeprefix("s3://").partition("/")
+            client.put_object(Bucket=bucket, Key=key, Body=data)
+
+
+def sent(record: Record) -> Sent:
+    """The record as it is sent to the only partition."""
+    return 0, record.key, record.value, record.headers, TIME
+
+
+def whole(found: Found) -> Record:
+    """What was read, as a record."""
+    return Record(found.key, found.value, found.headers, found.timestamp)
+
+
+def plain(case: BakdataCase) -> Record:
+    """What a vector should come to, with the time at which it was sent."""
+    return Record(case.plain.key, case.plain.value, case.plain.headers, TIME)
+
+
+def command(worker: WorkerProcess, *arguments: str) -> tuple[int, list[dict[str, object]]]:
+    """Status and JSON lines of a command, run with the worker's configuration."""
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", *arguments, "-c", str(worker.config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], server: S3Server, name: str) -> None:
+    """A topic as their producer writes it comes out as its producer meant it, and can be looked at on the way."""
+    cases = [case for case in bakdata_cases() if case.format == name]
+    store_theirs(server, cases)
+    way = make_s3_way("base")
+    send(way.broker, way.orders, [sent(case.wire) for case in cases])
+    with WorkerProcess(way.folder, way.settings(), way.inflate(**{"reference.format": name})) as worker:
+        until(lambda: way.arrived(len(cases)), "all records have arrived")
+        stored = sum(case.stored is not None for case in cases)
+        page = worker.get("/pipelines")[1][0]
+        assert (page["records_in"], page["inflated_records"]) == (len(cases), stored)
+        status, (*_, last) = command(worker, "inspect", way.orders, "--json")
+        assert (status, last["summary"]["references"], last["summary"]["payloads"]) == (0, stored, {"ok": stored})  # type: ignore[index]
+        status, lines = command(worker, "consume", way.orders, "--from-beginning", "-e", "--inflate", "--json")
+        sizes = [None if case.plain.value is None else len(case.plain.value) for case in cases]
+        assert (status, [line["size"] for line in lines]) == (0, sizes)
+        assert sum(bool(line["inflated"]) for line in lines) == stored
+        assert worker.terminate() == 0
+    assert [whole(found) for found in read_all(way.broker, way.inflated)[0]] == [plain(case) for case in cases]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+def test_worker_offloads_for_bakdata(make_s3_way: Callable[[str], Way], name: FormatName, codec: str) -> None:
+    """Mixed records are all written in the format, small ones too, and come out identical behind it."""
+    way = make_s3_way(f"offloaded-{codec}")
+    records: list[Sent] = [
+        *mixed(200, seed=7, partitions=1),
+        (0, b"k", b"line\n" * THRESHOLD, [], 1),
+        (0, b"k", None, [], 1),
+    ]
+    send(way.broker, way.raw, records)
+    keys = {"reference.format": name, "large.message.compression.type": codec}
+    with way.worker(**keys) as worker:
+        until(lambda: way.arrived(len(records)), "all records have arrived")
+        assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+    form = FORMATS[name]
+    for found, (_, _, value, _, _) in zip(read_all(way.broker, way.orders)[0], records, strict=True):
+        record = whole(found)
+        assert form.wants(record) is (value is not None)
+        assert form.refers(record) is (value is not None and len(value) > THRESHOLD)
+
+
+def test_worker_buries_what_no_reader_takes(make_s3_way: Callable[[str], Way]) -> None:
+    """Records that are in no format, lead elsewhere or to nothing are dead letters, each with its reason."""
+    way = make_s3_way("base")
+    bad = {
+        b"": "the value's flag is '0 bytes'; allowed: one byte, 0 or 1",
+        b'{"plain": 1}': "the value's flag is '0x7b'",
+        b"\1s3://elsewhere/base/orders/values/id": "is refused: it is not below the store's root",
+        b"\1s3://payloads/base/orders/other/id": "it is not a topic and an id below",
+        b"\1s3://payloads/base/orders/values/nothing": "there is no payload at",
+    }
+    send(way.broker, way.orders, [*((0, b"bad", value, [], TIME) for value in bad), (0, b"good", b"\0value", [], TIME)])
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    pipeline = way.inflate(**{"reference.format": "bakdata-flag"}, **tolerant)
+    with WorkerProcess(way.folder, way.settings(), pipeline) as worker:
+        until(lambda: way.arrived(1) and end_offsets(way.broker, way.dead)[0] == len(bad), "each has arrived somewhere")
+        assert worker.terminate() == 0
+    assert [found.value for found in read_all(way.broker, way.inflated)[0]] == [b"value"]
+    for found, (value, why) in zip(read_all(way.broker, way.dead)[0], bad.items(), strict=True):
+        assert found.value == value
+        assert why in (dict(found.headers)["__connect.errors.exception.message"] or b"").decode()
+
+
+def test_worker_refuses_a_store_that_nobody_could_follow(make_way: Callable[..., Way]) -> None:
+    """A worker that would write what no reader of the format finds does not start, and says why."""
+    way = make_way(partitions=1)
+    with WorkerProcess(way.folder, way.settings(), way.offload(**{"reference.format": "bakdata-flag"})) as worker:
+        assert worker.wait() != 0
+        log = Path(worker.log).read_text()
+    assert "reference.format = 'bakdata-flag' needs, for its readers, 's3'" in log
+    assert "Traceback" not in log
