@@ -66,13 +66,15 @@ def main(topic: str) -> None:
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
 
     config = producer_config(PRODUCER)
-    with SerializingProducer(config) as producer:  # its end waits until all is sent
-        producer.produce(topic, key=b"order", value=order, headers=[])  # a reference goes into the headers
+    producer = SerializingProducer(config)
+    producer.produce(topic, key=b"order", value=order, headers=[])  # a reference goes into the headers
+    producer.flush()
     config["value.serializer"].close()
 
     config = consumer_config(CONSUMER)
-    with DeserializingConsumer(config) as consumer:
-        consumer.subscribe([topic])
+    consumer = DeserializingConsumer(config)
+    consumer.subscribe([topic])
+    try:
         while True:
             message = read(consumer)
             value = message.value()
@@ -80,7 +82,9 @@ def main(topic: str) -> None:
             print(f"offset {message.offset()}: order {value['id']}, {len(value['scan']):,} characters")
             if value == order:
                 break
-    config["value.deserializer"].close()
+    finally:
+        consumer.close()
+        config["value.deserializer"].close()
 
 
 if __name__ == "__main__":
