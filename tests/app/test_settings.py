@@ -631,5 +631,7 @@ def test_reference_format_that_nobody_could_follow(name: str, text: str, found: 
     assert f"{found}; reference.format = '{name}' needs, for its readers, " in refusal_of(
         HEAD + text + f'reference.format = "{name}"\n'
     )
+    both = text.replace('"offload"', '"inflate", "offload"')
+    assert found in refusal_of(HEAD + both + f'reference.format = "{name}"\n')
     only_pipeline(HEAD + text)
     only_pipeline(HEAD + text.replace('"offload"', '"inflate"') + f'reference.format = "{name}"\n')

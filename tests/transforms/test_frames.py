@@ -59,6 +59,26 @@ def test_frame_by_hand(codec: Codec, frame: bytes, behind: bytes) -> None:
         decompress_frame(codec, frame + behind, 2)
 
 
+@pytest.mark.parametrize(
+    ("codec", "frame"),
+    [
+        # `lz4 --content-size -BX` 1.9.4: the length of the content, and checksums of block and content.
+        ("lz4", bytes.fromhex("04224d18 7c40 0300000000000000 74 03000080 616263 ff53d132 00000000 ff53d132")),
+        # `zstd --check` 1.5.4 of a file, and of standard input: with and without a length, and with a checksum.
+        ("zstd", bytes.fromhex("28b52ffd 24 03 190000 616263 990977ad")),
+        ("zstd", bytes.fromhex("28b52ffd 04 58 190000 616263 990977ad")),
+    ],
+)
+def test_frame_with_all_that_it_may_have(codec: Codec, frame: bytes) -> None:
+    """Lengths and checksums that are no must are read where they are there, and missed where they are cut off."""
+    assert decompress_frame(codec, frame + b"behind", 3) == b"abc"
+    for length in range(len(frame)):
+        with pytest.raises(CompressionError):
+            decompress_frame(codec, frame[:length], 100)
+    with pytest.raises(CompressionError):
+        decompress_frame(codec, frame[:-1] + b"\0", 100)
+
+
 def test_frames_as_their_reader_needs_them() -> None:
     """Snappy is in xerial's stream; LZ4's blocks do not depend on each other, which Kafka's reader insists on."""
     assert compress_frame("snappy", b"abc") == XERIAL + b"\0\0\0\x05" + b"\x03\x08abc"
