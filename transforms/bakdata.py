@@ -10,12 +10,13 @@
 The object is the value, or one frame (see `transforms/frames.py`) with zeros behind it. Its URI, as their writer makes
 it: `s3://bucket/<base path><topic>/values/<id>`; their reader takes any. They say neither size nor checksum.
 
-Source: com.bakdata.kafka:large-message-serde 2.9.1 and 3.0.0 as published, run by `tests/vectors/Bakdata.java`:
+Source: com.bakdata.kafka:large-message-serde 2.9.1, 3.0.0 and 3.1.1 as published, run by
+`tests/vectors/Bakdata.java`:
 
 - `large.message.use.headers` chooses what is written; without it, flags. Their reader goes by the record: a record with
   the header is read by it, another one by its flag, or with `large.message.accept.no.headers` as it is.
-- The last header of a name counts. The one of the compression has two dots in each release from 2.9.1 to 3.1.1; a name
-  with one is read here all the same.
+- The last header of a name counts. The one of the compression has two dots in all three; a name with one is read here
+  all the same.
 - Their reader fails on zeros behind frames of snappy and zstd, which their writer puts there. So no zeros are written
   here, and they are read.
 
