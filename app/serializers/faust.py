@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -18,7 +19,8 @@ from typing import Any, cast
 
 import faust
 from faust.serializers.schemas import DecodeFunction
-from faust.types import AppT, CodecArg, K, ModelArg, SchemaT, V
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.types import AppT, CodecArg, EventT, K, ModelArg, SchemaT, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message, RecordMetadata
 
@@ -210,16 +212,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 return await decode(message, **how)
             whole = _copy(message, headers)
             try:
-                if KEY in sides:
-                    whole.key = await self._downloaded(sides[KEY], message, headers, message.key)
-                whole.value = await self._downloaded(sides[VALUE], message, headers, message.value)
+                for side in sides.values():
+                    await self._download(app, side, message, whole, headers)
             except SerializationError as exc:
-                if self._on_failure is None or not isinstance(exc.__cause__, _OF_THE_RECORD):
-                    raise
-                value = self._on_failure(exc, message)
-                value = await value if isawaitable(value) else value
-                key = None if exc.field == KEY.name else self.loads_key(app, whole)
-                return app.create_event(key, value, cast("HeadersArg", headers), message)
+                return await self._stand_in(app, exc, message, whole)
             event = await decode(whole, **how)
             if event is not None:
                 # Faust keeps its books by the message that came from the consumer.
@@ -228,23 +224,37 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
         return cast("DecodeFunction", restore)
 
-    async def _downloaded(
-        self, side: _Side, message: Message, headers: list[Header], data: bytes | None
-    ) -> bytes | None:
-        if data is None or not side.reader.wants(headers):
-            return data
+    async def _download(self, app: AppT, side: _Side, message: Message, whole: Message, headers: list[Header]) -> None:
+        """Puts the payload into `whole`, and takes the reference out of `headers`, if there is one."""
+        data = getattr(message, side.part.name)
+        # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
+        longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
         wait_s = _FIRST_WAIT_S
-        while True:
+        while data is not None and side.reader.wants(headers):
+            _count_as_poll(app)
             try:
-                return await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
+                restored = await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
             except SerializationError as exc:
                 error = exc.at(message.partition, message.offset)
                 if not exc.retriable:
                     raise error from exc.__cause__
+            else:
+                setattr(whole, side.part.name, restored)
+                return
             if wait_s == _FIRST_WAIT_S:
                 _logger.warning("%s; it is tried again until it can be had, and what is behind it waits", error)
-            await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+            _count_as_poll(app)
+            await asyncio.sleep(min(wait_s, longest_wait_s))
+            wait_s *= 2
+
+    async def _stand_in(self, app: AppT, error: SerializationError, message: Message, whole: Message) -> EventT[Any]:
+        """What `on_failure` gives in the place of a record that cannot be had."""
+        if self._on_failure is None or not isinstance(error.__cause__, _OF_THE_RECORD):
+            raise error
+        value = self._on_failure(error, message)
+        value = await value if isawaitable(value) else value
+        key = None if error.field == KEY.name else self.loads_key(app, whole)
+        return app.create_event(key, value, whole.headers, message)
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
@@ -280,21 +290,21 @@ class _AsItIs(faust.Schema[Any, Any]):
 
     def dumps_key(
         self,
-        app: AppT,
+        app: AppT,  # noqa: ARG002  # Faust's signature
         key: K,
         *,
-        serializer: CodecArg = None,
-        headers: OpenHeadersArg,  # noqa: ARG002  # Faust's
+        serializer: CodecArg = None,  # noqa: ARG002  # the same
+        headers: OpenHeadersArg,
     ) -> tuple[Any, OpenHeadersArg]:
         return key, headers
 
     def dumps_value(
         self,
-        app: AppT,
+        app: AppT,  # noqa: ARG002  # Faust's signature
         value: V,
         *,
-        serializer: CodecArg = None,
-        headers: OpenHeadersArg,  # noqa: ARG002  # the same
+        serializer: CodecArg = None,  # noqa: ARG002  # the same
+        headers: OpenHeadersArg,
     ) -> tuple[Any, OpenHeadersArg]:
         return value, headers
 
@@ -357,6 +367,18 @@ def _of_app(app: AppT) -> dict[str, object]:
     if conf.broker_credentials is None:
         known["bootstrap.servers"] = ",".join(f"{url.host}:{url.port or 9092}" for url in conf.broker)
     return known
+
+
+def _count_as_poll(app: AppT) -> None:
+    """Lets a download count as a poll of the consumer.
+
+    Faust asks for no records meanwhile. One that aiokafka has not seen polled for `broker_max_poll_interval` leaves the
+    group; then aiokafka waits for a poll before it joins again, and Faust for the group before it polls (tried: for
+    ever).
+    """
+    thread = getattr(app.consumer, "_thread", None) if app.started else None
+    if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
+        thread._consumer._subscription._last_fetch_ended = time.monotonic()  # noqa: SLF001  # the same
 
 
 def _listed(headers: HeadersArg | None) -> list[Header]:

@@ -2,7 +2,7 @@
 
 What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
 line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
-`table`.
+`table`, `session_s`, `max_poll_s`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ app = faust.App(
     broker_session_timeout=told.get("session_s", 60),
     broker_heartbeat_interval=0.3,
     broker_commit_interval=0.2,
+    broker_max_poll_interval=told.get("max_poll_s", 1000.0),
     Topic=faust.Topic if told.get("plain_topic") else LargeMessageTopic,
 )
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -393,6 +394,26 @@ def test_a_worker_ends_while_the_store_is_down(
     cuttable.mend()
     with FaustProcess(tmp_path, broker, topic, store) as worker:
         until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", _STARTS_S)
+
+
+def test_a_store_that_is_down_for_longer_than_the_poll_interval(
+    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
+) -> None:
+    """The worker stays in its group; or it would leave it, and never come back to it."""
+    topic = make_topic()
+    times = {"large.message.store.timeout.ms": 2_000, "s3.connection.timeout.ms": 500, "s3.read.timeout.ms": 1_000}
+    store = {**on_s3(cuttable.server), **times}
+    produce(broker, store, topic, [b"1", LARGE, b"3"])
+    cuttable.cut()
+    with FaustProcess(tmp_path, broker, topic, store, max_poll_s=2.0) as worker:
+        worker.says("it is tried again until it can be had")
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 5, "more than the interval is over")
+        cuttable.mend()
+        events = worker.events(3)
+        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed", _STARTS_S)
+    assert [event["value"] for event in events] == [digest(b"1"), digest(LARGE), digest(b"3")]
+    assert "LeaveGroup" not in worker.log.read_text()
 
 
 def test_a_rebalance_while_the_store_is_down_loses_nothing(
