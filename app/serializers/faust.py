@@ -204,10 +204,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         if isinstance(bound, faust.Topic) and not self._is_named:
             self._topics.update(bound.topics)
         decode = super().compile(app, **more)
-        sides = self._opened(app)
+        self._opened(app)  # a mistake in the configuration is told now
 
         async def restore(message: Message, **how: bool) -> Any:
-            headers = _listed(message.headers)
+            headers, sides = _listed(message.headers), self._opened(app)
             if not any(side.reader.wants(headers) for side in sides.values()):
                 return await decode(message, **how)
             whole = _copy(message, headers)

@@ -372,10 +372,13 @@ def test_the_apps_own_limit_counts(tmp_path: Path, config_of: Config) -> None:
     assert written(schema, app, b"x" * 50_000)[0] == b"x" * 50_000
 
 
-def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) -> None:
-    """So an app that is stopped may be started anew."""
-    schema = LargeMessageSchema(config_of(), topic="orders")
-    assert written(schema, app, LARGE)[0].startswith(b"memory://")
+async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) -> None:
+    """So an app that is stopped may be started anew, with the topics that it has."""
+    schema = LargeMessageSchema(config_of())
+    orders = app.topic("orders", value_serializer="raw", schema=schema)
+    path, headers = written(schema, app, LARGE, [])
     schema.close()
+    schema.close()
+    assert (await orders.decode(message(path, headers), propagate=True)).value == LARGE
     schema.close()
     assert written(schema, app, LARGE)[0].startswith(b"memory://")
