@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,10 +30,10 @@ from transforms.errors import (
     ReferenceRefusedError,
 )
 from transforms.formats import FORMATS, WIDELOAD, Format
+from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 
 if TYPE_CHECKING:
     from app.reader import TopicRecord
-    from transforms.reference import Reference
 
 __all__ = ["Finding", "command", "examine"]
 
@@ -45,6 +45,7 @@ _BAD: frozenset[State] = frozenset({"missing", "size", "refused", "malformed", "
 _COLUMNS = (
     Column("partition", 9, ">"),
     Column("offset", 12, ">"),
+    Column("of", 5),
     Column("payload", 9),
     Column("size", 10, ">"),
     Column("stored", 10, ">"),
@@ -78,10 +79,20 @@ class Finding:
         return self.state in _BAD
 
 
-def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD) -> Finding:
-    """Looks at one reference record, and asks the store for its payload where there is one. Blocks."""
+def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD, part: Field = VALUE) -> Finding:
+    """Looks at one reference, and asks the store for its payload where there is one. Blocks.
+
+    Args:
+        record: its value, or its key, is a reference.
+        store: None where no store is known.
+        form: the format of references of values.
+        part: which of the two.
+    """
     try:
-        reference, _ = form.read_reference(record)
+        if part is KEY:
+            reference, _ = Reference.read(record.key, record.headers, KEY)
+        else:
+            reference, _ = form.read_reference(record)
     except MalformedReferenceError as exc:
         return Finding("malformed", detail=str(exc))
     return Finding("unchecked", reference) if store is None else _look(reference, store)
@@ -124,19 +135,20 @@ class _Printer:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
         self._only_bad = only_bad
 
-    def show(self, record: TopicRecord, finding: Finding) -> None:
+    def show(self, record: TopicRecord, part: Field, finding: Finding) -> None:
         """Shows one reference."""
         if self._only_bad and not finding.bad:
             return
         reference = finding.reference
         if self._rows is None:
-            sys.stdout.write(json_line(_line(record, finding)))
+            sys.stdout.write(json_line(_line(record, part, finding)))
             return
         size = None if reference is None else reference.size
         path = finding.detail if reference is None else reference.path
         self._rows.add(
             str(record.partition),
             str(record.offset),
+            part.name,
             finding.state,
             "-" if size is None else bytes_text(size),
             "-" if finding.stored is None else bytes_text(finding.stored),
@@ -167,12 +179,13 @@ class _Printer:
         )
 
 
-def _line(record: TopicRecord, finding: Finding) -> dict[str, Any]:
+def _line(record: TopicRecord, part: Field, finding: Finding) -> dict[str, Any]:
     reference = finding.reference
     return {
         "partition": record.partition,
         "offset": record.offset,
         "key": text_json(record.key),
+        "of": part.name,
         "payload": finding.state,
         "path": None if reference is None else reference.path,
         "size": None if reference is None else reference.size,
@@ -196,21 +209,31 @@ class _Inspection:
     async def take(self, records: Sequence[TopicRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
-        references = [record for record in records if self._format.refers(record)]
+        references = [(record, part) for record in records for part in self._parts(record)]
         totals.records += len(records)
         totals.tombstones += sum(record.value is None for record in records)
         totals.value_bytes += sum(len(record.value or b"") for record in records)
         totals.references += len(references)
         loop = asyncio.get_running_loop()
         findings = await asyncio.gather(
-            *(loop.run_in_executor(self._executor, examine, record, self._store, self._format) for record in references)
+            *(
+                loop.run_in_executor(self._executor, examine, record, self._store, self._format, part)
+                for record, part in references
+            )
         )
-        for record, finding in zip(references, findings, strict=True):
+        for (record, part), finding in zip(references, findings, strict=True):
             totals.states[finding.state] += 1
             totals.stored_bytes += finding.stored or 0
             if finding.reference is not None:
                 totals.referred_bytes += finding.reference.size or 0
-            self._printer.show(record, finding)
+            self._printer.show(record, part, finding)
+
+    def _parts(self, record: TopicRecord) -> Iterator[Field]:
+        """What of a record is a reference. Those of keys have one format, that of the serializers."""
+        if record.key is not None and is_reference(record.headers, KEY):
+            yield KEY
+        if self._format.refers(record):
+            yield VALUE
 
 
 async def _inspect(

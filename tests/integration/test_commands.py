@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from app.serializers import LargeMessageSerializer
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
@@ -313,8 +314,30 @@ def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
     done = wideload("inspect", place.orders, "-b", place.broker)
     assert done.returncode == 0
     *_, row, total = done.stdout.splitlines()
-    assert row.split() == ["0", "0", "unchecked", "-", "-", "-", "k", "s3://b/t/id"]
+    assert row.split() == ["0", "0", "value", "unchecked", "-", "-", "-", "k", "s3://b/t/id"]
     assert total == f"{place.orders}: 2 records (12 B), 1 references to 0 B: 1 unchecked"
+
+
+def test_inspect_looks_at_references_of_keys_too(place: Place) -> None:
+    """What a client's serializers have put away of a key is listed beside what they have put away of its value."""
+    config = place.config()
+    store = {
+        "large.message.payload.store.class": "filesystem",
+        "filesystem.root": str(place.folder / "store"),
+        "large.message.threshold.bytes": THRESHOLD,
+    }
+    headers: list[Any] = []
+    key = LargeMessageSerializer(store, is_key=True).serialize(place.orders, headers, b"k" * 2000)
+    value = LargeMessageSerializer(store).serialize(place.orders, headers, b"v" * 3000)
+    gone = (key or b"")[:-1] + b"~"
+    send(place.broker, place.orders, [(0, key, value, headers, 1), (0, gone, b"small", headers[:3], 1)])
+    *found, last = lines(wideload("inspect", place.orders, "-c", config, "--json"), status=1)
+    assert [(line["offset"], line["of"], line["payload"], line["size"]) for line in found] == [
+        (0, "key", "ok", 2000),
+        (0, "value", "ok", 3000),
+        (1, "key", "refused", 2000),
+    ]
+    assert last["summary"]["references"] == 3
 
 
 # --- check and worker -------------------------------------------------------------------------------------------------
