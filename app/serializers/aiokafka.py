@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError
+from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
 from app.serializers import config as taken
 from app.serializers.arguments import Arguments
@@ -86,6 +86,8 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
             SerializationError: a stage raised an error; nothing is sent. `__cause__` has the reason, `retriable` says
                 whether the same may succeed later.
         """
+        if self._closed:
+            raise ProducerClosed
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that is not there
         own = list(headers or ())
@@ -135,9 +137,13 @@ class _Hold:
         current = self._assignment.active and state.has_valid_position and not state.paused
         return bool(current and state.position == self.offset)
 
+    def covers(self, offset: int) -> bool:
+        """Whether a record that another call has read is of this call; not after a seek, or another assignment."""
+        return bool(self._assignment.active and self.offset == offset)
+
     def renew(self) -> None:
         """Another call of the consumer has read on, without knowing."""
-        if self._assignment.active and not self._state.awaiting_reset:
+        if not self._state.awaiting_reset:
             self._state.consumed_to(self.offset)
 
     def release(self) -> None:
@@ -233,7 +239,7 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
     async def _delivered(
         self, found: Mapping[TopicPartition, list[ConsumerRecord]]
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        holds = {tp: self._hold(tp, records[0].offset) for tp, records in found.items() if tp not in self._holds}
+        holds = {tp: self._hold(tp, records[0].offset) for tp, records in found.items() if not self._held(tp, records)}
         if len(holds) < len(found):
             found = await self._without_held(found, holds)
         self._holds |= holds
@@ -248,8 +254,13 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
         finally:
             self._downloads.trim(self._is_to_come)
             for tp, hold in holds.items():
-                del self._holds[tp]
+                if self._holds.get(tp) is hold:  # else another call has it, after a seek
+                    del self._holds[tp]
                 hold.ended.set()
+
+    def _held(self, partition: TopicPartition, records: list[ConsumerRecord]) -> bool:
+        hold = self._holds.get(partition)
+        return hold is not None and hold.covers(records[0].offset)
 
     def _hold(self, partition: TopicPartition, offset: int) -> _Hold:
         assignment = self._subscription.subscription.assignment

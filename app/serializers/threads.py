@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.stage import Context, Headers
+from app.serializers.stage import Context, Headers, Stage
+from transforms.errors import SerializationError
 
 __all__ = ["PARALLEL", "Threads"]
 
@@ -25,6 +26,7 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
+        self._closed = False
 
     async def serialize(
         self, composable: ComposableSerializer | None, topic: str, headers: Headers, data: Any, *, is_key: bool
@@ -53,7 +55,11 @@ class Threads:
         return await self._run(composable, data, _context(topic, headers, is_key=is_key))
 
     async def close(self) -> None:
-        """Waits until no store call is under way any more; there can be no other afterwards."""
+        """Waits until no store call is under way any more; there can be no other afterwards.
+
+        Those that wait for a thread are not made, and their callers get a `SerializationError`.
+        """
+        self._closed = True
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def _run(
@@ -67,11 +73,26 @@ class Threads:
             if isinstance(target, ComposableSerializer | ComposableDeserializer):
                 data = composable.checked(stage, await self._run(target, data, context), context)
             elif _calls_store(target, data, context):
-                loop = asyncio.get_running_loop()
-                data = await loop.run_in_executor(self._pool, composable.step, stage, data, context)
+                data = await self._on_thread(composable, stage, data, context)
             else:
                 data = composable.step(stage, data, context)
         return data
+
+    async def _on_thread(
+        self, composable: ComposableSerializer | ComposableDeserializer, stage: Stage, data: Any, context: Context
+    ) -> Any:
+        if not self._closed:
+            call = asyncio.get_running_loop().run_in_executor(self._pool, composable.step, stage, data, context)
+            try:
+                return await call
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling() or not call.cancelled():
+                    raise
+        # Nobody cancelled the caller: a CancelledError would tell a TaskGroup that all is well.
+        reason = f"{stage.name}, the client was closed before the store was called"
+        deserializing = isinstance(composable, ComposableDeserializer)
+        raise SerializationError(context.topic, context.field, reason, deserializing=deserializing)
 
 
 def _context(topic: str, headers: Headers, *, is_key: bool) -> Context:

@@ -12,10 +12,11 @@ from typing import Any
 import boto3
 import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalOperation, UnknownTopicOrPartitionError
+from aiokafka.errors import ConsumerStoppedError, IllegalOperation, ProducerClosed, UnknownTopicOrPartitionError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
+from app.serializers.threads import PARALLEL
 from tests.integration.client_stores import CuttableWay, GatedStore, run_example
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
@@ -48,6 +49,17 @@ def gate() -> Iterator[type[GatedStore]]:
     GatedStore.reset()
     yield GatedStore
     GatedStore.reset()
+
+
+class HeldStore(GatedStore):
+    """One whose uploads wait."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        with self._counting:
+            GatedStore.begun += 1
+        assert self.open.wait(_LONG_S)
+        return super().publish(topic, data)
 
 
 def on_s3(server: S3Server) -> Config:
@@ -530,6 +542,55 @@ async def test_tasks_that_share_a_partition_get_each_record_once(
         gate.open.set()
         assert {record.value for record in await asyncio.gather(*reading)} == {LARGE, b"2"}
     assert gate.begun == 1
+
+
+@pytest.mark.parametrize("moved", ["seek", "assign"])
+async def test_a_move_counts_for_every_task_that_reads(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], moved: str
+) -> None:
+    """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
+    topic = make_topic()
+    partition = TopicPartition(topic, 0)
+    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
+    async with DeserializingConsumer(consuming(broker, ON_GATE)) as consumer:
+        consumer.assign([partition])
+        gate.open.clear()
+        first = asyncio.create_task(consumer.getmany(timeout_ms=1_000))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        if moved == "seek":
+            consumer.seek(partition, 2)
+        else:
+            consumer.assign([partition])
+        second = asyncio.create_task(one(consumer))
+        if moved == "assign":
+            await becomes(lambda: consumer._holds[partition].covers(0), "the second task has read the same record")
+            gate.open.set()
+        found = await second
+        gate.open.set()
+        assert await first == {}
+        assert found.offset == (2 if moved == "seek" else 0)
+        assert await consumer.position(partition) == found.offset + 1
+
+
+async def test_sends_that_wait_when_the_producer_stops_say_so(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """None is cancelled, which a TaskGroup would take for the application's own doing; nor is a send afterwards."""
+    topic = make_topic()
+    gate.open.clear()
+    producer = SerializingProducer(producing(broker, {"large.message.payload.store.class": HeldStore}))
+    await producer.start()
+    sends = [asyncio.create_task(producer.send(topic, LARGE)) for _ in range(2 * PARALLEL)]
+    await becomes(lambda: gate.begun == PARALLEL, "every thread is taken")
+    stopping = asyncio.create_task(producer.stop())
+    await becomes(lambda: producer._threads._closed, "the producer is stopping")
+    gate.open.set()
+    await stopping
+    errors = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(error) for error in errors] == PARALLEL * [ProducerClosed] + PARALLEL * [SerializationError]
+    assert "the client was closed before the store was called" in str(errors[-1])
+    with pytest.raises(ProducerClosed):
+        await producer.send_and_wait(topic, b"small")
 
 
 async def test_stop_during_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
