@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
@@ -292,28 +292,38 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if self._chain.passes(record):
             slot.result = record
             return
+        if not self._chain.blocks(record):
+            with self._outcomes(slot):
+                slot.result, _ = self._chain.apply(record)
+                self._hold_result(slot)
+            self._release(lane)
+            return
         task = asyncio.get_running_loop().create_task(self._transform(lane, slot))
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
 
     async def _transform(self, lane: Lane, slot: Slot) -> None:
+        with self._outcomes(slot):
+            slot.result, applied = await self._apply(lane, slot.source)
+            self._count(applied, slot)
+            self._hold_result(slot)
+        self._release(lane)
+
+    @contextlib.contextmanager
+    def _outcomes(self, slot: Slot) -> Iterator[None]:
+        """Gives each error of a record its outcome: a dead letter in place of the result, or the end of the flow."""
         try:
             try:
-                slot.result, applied = await self._apply(lane, slot.source)
-                self._count(applied, slot)
+                yield
             except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
                 self._bury(slot, exc)
         except RecordError as exc:
             self._fail(exc)
-            return
         except PayloadStoreError as exc:
             self._fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
-            return
         except Exception as exc:  # a defect of ours must stop the pipeline as loudly as an error of the record
             log.exception(_UNEXPECTED, self.settings.name)
             self._fail(RecordError(slot.source, exc, ""))
-            return
-        self._release(lane)
 
     async def _apply(self, lane: Lane, record: SourceRecord) -> tuple[RecordLike, tuple[str, ...]]:
         """Tries until it succeeds or can never do so; a store that is down is not an error of the record."""
@@ -346,7 +356,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _count(self, applied: Iterable[str], slot: Slot) -> None:
         assert slot.result is not None
-        self.degraded = None
+        if applied:
+            self.degraded = None
         for name in applied:
             if name == "offload":
                 self._stats.offloaded_records += 1
@@ -354,7 +365,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             else:
                 self._stats.inflated_records += 1
                 self._stats.inflated_bytes += len(slot.result.value or b"")
-        # What is held from here on is the result; an offloaded value is gone, an inflated one has come.
+
+    def _hold_result(self, slot: Slot) -> None:
+        """What is held from here on is the result; an offloaded value is gone, an inflated one has come."""
+        assert slot.result is not None
         held = len(slot.result.value or b"") + len(slot.result.key or b"") + _RECORD_OVERHEAD_BYTES
         self._share.give(slot.held - held)
         slot.held = held

@@ -154,6 +154,10 @@ class Chain:
             return True
         return batch_of_one_bytes(record) <= self._limit_bytes
 
+    def blocks(self, record: RecordLike) -> bool:
+        """False where `apply` asks no store. Behind a stage the record may be another, so of several each may ask."""
+        return len(self.stages) > 1 or any(stage.moves(record) for stage in self.stages)
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""
         return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)

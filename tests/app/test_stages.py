@@ -242,6 +242,29 @@ def test_chain_inflates_then_offloads_again() -> None:
     assert chain_of(["inflate"], store).apply(packed)[0] == record
 
 
+@pytest.mark.parametrize(
+    ("transforms", "form", "length", "blocks"),
+    [
+        (["offload"], "bakdata-flag", 100, False),
+        (["offload"], "bakdata-flag", 101, True),
+        (["offload"], "wideload", 100, False),
+        (["inflate"], "bakdata-flag", 100, False),
+        (["inflate", "offload"], "bakdata-flag", 100, True),
+    ],
+)
+def test_chain_blocks_only_where_the_store_is_asked(
+    transforms: list[str],
+    form: str,
+    length: int,
+    blocks: bool,  # noqa: FBT001
+) -> None:
+    """What only marks a value needs no thread; behind one stage the next may find another record, so those need one."""
+    where = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads"}
+    settings = settings_of(transforms, **{**where, "reference.format": form})
+    chain = build(settings, memory(), ROOMY, PipelineStats())
+    assert chain.blocks(Record(b"k", b"\0" * length)) is blocks
+
+
 def test_chain_applies_only_what_is_wanted() -> None:
     """A small reference behind inflate is a small value, which offload lets pass."""
     store = memory()
