@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from app.serializers.stage import Context, Direction, Headers, Stage, load, shared_headers
+from app.serializers.stage import Context, Direction, Headers, Stage, appended_headers, load, shared_headers
 from transforms.errors import ConfigurationError, SerializationError
 
 __all__ = ["ComposableDeserializer", "ComposableSerializer"]
@@ -128,7 +128,7 @@ class ComposableSerializer(_Composable):
 
     def __call__(self, data: Any, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
-        with shared_headers(context) as headers:
+        with appended_headers(context) as headers:
             return self.serialize(context.topic, headers, data)
 
 

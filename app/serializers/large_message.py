@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from app.payload import download, publish
 from app.serializers.compaction import CompactionWarning
 from app.serializers.options import Deserializing, Serializing
-from app.serializers.stage import Headers, shared_headers
+from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Put
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
@@ -145,7 +145,7 @@ class LargeMessageSerializer(_LargeMessage):
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        with shared_headers(context) as headers:
+        with appended_headers(context) as headers:
             return self.serialize(context.topic, headers, data)
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:

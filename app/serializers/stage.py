@@ -23,7 +23,7 @@ from stores.dotted import parts, resolve
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 
-__all__ = ["Context", "Direction", "Headers", "Stage", "load", "shared_headers"]
+__all__ = ["Context", "Direction", "Headers", "Stage", "appended_headers", "load", "shared_headers"]
 
 Direction = Literal["serialize", "deserialize"]
 Headers = list[Header] | None
@@ -110,18 +110,57 @@ def load(
 
 @contextlib.contextmanager
 def shared_headers(context: Any) -> Iterator[Headers]:
-    """The headers of confluent-kafka's context as a list; what is appended reaches the record.
+    """The headers of confluent-kafka's context as a list; what is done to a list is done to those of the record.
 
     None where the client was given none: it has no place then where a header could be put.
     """
     given = context.headers
-    if not isinstance(given, dict):
-        yield given if isinstance(given, list) else None
-        return
-    headers = list(given.items())
-    count = len(headers)
-    yield headers
-    given.update(headers[count:])
+    yield list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
+
+
+class _Appended(bytes):
+    """The value of a header that a serializer has appended to a list of the application.
+
+    Attributes:
+        field: `key` or `value`, whichever was serialized.
+    """
+
+    field: str
+
+
+@contextlib.contextmanager
+def appended_headers(context: Any) -> Iterator[Headers]:
+    """As `shared_headers`, for a serializer, which appends to them.
+
+    confluent-kafka has no other way to a record's headers than the application's own list or dict, which may be used
+    again: for the next record, or for the same where the queue was full. What was appended for the last one goes first.
+    """
+    given, field = context.headers, str(context.field)
+    if isinstance(given, list):
+        given[:] = [header for header in given if not _is_appended(header[1], field)]
+    elif isinstance(given, dict):
+        for name in [name for name, value in given.items() if _is_appended(value, field)]:
+            del given[name]
+    with shared_headers(context) as headers:
+        count = len(headers or ())
+        yield headers
+        if headers is None:
+            return
+        headers[count:] = [(name, _appended(value, field)) for name, value in headers[count:]]
+        if isinstance(given, dict):
+            given.update(headers[count:])
+
+
+def _is_appended(value: object, field: str) -> bool:
+    return isinstance(value, _Appended) and value.field == field
+
+
+def _appended(value: bytes | None, field: str) -> bytes | None:
+    if not isinstance(value, bytes):
+        return value
+    marked = _Appended(value)
+    marked.field = field
+    return marked
 
 
 def _name(target: object) -> str:

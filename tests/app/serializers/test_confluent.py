@@ -210,6 +210,40 @@ def test_headers_of_a_reference_join_the_ones_that_are_sent(
     ]
 
 
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize("shape", [list, dict])
+def test_headers_of_the_last_record_go_before_the_next(
+    config_of: Config,
+    shape: type[list[Any] | dict[str, Any]],
+    composed: bool,  # noqa: FBT001
+) -> None:
+    """An application may use its headers again: a small value is no reference then, and a large one is one, once."""
+    classes = [LargeMessageSerializer]
+    key, value = (
+        ComposableSerializer(classes, config_of(), is_key=is_key)
+        if composed
+        else LargeMessageSerializer(config_of(), is_key=is_key)
+        for is_key in (True, False)
+    )
+    headers: Any = shape([("a", b"1"), ("b", None)])
+    for large_key, large_value in ((True, True), (True, True), (False, True), (True, False), (False, False)):
+        key(LARGE if large_key else b"small", context(headers, MessageField.KEY))
+        value(LARGE if large_value else b"small", context(headers))
+        names = [name for name, _ in (headers.items() if isinstance(headers, dict) else headers)]
+        assert names[:2] == ["a", "b"]
+        assert names.count("large-message-key") == large_key
+        assert names.count("large-message") == large_value
+        assert len(names) == 2 + 3 * large_key + 3 * large_value
+
+
+def test_headers_of_a_reference_that_is_passed_on_stay(config_of: Config) -> None:
+    """What another client wrote is the application's own, also where it is a reference."""
+    own = [("large-message", b"true"), ("large-message.size", b"5000")]
+    headers = list(own)
+    assert LargeMessageSerializer(config_of())(b"memory://x/orders/1", context(headers)) == b"memory://x/orders/1"
+    assert headers == own
+
+
 # --- stages and errors ------------------------------------------------------------------------------------------------
 
 
