@@ -244,6 +244,12 @@ class SerializationError(WideloadError):
         self.partition = partition
         self.offset = offset
 
+    def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
+        make, arguments, state = super().__reduce__()
+        # `retriable` is the cause's. What a stage of the application raised may be of a class that cannot be pickled.
+        cause = {"__cause__": self.__cause__} if isinstance(self.__cause__, WideloadError) else {}
+        return make, arguments, {**state, **cause}
+
     @property
     def retriable(self) -> bool:
         """Whether the same record may succeed later: the store was the reason, and what it met may pass."""

@@ -29,14 +29,17 @@ class CompactionWarning:
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
-        # Only ever added to; that two threads may add one topic at once costs a second look, no more.
         self._seen: set[str] = set()
+        self._lock = threading.Lock()
 
     def look(self, topic: str) -> None:
         """Looks at the topic, the first time that it is named. Returns at once."""
         if topic in self._seen:
             return
-        self._seen.add(topic)
+        with self._lock:
+            if topic in self._seen:
+                return
+            self._seen.add(topic)
         if self._config.get("bootstrap.servers"):
             threading.Thread(target=self._look, args=(topic,), name=f"cleanup-policy-{topic}", daemon=True).start()
 

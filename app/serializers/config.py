@@ -5,6 +5,7 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
@@ -44,8 +45,8 @@ class ClientConfig(Generic[_Composable]):
 
     key: _Composable | None
     value: _Composable | None
-    client: Mapping[str, object]
-    whole: Mapping[str, object]
+    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in both
+    whole: Mapping[str, object] = dataclasses.field(repr=False)
 
     def close(self) -> None:
         """Closes both."""

@@ -6,10 +6,10 @@ Values may be of their own type or strings, as Kafka's clients take both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from stores.keys import REQUIRED, Key, read, unknown
+from stores.keys import REQUIRED, Key, Value, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import CODECS, Codec
@@ -139,7 +139,7 @@ class Serializing:
     codec: Codec | None
     by_digest: bool
     store_timeout_ms: int
-    store: Mapping[str, object]
+    store: Mapping[str, object] = field(repr=False)  # its secrets are in it
 
     @classmethod
     def read(cls, config: Mapping[str, object], *, is_key: bool) -> Serializing:
@@ -186,7 +186,7 @@ class Deserializing:
 
     max_bytes: int
     store_timeout_ms: int
-    store: Mapping[str, object]
+    store: Mapping[str, object] = field(repr=False)  # its secrets are in it
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> Deserializing:
@@ -244,6 +244,7 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
         ConfigurationError: it does so in a way that this project's own clients do not know.
     """
     from app.definitions import CONNECTION_KEYS, SECURITY_KEYS
+    from app.secret import hidden
     from app.settings import ClientSettings
 
     given = dict(config)
@@ -252,8 +253,10 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
     if "security.protocol" in given:
         given["security.protocol"] = str(given["security.protocol"]).upper()
     values = read(CONNECTION_KEYS, _coerced_all(CONNECTION_KEYS, given))
-    security = {key.name: values[key.name] for key in SECURITY_KEYS}
-    return ClientSettings(str(values["bootstrap.servers"]), str(values["client.id"]), security)
+    security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
+    return ClientSettings(
+        str(values["bootstrap.servers"]), str(values["client.id"]), cast("dict[str, Value | None]", security)
+    )
 
 
 def coerced(key: Key, value: object) -> object:

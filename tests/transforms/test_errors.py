@@ -20,6 +20,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     RecordTooLargeError,
     ReferenceRefusedError,
+    SerializationError,
     TransformError,
     WideloadError,
     shown,
@@ -108,6 +109,29 @@ def test_error_survives(error: WideloadError, again: Callable[[WideloadError], o
     assert type(same) is type(error)
     assert str(same) == str(error)
     assert same.__dict__ == error.__dict__
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+def test_serialization_error_survives_with_its_cause(again: Callable[[WideloadError], object]) -> None:
+    """Who gets it from another process can still tell a store that is down from a payload that is gone."""
+    error = SerializationError("orders", "value", "the store is down", deserializing=True, partition=3, offset=7)
+    error.__cause__ = PayloadStoreError("503 Slow Down", retriable=True)
+    same = again(error)
+    assert isinstance(same, SerializationError)
+    assert str(same) == str(error)
+    assert (same.partition, same.offset, same.retriable) == (3, 7, True)
+    assert str(same.__cause__) == "503 Slow Down"
+
+
+def test_serialization_error_survives_a_cause_that_does_not() -> None:
+    """What a stage raised may be of any class, also one that cannot be pickled."""
+
+    class Local(Exception):  # noqa: N818
+        pass
+
+    error = SerializationError("orders", "value", "stage 1, raised Local")
+    error.__cause__ = Local()
+    assert str(pickled(error)) == str(error)
 
 
 @pytest.mark.parametrize("text", ["", "s3://bucket/orders/id", "größe", "x" * 200])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
-from app.serializers.options import client_settings
+from app.serializers.options import Deserializing, Serializing, client_settings
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
 
@@ -278,6 +278,30 @@ def test_the_clients_connection_is_read() -> None:
     assert settings.bootstrap_servers == "a:1,b:2"
     assert settings.security["security.protocol"] == "SASL_SSL"
     assert settings.security["sasl.mechanism"] == "SCRAM-SHA-256"
+
+
+def test_no_secret_shows() -> None:
+    """Whatever is made of a configuration may be printed, or stand in a log of local variables."""
+    secrets = ("s3.secret.key", "s3.session.token", "sasl.password", "ssl.key.password")
+    given: dict[str, object] = {
+        "bootstrap.servers": "a:1",
+        "value.serializers": [SERIALIZER],
+        "value.deserializers": [DESERIALIZER],
+        "large.message.payload.store.class": "s3",
+        "s3.bucket": "payloads",
+        "s3.region": "us-east-1",
+        "s3.access.key": "A",
+        **dict.fromkeys(secrets, "hush"),
+    }
+    made = (
+        config.producer(given),
+        config.consumer(given),
+        Serializing.read(given, is_key=False),
+        Deserializing.read(given),
+        client_settings(given),
+    )
+    assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
+    assert client_settings(given).security["sasl.password"] == "hush"
 
 
 # --- what is imported -------------------------------------------------------------------------------------------------
