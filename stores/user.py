@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from stores.keys import read
-from stores.store import COMMON_KEYS, Check, Delete, ExpiryRule, Get, Lifecycle, List, PayloadInfo, Put, Stat
+from stores.store import COMMON_KEYS, Check, Delete, ExpiryRule, Get, Lifecycle, List, PayloadInfo, Put, Stat, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
 
 __all__ = ["UserStore", "missing_methods"]
@@ -84,6 +84,11 @@ class UserStore:
         if hasattr(self._inner, "id"):
             return _typed(self._call("id", data), str, f"{self._name}.id")
         return hashlib.sha256(data).hexdigest() if self._by_digest else str(uuid.uuid4())
+
+    @property
+    def has_own_ids(self) -> bool:
+        """Whether the class says itself what `id` of a payload is, so that `large.message.id.generator` does not."""
+        return getattr(type(self._inner), "id", Store.id) is not Store.id
 
     def close(self) -> None:
         """See `PayloadStore.close`."""

@@ -15,6 +15,7 @@ from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Put
+from stores.user import UserStore
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
@@ -97,7 +98,8 @@ class LargeMessageSerializer(_LargeMessage):
         self._by_digest = options.by_digest
         self._store = open_store(options.store)
         self._to_prove = is_key and not isinstance(self._store, Put)
-        self._compaction = None if options.by_digest else CompactionWarning(config)
+        own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
+        self._compaction = None if options.by_digest or own_ids else CompactionWarning(config)
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload where it is large; then its headers are appended to `headers`.

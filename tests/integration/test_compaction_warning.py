@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -68,6 +69,41 @@ def test_random_ids_on_a_compacted_topic_are_warned_of_once(
     assert [record.levelname for record in caplog.records if record.name == LOGGER] == ["WARNING"]
     assert told[0].startswith(f"topic {topic} has cleanup.policy={policy}, and large.message.id.generator is uuid")
     assert told[0].endswith("set large.message.id.generator to sha256")
+
+
+class PlainStore:
+    """A class of the seed's interface; `large.message.id.generator` is for it to heed."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        return f"own://{topic}/{hashlib.sha256(data).hexdigest()}"
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore.download`."""
+        raise NotImplementedError
+
+
+class OwnIdStore(PlainStore):
+    """One that says itself how a payload is named."""
+
+    def id(self, data: bytes) -> str:
+        """See `PayloadStore.id`."""
+        return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(("store", "warned"), [(PlainStore, True), (OwnIdStore, False)])
+def test_a_class_with_its_own_ids_is_not_warned_of(
+    broker: str,
+    make_topic: MakeTopic,
+    caplog: pytest.LogCaptureFixture,
+    store: type,
+    warned: bool,  # noqa: FBT001
+) -> None:
+    """Where the class has an `id`, the generator that the warning speaks of does not count."""
+    topic = make_topic(**{"cleanup.policy": "compact"})
+    with caplog.at_level(logging.WARNING, LOGGER):
+        send(broker, topic, **{"large.message.payload.store.class": store})
+    assert [record.name for record in caplog.records if record.name == LOGGER] == [LOGGER] * warned
 
 
 def test_a_cluster_that_does_not_answer_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
