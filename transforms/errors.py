@@ -3,7 +3,10 @@
 WideloadError
 ├── ConfigurationError            refuse at start; the user changes the configuration
 ├── TransformError                this record can never succeed; `errors.tolerance` decides
-│   ├── MalformedReferenceError   the value or a header is not what the format allows
+│   ├── MalformedError            a field of the record is not what its format allows
+│   │   ├── MalformedReferenceError
+│   │   └── MalformedChunkError
+│   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   └── RecordTooLargeError       the record is over what the sink topic takes
@@ -21,7 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 __all__ = [
+    "ChunkError",
     "ConfigurationError",
+    "MalformedChunkError",
+    "MalformedError",
     "MalformedReferenceError",
     "PayloadCorruptError",
     "PayloadNotFoundError",
@@ -84,14 +90,16 @@ class TransformError(WideloadError):
     """This record can never succeed, however often it is tried."""
 
 
-class MalformedReferenceError(TransformError):
-    """The value or a header of a reference record is not what the format allows.
+class MalformedError(TransformError):
+    """A field of a record is not what a format allows.
 
     Attributes:
         field: the header, or "value".
         found: what stood there.
         allowed: what may stand there.
     """
+
+    _WHAT = "record"
 
     def __init__(self, field: str, found: str, allowed: str) -> None:
         super().__init__(field, found, allowed)
@@ -100,7 +108,38 @@ class MalformedReferenceError(TransformError):
         self.allowed = allowed
 
     def __str__(self) -> str:
-        return f"malformed reference: {self.field} is {shown(self.found)}; allowed: {self.allowed}"
+        return f"malformed {self._WHAT}: {self.field} is {shown(self.found)}; allowed: {self.allowed}"
+
+
+class MalformedReferenceError(MalformedError):
+    """The value or a header of a reference record is not what the format allows."""
+
+    _WHAT = "reference"
+
+
+class MalformedChunkError(MalformedError):
+    """The value or a header of a chunk is not what the format allows."""
+
+    _WHAT = "chunk"
+
+
+class ChunkError(TransformError):
+    """A record cannot be split into chunks.
+
+    Attributes:
+        size: bytes of its value.
+        limit: the most bytes that a chunk may take as a batch of one.
+        reason: what is in the way.
+    """
+
+    def __init__(self, size: int, limit: int, reason: str) -> None:
+        super().__init__(size, limit, reason)
+        self.size = size
+        self.limit = limit
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a value of {self.size:,} bytes cannot go as chunks of {self.limit:,} bytes: {self.reason}"
 
 
 class PayloadCorruptError(TransformError):

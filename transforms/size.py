@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from transforms.record import RecordLike
 
-__all__ = ["BATCH_OVERHEAD_BYTES", "HEADERLESS_OVERHEAD_BYTES", "batch_of_one_bytes", "record_bytes", "varint_bytes"]
+__all__ = [
+    "BATCH_OVERHEAD_BYTES",
+    "HEADERLESS_OVERHEAD_BYTES",
+    "batch_of_one_bytes",
+    "record_bytes",
+    "value_room_bytes",
+    "varint_bytes",
+]
 
 BATCH_OVERHEAD_BYTES = 61
 # The most that a batch of one without headers has beside key and value: five-byte varints for record, key and value.
@@ -25,14 +32,38 @@ def _length_prefixed(data: bytes | None) -> int:
     return 1 if data is None else varint_bytes(len(data)) + len(data)
 
 
-def record_bytes(record: RecordLike) -> int:
-    """Bytes of the record as the first of a batch, its own length prefix included."""
+def _rest_bytes(record: RecordLike) -> int:
+    """Bytes of a record beside its value and its own length prefix."""
     size = 3  # attributes, timestamp delta and offset delta, one byte each
-    size += _length_prefixed(record.key) + _length_prefixed(record.value)
+    size += _length_prefixed(record.key)
     size += varint_bytes(len(record.headers))
     for name, value in record.headers:
         size += _length_prefixed(name.encode()) + _length_prefixed(value)
+    return size
+
+
+def record_bytes(record: RecordLike) -> int:
+    """Bytes of the record as the first of a batch, its own length prefix included."""
+    size = _rest_bytes(record) + _length_prefixed(record.value)
     return varint_bytes(size) + size
+
+
+def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
+    """The longest value with which the record as a batch of one is not over the limit; below 0 where there is none.
+
+    Args:
+        record: its own value does not count.
+        limit_bytes: the most bytes of the batch.
+    """
+    rest = _rest_bytes(record)
+    # The longer the value, the longer its own prefix and that of the record: by at most four bytes each.
+    room = limit_bytes - BATCH_OVERHEAD_BYTES - rest - 2
+    while room >= 0:
+        size = rest + varint_bytes(room) + room
+        if BATCH_OVERHEAD_BYTES + varint_bytes(size) + size <= limit_bytes:
+            break
+        room -= 1
+    return room
 
 
 def batch_of_one_bytes(record: RecordLike) -> int:
