@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, shown
 
 __all__ = ["REQUIRED", "Key", "Kind", "Value", "read", "unknown"]
 
@@ -22,6 +22,7 @@ class _Required:
 
 REQUIRED = _Required()
 
+_SHOWN_CHARACTERS = 200
 _NEAR = 0.75  # a long prefix in common makes names look alike: at 0.6 `producer.linger.ms` was `producer.acks`
 
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
@@ -87,8 +88,11 @@ class Key:
 
 
 def _as_written(value: object) -> str:
-    """`value` as it stands in the file, which knows no `True`."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    """`value` as it stands in the file, which knows no `True`; cut where it is long."""
+    if isinstance(value, str):
+        return shown(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"{text[:_SHOWN_CHARACTERS]}…" if len(text) > _SHOWN_CHARACTERS else text
 
 
 def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value | None]:

@@ -504,6 +504,19 @@ def test_the_attempts_must_fit_in_the_time_of_a_call(timeout_ms: int, fits: bool
             S3Store().configure(config)
 
 
+@pytest.mark.parametrize(("attempts", "needed"), [(1, "15,000"), (6, "146,000"), (8, "226,000"), (10**9, "39,999,")])
+def test_the_time_of_the_attempts_is_told(attempts: int, needed: str) -> None:
+    """Pauses of 1, 2, 4, 8, 16 and then 20 s, each with 5 more; a billion attempts are refused as quickly as two."""
+    config = {
+        "s3.bucket": "payloads",
+        **CREDENTIALS,
+        "large.message.store.timeout.ms": 1,
+        "s3.retry.attempts": attempts,
+    }
+    with pytest.raises(ConfigurationError, match=f"may take {needed}"):
+        S3Store().configure(config)
+
+
 @pytest.mark.parametrize(
     ("config", "url"),
     [
