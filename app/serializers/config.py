@@ -151,7 +151,7 @@ def _clients_own(
             continue
         elif own is None:
             client[name] = value
-        elif store_class is None or store_keys(store_class) is not None:
+        elif store_class is None or store_keys(store_class) is not None or named_keys(store_class):
             raise unknown(name, [*names, *_known(store_class)])
     return client
 

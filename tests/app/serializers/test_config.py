@@ -157,6 +157,9 @@ def test_a_class_of_ones_own_gets_everything() -> None:
         "acks": "all",
         "value.serializers": [SERIALIZER],
     }
+    with pytest.raises(ConfigurationError, match=r"own\.more: is not a key that is known here"):
+        config.producer(given, own=OWN.__contains__)
+    del given["own.more"]
     assert config.producer(given, own=OWN.__contains__).client == {"acks": "all"}
 
 
