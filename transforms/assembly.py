@@ -3,14 +3,19 @@
 What happens to chunks that do not make a message; each is counted in `Counts`, and nothing leaves in silence but
 duplicates:
 
+    malformed        the headers are not those of a chunk
     missing-first    there is no first chunk before them in the partition
     out-of-order     a chunk between was left out; the log is in order, so it will not come
-    contradictory    count, size or checksum differ from those of the first chunk, or bytes of one chunk from themselves
-    oversized        the message is larger than is allowed; said by its first chunk, before anything is kept
+    contradictory    key, count, size or checksum differ from those of the first chunk, bytes of one chunk from
+                     themselves, or there are more bytes than the message has
+    oversized        the message is larger than is allowed, which its first chunk says, before anything is kept; or its
+                     keys and headers make it larger than all that may be pending
     corrupt          size or checksum of the whole are not what the chunks say
     expired          the last chunk did not come in time
     evicted          the oldest, where there are more messages, or more bytes, than may be pending
     duplicate        a chunk that is there already, or one of a message that has been delivered: ignored
+
+A chunk that comes when its message has been discarded is given back too, with the message's reason, and marked `late`.
 
 Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; design, "Chunks".
 """
@@ -18,134 +23,29 @@ Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; desi
 from __future__ import annotations
 
 import hashlib
-import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import total_ordering
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 
 from transforms.chunk import Chunk
 from transforms.errors import MalformedChunkError
-from transforms.record import Header, Record, RecordLike
+from transforms.outcome import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
+from transforms.record import Header, Record
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
 
-Reason = Literal[
-    "missing-first", "out-of-order", "contradictory", "oversized", "corrupt", "expired", "evicted", "malformed"
-]
-
 _REMEMBERED = 1000  # messages of a partition that have ended, so that a late chunk of theirs is known for what it is
-_RECORD_OVERHEAD_BYTES = 400  # of a record that is kept, beside key, value and headers
-
-
-class LoggedRecord(RecordLike, Protocol):
-    """A record, and where it stands in its partition."""
-
-    @property
-    def offset(self) -> int: ...
-
-
-@total_ordering
-@dataclass(frozen=True, slots=True)
-class ChunkMessageId:
-    """Where a message of chunks stands in its partition; ordered as messages are delivered, by their last chunks.
-
-    Source: seed 004, "Introducing Chunk Message ID" (PIP 107). Seeking to it means seeking to `first`.
-
-    Attributes:
-        first: offset of the first chunk.
-        last: offset of the last one.
-    """
-
-    first: int
-    last: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.last:
-            raise ValueError(f"no message of chunks is from offset {self.first} to {self.last}")
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, ChunkMessageId):
-            return NotImplemented
-        return (self.last, self.first) < (other.last, other.first)
-
-    @classmethod
-    def parse(cls, text: str) -> ChunkMessageId:
-        """The inverse of `str`.
-
-        Raises:
-            ValueError: it is not two offsets with a hyphen between them.
-        """
-        match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text, re.ASCII)
-        if match is None:
-            raise ValueError(f"{text[:100]!r} is not FIRST-LAST, two offsets")
-        return cls(int(match[1]), int(match[2]))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may be pending.
-
-    Attributes:
-        messages: `max.pending.chunked.message`.
-        pending_bytes: `max.pending.chunked.bytes`, which Pulsar lacks: of all chunks that are kept.
-        message_bytes: the largest message.
-        expire_ms: `expire.time.of.incomplete.chunked.message.ms`, from the first chunk on; 0 for never.
-    """
-
-    messages: int = 100
-    pending_bytes: int = 134_217_728
-    message_bytes: int = 67_108_864
-    expire_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A whole message.
-
-    Attributes:
-        record: as it was before it was split.
-        id: where its first and its last chunk stand.
-    """
-
-    record: Record
-    id: ChunkMessageId
-
-
-@dataclass(frozen=True, slots=True)
-class Discarded:
-    """Chunks that will not be a message.
-
-    Attributes:
-        reason: why; see the module.
-        uuid: the message's; None where it cannot be read.
-        records: the chunks themselves, as they came.
-        detail: for people: what was found.
-    """
-
-    reason: Reason
-    uuid: str | None
-    records: tuple[LoggedRecord, ...]
-    detail: str
-
-
-@dataclass(slots=True)
-class Counts:
-    """What has happened so far.
-
-    Attributes:
-        assembled: whole messages.
-        duplicates: chunks that were ignored.
-        discarded: messages, or late chunks of them, by reason.
-    """
-
-    assembled: int = 0
-    duplicates: int = 0
-    discarded: dict[Reason, int] = field(default_factory=dict)
+_UNSETTLED = 100  # messages of a partition that have ended, and perhaps are not delivered; more are taken together
+# What Python holds of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
+_RECORD_OVERHEAD_BYTES = 400
+_HEADER_OVERHEAD_BYTES = 160
+_LEAST_HEADERS = 4
+# Discarded for what others hold, or for the time that has passed: when the same chunks come again, it may be otherwise.
+_BY_CHANCE = frozenset({"expired", "evicted"})
 
 
 @dataclass(slots=True)
@@ -153,23 +53,33 @@ class _Context:
     chunk: Chunk
     headers: tuple[Header, ...]
     began_ms: int
+    digest: _Hash | None
     records: list[LoggedRecord] = field(default_factory=list)
     held: int = 0
     length: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    chunk: Chunk
+    reason: Reason | None  # None where it was delivered
+    last: int
+
+
 @dataclass(slots=True)
 class _Partition:
     contexts: dict[str, _Context] = field(default_factory=dict)
-    ended: OrderedDict[str, Reason | None] = field(default_factory=OrderedDict)
+    ended: OrderedDict[str, _End] = field(default_factory=OrderedDict)
+    unsettled: deque[tuple[int, int]] = field(default_factory=deque)  # first chunk, and the chunk that ended it
+    last: int = -1
     delivered: int = 0
 
 
 class Assembler:
     """Keeps the chunks of each message, by partition and uuid, until it is whole.
 
-    It owns the safe offset: a commit must not pass the first chunk of a message that is not whole yet. What was
-    delivered above it is one number, as everything is delivered in order: see `delivered`.
+    It owns the safe offset: a commit must not pass the first chunk of a message that is not whole, or not delivered
+    yet. What was delivered above it is one number, as everything is delivered in order: see `delivered_below`.
 
     Args:
         limits: how much may be pending.
@@ -198,15 +108,20 @@ class Assembler:
     def add(self, partition: Hashable, record: LoggedRecord, now_ms: int) -> list[Assembled | Discarded]:
         """Takes the next chunk of a partition, in the order of offsets; gives what has ended with it.
 
+        An evicted message may be of another partition. What it and an expired one give back must be dealt with before
+        the next commit of their partition, for no offset waits for it.
+
         Args:
-            partition: whatever tells partitions apart.
+            partition: whatever tells partitions apart. Where its position is set back, `clear` it first.
             record: one that `is_chunk` is true of.
-            now_ms: milliseconds of a clock that does not go back.
+            now_ms: milliseconds of a clock that does not go back. It should stand still while nothing is read, or
+                messages expire whose chunks are waiting in the log.
         """
         state = self._partitions.setdefault(partition, _Partition())
+        state.last = record.offset
         events = list(self._take(partition, state, record, now_ms))
-        if record.offset < state.delivered:
-            return []  # it ended so before the restart too, and that was delivered
+        if record.offset < state.delivered:  # what ended so before the restart too, and was delivered
+            events = [event for event in events if isinstance(event, Discarded) and event.reason in _BY_CHANCE]
         for event in events:
             self._count(event)
         return events
@@ -228,13 +143,32 @@ class Assembler:
         return events
 
     def safe_offset(self, partition: Hashable, position: int) -> int:
-        """What may be committed: `position`, or the first chunk of a message that is not whole, if that is lower."""
+        """What may be committed: `position`, or the lowest first chunk of a message that is not delivered.
+
+        Args:
+            partition: as in `add`.
+            position: all that ended below it has been delivered. It does not go back.
+        """
         state = self._partitions.get(partition)
-        firsts = () if state is None else (context.records[0].offset for context in state.contexts.values())
-        return min(firsts, default=position) if state is not None else position
+        if state is None:
+            return position
+        while state.unsettled and state.unsettled[0][1] < position:
+            state.unsettled.popleft()
+        firsts = [first for first, _ in state.unsettled]
+        firsts += [context.records[0].offset for context in state.contexts.values()]
+        return min(position, min(firsts, default=position))
+
+    def delivered_below(self, partition: Hashable, position: int) -> int:
+        """What to note beside a commit: `position`, or what was noted before the restart, where that is higher."""
+        state = self._partitions.get(partition)
+        return position if state is None else max(position, state.delivered)
 
     def resume(self, partition: Hashable, delivered: int) -> None:
-        """After a restart at a safe offset: what ended below `delivered` was delivered, and is not given again."""
+        """After a restart at a safe offset: what ended below `delivered` was delivered, and is not given again.
+
+        Only what was evicted or has expired may be given back again, since the next time it may be another message
+        that has to go.
+        """
         self._partitions.setdefault(partition, _Partition()).delivered = delivered
 
     def delivered(self, partition: Hashable, offset: int) -> bool:
@@ -264,13 +198,15 @@ class Assembler:
             if chunk.id:
                 yield from self._late(state, chunk, record)
                 return
-            limit = min(self.limits.message_bytes, self.limits.pending_bytes)
-            if chunk.size > limit:
-                self._end(state, chunk.uuid, "oversized")
-                detail = f"a message of {chunk.size:,} bytes, allowed are {limit:,}"
+            end = state.ended.get(chunk.uuid)
+            if end is not None and end.reason is None and record.offset > end.last and _same(chunk, end.chunk):
+                self.counts.duplicates += 1
+                return
+            if (detail := self._too_large(chunk)) is not None:
+                self._end(state, chunk, "oversized")
                 yield Discarded("oversized", chunk.uuid, (record,), detail)
                 return
-            context = _Context(chunk, headers, now_ms)
+            context = _Context(chunk, headers, now_ms, None if chunk.checksum is None else hashlib.sha256())
             state.ended.pop(chunk.uuid, None)
         elif (problem := self._problem(context, chunk, record)) is not None:
             reason, detail = problem
@@ -281,32 +217,47 @@ class Assembler:
             yield Discarded(reason, chunk.uuid, (*dropped.records, record), detail)
             return
         yield from self._keep(partition, state, context, record)
-        if len(context.records) == context.chunk.count:
+        if chunk.uuid in state.contexts and len(context.records) == context.chunk.count:
             yield self._finish(partition, state, context)
 
+    def _too_large(self, chunk: Chunk) -> str | None:
+        if chunk.size > self.limits.message_bytes:
+            return f"a message of {chunk.size:,} bytes, allowed are {self.limits.message_bytes:,}"
+        least = chunk.size + chunk.count * (_RECORD_OVERHEAD_BYTES + _LEAST_HEADERS * _HEADER_OVERHEAD_BYTES)
+        if least > self.limits.pending_bytes:
+            what = f"{chunk.size:,} bytes in {chunk.count:,} chunks"
+            return f"{what} take {least:,} bytes of memory at least, allowed are {self.limits.pending_bytes:,}"
+        return None
+
     def _late(self, state: _Partition, chunk: Chunk, record: LoggedRecord) -> Iterator[Discarded]:
-        reason = state.ended.get(chunk.uuid, "missing-first")
-        if reason is None:
+        end = state.ended.get(chunk.uuid)
+        if end is not None and end.reason is None and _same(chunk, end.chunk):
             self.counts.duplicates += 1
-            return
-        self._end(state, chunk.uuid, reason)
-        detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
-        if reason != "missing-first":
-            detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {reason}"
-        yield Discarded(reason, chunk.uuid, (record,), detail)
+        elif end is not None and end.reason is not None:
+            self._end(state, end.chunk, end.reason)
+            detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {end.reason}"
+            yield Discarded(end.reason, chunk.uuid, (record,), detail, late=True)
+        else:
+            self._end(state, chunk, "missing-first")
+            detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
+            yield Discarded("missing-first", chunk.uuid, (record,), detail)
 
     def _problem(self, context: _Context, chunk: Chunk, record: LoggedRecord) -> tuple[Reason | None, str] | None:
         """Why the chunk does not go on with its message; without a reason it is a duplicate. None where it does."""
         first = context.chunk
-        if (chunk.count, chunk.size, chunk.checksum) != (first.count, first.size, first.checksum):
-            return "contradictory", f"chunk {chunk.id} says {chunk.count} chunks, {chunk.size:,} bytes"
+        if not _same(chunk, first):
+            found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
+            return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
+        if record.key != context.records[0].key:
+            return "contradictory", f"chunk {chunk.id} has another key than the first"
         expected = len(context.records)
         if chunk.id < expected:
             same = context.records[chunk.id].value == record.value
             return (None, "") if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
         if chunk.id > expected:
             return "out-of-order", f"chunk {chunk.id} came, chunk {expected} was next"
-        if context.length + len(record.value or b"") > first.size:
+        left = first.count - 1 - chunk.id  # each has a byte at least
+        if context.length + len(record.value or b"") + left > first.size:
             return "contradictory", f"more bytes than the {first.size:,} of the message"
         return None
 
@@ -314,30 +265,35 @@ class Assembler:
         self, partition: Hashable, state: _Partition, context: _Context, record: LoggedRecord
     ) -> Iterator[Discarded]:
         uuid = context.chunk.uuid
-        held = len(record.value or b"") + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
-        held += sum(len(name) + len(value or b"") for name, value in record.headers)
+        piece = record.value or b""
+        held = len(piece) + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
+        held += sum(len(name) + len(value or b"") + _HEADER_OVERHEAD_BYTES for name, value in record.headers)
+        if context.digest is not None:
+            context.digest.update(piece)
         state.contexts[uuid] = context
         self._order.setdefault((partition, uuid))
         context.records.append(record)
         context.held += held
-        context.length += len(record.value or b"")
+        context.length += len(piece)
         self._held += held
+        if context.held > self.limits.pending_bytes:
+            detail = f"with keys and headers {context.held:,} bytes, allowed are {self.limits.pending_bytes:,}"
+            yield self._drop(partition, uuid, "oversized", detail)
         while len(self._order) > self.limits.messages or self._held > self.limits.pending_bytes:
-            oldest = next((place for place in self._order if place != (partition, uuid)), None)
-            if oldest is None:
-                break  # alone it may go over by what headers and keys take beside the value
+            # There is another one: this one alone is within the limits, or is gone.
+            oldest = next(place for place in self._order if place != (partition, uuid))
             yield self._drop(*oldest, "evicted", "more messages, or more bytes, are pending than may be")
 
     def _finish(self, partition: Hashable, state: _Partition, context: _Context) -> Assembled | Discarded:
         chunk = context.chunk
         records = tuple(context.records)
         value = b"".join(record.value or b"" for record in records)
-        found = hashlib.sha256(value).hexdigest()
-        if len(value) != chunk.size or found != (chunk.checksum or found):
+        found = None if context.digest is None else context.digest.hexdigest()
+        if len(value) != chunk.size or found != chunk.checksum:
             detail = f"{len(value):,} of {chunk.size:,} bytes, SHA-256 {found}"
             return self._drop(partition, chunk.uuid, "corrupt", detail)
         self._forget(partition, state, chunk.uuid)
-        self._end(state, chunk.uuid, None)
+        self._end(state, chunk, None)
         first, last = records[0], records[-1]
         return Assembled(
             Record(first.key, value, context.headers, first.timestamp), ChunkMessageId(first.offset, last.offset)
@@ -348,23 +304,34 @@ class Assembler:
     def _drop(self, partition: Hashable, uuid: str, reason: Reason, detail: str) -> Discarded:
         state = self._partitions[partition]
         context = self._forget(partition, state, uuid)
-        self._end(state, uuid, reason)
+        self._end(state, context.chunk, reason)
         return Discarded(reason, uuid, tuple(context.records), detail)
 
     def _forget(self, partition: Hashable, state: _Partition, uuid: str) -> _Context:
         context = state.contexts.pop(uuid)
         del self._order[partition, uuid]
         self._held -= context.held
+        # Delivered or not: who knows that is who asks for the safe offset.
+        state.unsettled.append((context.records[0].offset, state.last))
+        if len(state.unsettled) > _UNSETTLED:
+            (low, _), (lower, last) = state.unsettled.popleft(), state.unsettled.popleft()
+            state.unsettled.appendleft((min(low, lower), last))
         return context
 
-    def _end(self, state: _Partition, uuid: str, reason: Reason | None) -> None:
-        state.ended[uuid] = reason
-        state.ended.move_to_end(uuid)
+    def _end(self, state: _Partition, chunk: Chunk, reason: Reason | None) -> None:
+        state.ended[chunk.uuid] = _End(chunk, reason, state.last)
+        state.ended.move_to_end(chunk.uuid)
         if len(state.ended) > _REMEMBERED:
             state.ended.popitem(last=False)
 
     def _count(self, event: Assembled | Discarded) -> None:
         if isinstance(event, Assembled):
             self.counts.assembled += 1
+        elif event.late:
+            self.counts.late += 1
         else:
             self.counts.discarded[event.reason] = self.counts.discarded.get(event.reason, 0) + 1
+
+
+def _same(one: Chunk, other: Chunk) -> bool:
+    return (one.count, one.size, one.checksum) == (other.count, other.size, other.checksum)

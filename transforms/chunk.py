@@ -1,6 +1,6 @@
 """Chunks: a value that no record of a topic can hold travels as several records, in order, to one partition.
 
-    value                              a piece of the value; the pieces, in order, are the value
+    value                              a piece of the value, not empty; the pieces, in order, are the value
     key                                that of the record, on every chunk
     header large-message.chunk.uuid    1 to 64 characters of [a-zA-Z0-9._-]: the same for all chunks of a message
     header .id                         which chunk, from 0, decimal
@@ -38,6 +38,7 @@ _UUID_FORM = re.compile(rb"[a-zA-Z0-9._-]{1,64}", re.ASCII)
 _NUMBER_FORM = re.compile(rb"[0-9]{1,10}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _MOST = 2**31 - 1  # seed 004 has int32 for count, size and id
+_ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
 
 
@@ -81,8 +82,8 @@ class Chunk:
         """What a record says of the chunk that it is, and its own headers.
 
         Raises:
-            MalformedChunkError: it is none, a header is not as above, `id` is not below `count`, or there are more
-                bytes in it than `size`.
+            MalformedChunkError: it is none, a header is not as above, `id` is not below `count`, it is empty, or with
+                a byte for each other chunk there would be more than `size`.
         """
         headers = record.headers
         flag = next((i for i in reversed(range(len(headers))) if headers[i][0] == _UUID), None)
@@ -105,7 +106,7 @@ class Chunk:
             _checksum(found[_CHECKSUM]) if _CHECKSUM in found else None,
         )
         length = len(record.value or b"")
-        if record.value is None or length > chunk.size or chunk.count > chunk.size:
+        if not 1 <= length <= chunk.size - (chunk.count - 1):
             what = "null" if record.value is None else f"{length:,} bytes, {chunk.count:,} chunks"
             raise MalformedChunkError("value", what, f"one of {chunk.count:,} pieces of {chunk.size:,} bytes")
         taken = {flag, *ours.values()}
@@ -117,8 +118,8 @@ class Chunking:
     """Which records are too large, and how they are split.
 
     Attributes:
-        limit_bytes: the most that a record may take as a batch of one: `max.message.bytes` of the topic that it goes
-            to, or less.
+        limit_bytes: the most that a record may take as a batch of one, uncompressed: `max.message.bytes` of the topic
+            that it goes to, or less.
     """
 
     limit_bytes: int
@@ -135,18 +136,30 @@ class Chunking:
     def split(self, record: RecordLike, uuid: str) -> Iterator[Record]:
         """The chunks of a record, in order; none is over the limit as a batch of one.
 
+        What is raised is raised by the call itself; the value is hashed, all of it, when the first chunk is taken, and
+        only the piece that is taken is copied.
+
         Args:
             record: one that `wants` is true of.
-            uuid: a new one for each message: 1 to 64 characters of `[a-zA-Z0-9._-]`.
+            uuid: a new one for each message, and for each attempt: 1 to 64 characters of `[a-zA-Z0-9._-]`.
 
         Raises:
             ChunkError: key and headers leave no room for a piece of the value, or there is too much of it.
+            ValueError: the value is null or empty, or the uuid is none.
         """
-        value = record.value or b""
+        value = record.value
+        if not value:
+            raise ValueError("a tombstone, or an empty value, cannot be split")
+        if not _UUID_FORM.fullmatch(uuid.encode()):
+            raise ValueError(f"{uuid[:_SHOWN_BYTES]!r} is no uuid: 1 to 64 characters of [a-zA-Z0-9._-]")
         if len(value) > _MOST:
             raise ChunkError(len(value), self.limit_bytes, f"a message of chunks has at most {_MOST:,} bytes")
+        return self._pieces(record, value, uuid, *self._rooms(record, uuid, len(value)))
+
+    def _pieces(
+        self, record: RecordLike, value: bytes, uuid: str, first: int, rest: int, count: int
+    ) -> Iterator[Record]:
         checksum = hashlib.sha256(value).hexdigest()
-        first, rest, count = self._rooms(record, uuid, len(value), checksum)
         riding = first == rest
         start = 0
         for number in range(count):
@@ -156,11 +169,11 @@ class Chunking:
             yield Record(record.key, value[start:end], (*own, *chunk.headers()), record.timestamp)
             start = end
 
-    def _rooms(self, record: RecordLike, uuid: str, size: int, checksum: str) -> tuple[int, int, int]:
+    def _rooms(self, record: RecordLike, uuid: str, size: int) -> tuple[int, int, int]:
         """Bytes of the value in the first chunk and in each other one, and how many chunks that makes."""
         # The numbers of the chunks are in their headers, and take more room the more chunks there are.
         for digits in range(1, 11):
-            widest = Chunk(uuid, 10**digits - 1, 10**digits - 1, size, checksum).headers()
+            widest = Chunk(uuid, 10**digits - 1, 10**digits - 1, size, _ANY_CHECKSUM).headers()
             bare = value_room_bytes(Record(record.key, b"", widest), self.limit_bytes)
             first = value_room_bytes(Record(record.key, b"", (*record.headers, *widest)), self.limit_bytes)
             if first < 1:
