@@ -1,0 +1,584 @@
+"""The assembler: any interleaving gives each message once, and any fault has its documented outcome."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transforms.assembly import Assembled, Assembler, ChunkMessageId, Counts, Discarded, Limits
+from transforms.chunk import Chunk, Chunking, is_chunk
+from transforms.record import Header, Record
+
+UNLIMITED = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A record at its offset."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    timestamp: int
+    offset: int
+
+
+def logged(records: Iterable[Record], start: int = 0) -> list[Logged]:
+    """Records as they stand in a partition."""
+    return [Logged(r.key, r.value, r.headers, r.timestamp, offset) for offset, r in enumerate(records, start)]
+
+
+def pieces(uuid: str, values: Sequence[bytes], *, key: bytes | None = b"k") -> list[Record]:
+    """The chunks of a message, one for each of `values`, put together by hand."""
+    whole = b"".join(values)
+    return [Record(key, value, Chunk(uuid, i, len(values), len(whole)).headers(), 7) for i, value in enumerate(values)]
+
+
+def letters(uuid: str, text: str) -> list[Record]:
+    """A message at one byte a chunk."""
+    return pieces(uuid, [letter.encode() for letter in text])
+
+
+def split(record: Record, count: int, uuid: str) -> list[Record]:
+    """The chunks of a record, about `count`, checksum and all."""
+    room = len(record.value or b"") // count + 1
+    widest = (*record.headers, *Chunk(uuid, 999, 999, 10**6, "0" * 64).headers())
+    limit = (
+        90 + room + len(record.key or b"") + sum(len(name.encode()) + len(value or b"") + 6 for name, value in widest)
+    )
+    return list(Chunking(limit).split(record, uuid))
+
+
+def feed(assembler: Assembler, log: Iterable[Logged], now_ms: int = 0) -> list[Assembled | Discarded]:
+    """All that a partition's chunks end."""
+    return [event for record in log for event in assembler.add(0, record, now_ms)]
+
+
+def reasons(events: Iterable[Assembled | Discarded]) -> list[str]:
+    """What became of messages: the reason, with "late" before it where it is one more chunk; a whole one's value."""
+    return [
+        str((event.record.value or b"").decode())
+        if isinstance(event, Assembled)
+        else ("late " if event.late else "") + event.reason
+        for event in events
+    ]
+
+
+def settled(assembler: Assembler) -> None:
+    """Nothing is held any more."""
+    assert (assembler.pending, assembler.pending_bytes) == (0, 0)
+    assert assembler.safe_offset(0, 10**9) == 10**9
+
+
+# --- the document ---------------------------------------------------------------------------------------------------
+
+
+def test_add_the_document() -> None:
+    """The document's figure: "abc" and "de", interleaved, are given as each is whole, and the context goes."""
+    abc, de = letters("uuid1", "abc"), letters("uuid2", "de")
+    log = logged([abc[0], abc[1], de[0], abc[2], de[1]])
+    assembler = Assembler(UNLIMITED)
+    assert [reasons(assembler.add(0, record, 0)) for record in log] == [[], [], [], ["abc"], ["de"]]
+    settled(assembler)
+    assert assembler.counts == Counts(assembled=2)
+
+
+def test_add_gives_the_record() -> None:
+    """Key, value, timestamp, and the first chunk's own headers come back; the id has both offsets."""
+    whole = Record(None, bytes(range(256)) * 20, (("trace", b"1"), ("trace", None), ("big", bytes(900))), 123)
+    log = logged(Chunking(1900).split(whole, "u"), 40)
+    assert len({len(record.headers) for record in log}) == 2
+    (event,) = feed(Assembler(UNLIMITED), log)
+    assert event == Assembled(whole, ChunkMessageId(40, 39 + len(log)))
+
+
+def test_add_chunks_with_equal_bytes() -> None:
+    """Chunks with the same bytes are no duplicates of one another."""
+    assembler = Assembler(UNLIMITED)
+    assert reasons(feed(assembler, logged(letters("u", "aaaa")))) == ["aaaa"]
+    assert assembler.counts.duplicates == 0
+
+
+def test_add_partitions_apart() -> None:
+    """The same uuid in two partitions is two messages."""
+    assembler = Assembler(UNLIMITED)
+    first, second = logged(letters("u", "ab"))
+    assert assembler.add(0, first, 0) == assembler.add(1, first, 0) == []
+    assert reasons(assembler.add(1, second, 0)) == reasons(assembler.add(0, second, 0)) == ["ab"]
+
+
+# --- one fault each -------------------------------------------------------------------------------------------------
+
+ABC = letters("u", "abc")
+OTHER = Chunk("u", 1, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("log", "outcome"),
+    [
+        ([ABC[1], ABC[2]], ["missing-first", "late missing-first"]),
+        ([ABC[2]], ["missing-first"]),
+        ([ABC[0], ABC[2]], ["out-of-order"]),
+        ([ABC[0], ABC[2], ABC[1], ABC[2]], ["out-of-order", "late out-of-order", "late out-of-order"]),
+        ([ABC[0], ABC[2], *ABC], ["out-of-order", "abc"]),
+        ([ABC[1], *ABC], ["missing-first", "abc"]),
+        ([ABC[0], ABC[0], ABC[1], ABC[0], ABC[1], ABC[2]], ["abc"]),
+        ([*ABC, ABC[2]], ["abc"]),
+        ([*ABC, *ABC], ["abc"]),
+        ([*ABC, ABC[0]], ["abc"]),
+        ([*ABC, *letters("u", "abcd")], ["abc", "abcd"]),
+        ([*ABC, letters("u", "abcd")[1]], ["abc", "missing-first"]),
+        ([ABC[0], replace(ABC[1], headers=Chunk("u", 1, 2, 3).headers())], ["contradictory"]),
+        ([ABC[0], replace(ABC[1], headers=Chunk("u", 1, 3, 4).headers())], ["contradictory"]),
+        ([ABC[0], replace(ABC[1], headers=Chunk("u", 1, 3, 3, "0" * 64).headers())], ["contradictory"]),
+        ([ABC[0], replace(ABC[1], key=None), ABC[2]], ["contradictory", "late contradictory"]),
+        ([ABC[0], ABC[1], replace(ABC[1], value=b"x")], ["contradictory"]),
+        ([ABC[0], replace(ABC[0], value=b"x")], ["contradictory"]),
+        ([replace(r, headers=Chunk("u", i, 3, 3, "0" * 64).headers()) for i, r in enumerate(ABC)], ["corrupt"]),
+        ([replace(r, headers=Chunk("u", i, 3, 4).headers()) for i, r in enumerate(ABC)], ["corrupt"]),
+        ([replace(r, value=b"xy", headers=Chunk("u", i, 3, 4).headers()) for i, r in enumerate(ABC)], None),
+        ([ABC[0], replace(ABC[1], value=None), ABC[2]], ["malformed", "out-of-order"]),
+    ],
+)
+def test_add_fault(log: list[Record], outcome: list[str] | None) -> None:
+    """Each fault has its outcome, each chunk is given back once or belongs to a message, and nothing stays."""
+    assembler = Assembler(UNLIMITED)
+    entries = logged(log)
+    events = feed(assembler, entries)
+    assert reasons(events) == (["contradictory", "late contradictory"] if outcome is None else outcome)
+    settled(assembler)
+    given = [record for event in events if isinstance(event, Discarded) for record in event.records]
+    whole = sum(
+        Chunk.parse(ABC[0])[0].count if len(e.record.value or b"") == 3 else 4
+        for e in events
+        if isinstance(e, Assembled)
+    )
+    assert len(given) + whole + assembler.counts.duplicates == len(entries)
+    assert all(record in entries for record in given)
+    counts = assembler.counts
+    assert counts.late == sum(reason.startswith("late") for reason in reasons(events))
+    assert counts.assembled + counts.late + sum(counts.discarded.values()) == len(events)
+
+
+def test_discarded_says_what() -> None:
+    """A message that is given up has its uuid, all its chunks as they came, and what was found."""
+    log = logged([ABC[0], ABC[2]], 5)
+    (event,) = feed(Assembler(UNLIMITED), log)
+    assert event == Discarded("out-of-order", "u", tuple(log), "chunk 2 came, chunk 1 was next")
+
+
+def test_fault_loses_only_its_own_message() -> None:
+    """What is interleaved with a message that is given up comes whole."""
+    other = letters("v", "xyz")
+    log = logged(
+        [ABC[0], other[0], ABC[2], other[1], Record(b"k", b"x", (("large-message.chunk.uuid", b""),)), other[2]]
+    )
+    assert reasons(feed(Assembler(UNLIMITED), log)) == ["out-of-order", "malformed", "xyz"]
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_oversized_by_what_is_said() -> None:
+    """The largest numbers that a chunk can say are refused at once, and nothing is kept or allocated for them."""
+    most = 2**31 - 1
+    assembler = Assembler(Limits(message_bytes=most, pending_bytes=1_000_000))
+    tracemalloc.start()
+    try:
+        events = feed(assembler, logged([Record(b"k", b"x", Chunk("u", i, most, most).headers()) for i in range(3)]))
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert reasons(events) == ["oversized", "late oversized", "late oversized"]
+    settled(assembler)
+
+
+@pytest.mark.parametrize(("size", "outcome"), [(9, []), (10, []), (11, ["oversized"])])
+def test_oversized_at_the_limit(size: int, outcome: list[str]) -> None:
+    """A message of just `message_bytes` is taken."""
+    first = Record(b"k", b"x", Chunk("u", 0, 2, size).headers())
+    assert reasons(feed(Assembler(Limits(message_bytes=10)), logged([first]))) == outcome
+
+
+def test_oversized_by_its_headers() -> None:
+    """A message whose keys and headers alone are more than may be pending is given up, and no other one's fault."""
+    large = tuple(("h", bytes(900)) for _ in range(10))
+    log = logged(Record(b"k", b"x", (*large, *Chunk("u", i, 50, 50).headers())) for i in range(50))
+    assembler = Assembler(Limits(pending_bytes=100_000))
+    peak, events = 0, []
+    for record in log:
+        events += assembler.add(0, record, 0)
+        peak = max(peak, assembler.pending_bytes)
+        assert assembler.pending_bytes <= 100_000
+    assert peak > 80_000
+    assert reasons(events) == ["oversized"] + ["late oversized"] * (len(events) - 1)
+    assert sum(len(e.records) for e in events if isinstance(e, Discarded)) == 50
+    settled(assembler)
+
+
+def test_pending_bytes_are_what_python_holds() -> None:
+    """Ten thousand empty headers count for what they take, not for their bytes."""
+    assembler = Assembler(UNLIMITED)
+    tracemalloc.start()
+    try:
+        own = tuple((str(i), b"%d" % i) for i in range(10_000))
+        (record,) = logged([Record(b"k", b"x", (*own, *Chunk("u", 0, 2, 2).headers()))])
+        assembler.add(0, record, 0)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.7 * held < assembler.pending_bytes < 2 * held
+
+
+def test_evicted_by_number() -> None:
+    """The message that began first goes where there are too many, of whatever partition."""
+    assembler = Assembler(Limits(messages=2))
+    (one,), (two,), (three,) = (logged([letters(uuid, "ab")[0]], i) for i, uuid in enumerate("xyz"))
+    assert assembler.add("a", one, 0) == assembler.add("b", two, 0) == []
+    (event,) = assembler.add("c", three, 0)
+    assert isinstance(event, Discarded)
+    assert (event.reason, event.uuid, event.records) == ("evicted", "x", (one,))
+    assert assembler.pending == 2
+    assert reasons(assembler.add("a", logged([letters("x", "ab")[1]], 9)[0], 0)) == ["late evicted"]
+
+
+def test_evicted_by_bytes() -> None:
+    """As many go as there must, the oldest first, and never the one whose chunk it is."""
+    assembler = Assembler(Limits(pending_bytes=12_000))
+    values = {"x": 3_000, "y": 1_000, "z": 6_000}
+    log = logged(pieces(uuid, [bytes(size), b"."])[0] for uuid, size in values.items())
+    assert reasons(feed(assembler, log)) == ["evicted"]
+    again = logged([pieces("y", [bytes(1_000), b"."])[1], pieces("z", [bytes(6_000), b"."])[1]], 3)
+    assert [e.id for e in feed(assembler, again) if isinstance(e, Assembled)] == [
+        ChunkMessageId(1, 3),
+        ChunkMessageId(2, 4),
+    ]
+    settled(assembler)
+
+
+def test_expire() -> None:
+    """Each message that is too old goes, in all partitions, though others are not; at the limit, not before."""
+    assembler = Assembler(Limits(expire_ms=100))
+    for i, now in enumerate((0, 0, 1, 50)):
+        assembler.add(i % 2, logged([letters(f"u{i}", "ab")[0]], i)[0], now)
+    assembler.add(1, logged([letters("u1", "ab")[1]], 4)[0], 0)
+    assert assembler.expire(99) == []
+    assert [event.uuid for event in assembler.expire(100)] == ["u0"]
+    assert [event.uuid for event in assembler.expire(1000)] == ["u2", "u3"]
+    assert assembler.expire(1000) == []
+    assert assembler.counts.discarded == {"expired": 3}
+    settled(assembler)
+    assert reasons(assembler.add(0, logged([letters("u0", "ab")[1]], 9)[0], 0)) == ["late expired"]
+
+
+def test_expire_never() -> None:
+    """0 is never."""
+    assembler = Assembler(Limits(expire_ms=0))
+    feed(assembler, logged(ABC[:1]))
+    assert assembler.expire(10**15) == []
+
+
+@pytest.mark.parametrize("name", ["messages", "pending_bytes", "message_bytes"])
+def test_limits_refused(name: str) -> None:
+    """Limits within which nothing could be pending are a mistake."""
+    with pytest.raises(ValueError, match=f"{name}=0"):
+        replace(UNLIMITED, **{name: 0})
+
+
+def test_memory_does_not_grow() -> None:
+    """After a hundred thousand messages of every end, no more is held than after ten thousand."""
+
+    def churn(assembler: Assembler, start: int, many: int) -> None:
+        offset = start
+        for i in range(many):
+            a, b, c = letters(f"{start + i}", "abc")
+            log = ([a, b, c], [a, c], [b], [a], [a, b, b, c, c])[i % 5]
+            for record in logged(log, offset):
+                assembler.add(0, record, offset)
+            offset += 5
+            assembler.expire(offset)
+
+    assembler = Assembler(Limits(messages=10, expire_ms=30))
+    tracemalloc.start()
+    try:
+        churn(assembler, 0, 3_000)
+        before = tracemalloc.get_traced_memory()[0]
+        churn(assembler, 1_000_000, 12_000)
+        assert tracemalloc.get_traced_memory()[0] < before * 1.3
+    finally:
+        tracemalloc.stop()
+    assembler.expire(10**9)
+    settled(assembler)
+
+
+def test_add_is_linear() -> None:
+    """A hundred thousand chunks of one message take about four times as long as a quarter of them."""
+
+    def seconds(count: int) -> float:
+        log = logged(pieces("u", [b"x"] * count))
+        assembler = Assembler(Limits(pending_bytes=10**9))
+        began = time.process_time()
+        (event,) = feed(assembler, log)
+        assert isinstance(event, Assembled)
+        return time.process_time() - began
+
+    few = min(seconds(25_000) for _ in range(2))
+    assert seconds(100_000) < 12 * few
+
+
+# --- the safe offset ------------------------------------------------------------------------------------------------
+
+
+def test_safe_offset() -> None:
+    """A commit waits for the first chunk of what is not whole, and of what is whole and not delivered."""
+    abc, de = letters("uuid1", "abc"), letters("uuid2", "de")
+    log = logged([abc[0], de[0], abc[1], abc[2], de[1]], 10)
+    assembler = Assembler(UNLIMITED)
+    assert assembler.safe_offset(0, 10) == 10
+    feed(assembler, log[:4])
+    assert [assembler.safe_offset(0, position) for position in (9, 10, 13)] == [9, 10, 10]  # abc, at 13, is on its way
+    assert assembler.safe_offset(0, 14) == 11
+    feed(assembler, log[4:])
+    assert [assembler.safe_offset(0, position) for position in (14, 15, 99)] == [11, 15, 99]
+    assert assembler.safe_offset("another", 5) == 5
+
+
+def test_safe_offset_is_not_asked_for() -> None:
+    """Who never asks holds no list of what has ended, and who asks late gets no offset that is too high."""
+    assembler = Assembler(UNLIMITED)
+    for i in range(0, 2_000, 2):
+        feed(assembler, logged(letters(str(i), "ab"), i))
+    assert assembler.safe_offset(0, 1_999) <= 1_998
+    assert assembler.safe_offset(0, 2_000) == 2_000
+
+
+def test_safe_offset_is_cheap() -> None:
+    """With a hundred contexts it takes less than a tenth of a millisecond."""
+    assembler = Assembler(UNLIMITED)
+    for i in range(100):
+        feed(assembler, logged([letters(str(i), "ab")[0]], i))
+    began = time.process_time()
+    for _ in range(1_000):
+        assert assembler.safe_offset(0, 100) == 0
+    assert time.process_time() - began < 0.1
+
+
+def test_clear() -> None:
+    """What is known of a revoked partition goes; what is known of the others stays."""
+    assembler = Assembler(UNLIMITED)
+    first, second = logged(letters("u", "ab"))
+    for partition in (0, 1):
+        assembler.resume(partition, 1)
+        assembler.add(partition, first, 0)
+    held = assembler.pending_bytes
+    assembler.clear(0)
+    assembler.clear("unknown")
+    assert (assembler.pending, assembler.pending_bytes) == (1, held // 2)
+    assert (assembler.delivered(0, 0), assembler.delivered(1, 0)) == (False, True)
+    assert reasons(assembler.add(0, second, 0)) == ["missing-first"]
+    assert reasons(assembler.add(1, second, 0)) == ["ab"]
+
+
+def test_resume() -> None:
+    """Below what was noted, nothing is given again, ordinary record, message or fault; above it, all is."""
+    abc, de, gone = letters("uuid1", "abc"), letters("uuid2", "de"), letters("uuid3", "xy")
+    log = logged([abc[0], de[0], gone[1], de[1], abc[1], abc[2]], 10)
+    assembler = Assembler(UNLIMITED)
+    assembler.resume(0, 14)
+    assert [assembler.delivered(0, offset) for offset in (13, 14)] == [True, False]
+    assert [assembler.delivered_below(0, offset) for offset in (11, 20)] == [14, 20]
+    assert assembler.delivered_below(1, 11) == 11
+    assert reasons(feed(assembler, log)) == ["abc"]
+    assert assembler.counts.discarded == {}
+
+
+def test_resume_says_what_is_evicted() -> None:
+    """What has to go during a replay is given back: it may be what was not delivered before."""
+    assembler = Assembler(Limits(messages=1))
+    assembler.resume(0, 100)
+    log = logged([ABC[0], letters("v", "xy")[0], ABC[1]])
+    assert reasons(feed(assembler, log)) == ["evicted", "late evicted"]
+
+
+# --- the id ---------------------------------------------------------------------------------------------------------
+
+
+def test_id() -> None:
+    """It is printed, read, and ordered by the last chunk, as messages are delivered."""
+    identifier = ChunkMessageId(10, 13)
+    assert str(identifier) == "10-13"
+    assert ChunkMessageId.parse("10-13") == identifier
+    ids = [ChunkMessageId(1, 9), ChunkMessageId(2, 5), ChunkMessageId(0, 9), ChunkMessageId(3, 3)]
+    assert list(map(str, sorted(ids))) == ["3-3", "2-5", "0-9", "1-9"]
+    assert ChunkMessageId(1, 9) >= ChunkMessageId(0, 9) > ChunkMessageId(2, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1-", "-1-2", "2-1", " 1-2", "1-2\n", "1--2", "\u0661-2", "1" * 20 + "-" + "1" * 21]
+)
+def test_id_malformed(text: str) -> None:
+    """What is not two offsets, the first one not above the last, is a ValueError."""
+    with pytest.raises(ValueError, match="offset"):
+        ChunkMessageId.parse(text)
+
+
+def test_seek_to_the_last_chunk_finds_the_next_whole_message() -> None:
+    """From the id's first chunk on the message comes; from its last chunk on, the next whole one."""
+    log = logged([*letters("u", "abc"), *letters("v", "de")])
+    assert reasons(feed(Assembler(UNLIMITED), log[0:])) == ["abc", "de"]
+    assert reasons(feed(Assembler(UNLIMITED), log[2:])) == ["missing-first", "de"]
+
+
+# --- properties -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[dict[str, Record], list[Logged]]:
+    """Several messages, and ordinary records, interleaved in one partition."""
+    wholes: dict[str, Record] = {}
+    queues: list[list[Record]] = []
+    for i in range(draw(st.integers(1, 6))):
+        key = draw(st.none() | st.binary(max_size=3))
+        own = draw(st.sampled_from(((), (("h", b"1"), ("h", None)), (("large", bytes(150)),))))
+        wholes[str(i)] = Record(key, draw(st.binary(min_size=1, max_size=60)), own, i)
+        queues.append(split(wholes[str(i)], draw(st.integers(1, 8)), str(i)))
+    queues.append([Record(b"o", b"%d" % i) for i in range(draw(st.integers(0, 6)))])
+    order = random.Random(draw(st.integers(0, 2**32)))
+    turns = [i for i, queue in enumerate(queues) for _ in queue]
+    order.shuffle(turns)
+    return wholes, logged(queues[turn].pop(0) for turn in turns)
+
+
+@given(logs())
+def test_assemble_is_the_inverse_of_split(found: tuple[dict[str, Record], list[Logged]]) -> None:
+    """Any interleaving that keeps each message's order gives each message, once; the safe offset holds throughout."""
+    wholes, log = found
+    assembler = Assembler(UNLIMITED)
+    firsts: dict[str, int] = {}
+    given_back: list[Record] = []
+    lowest = 0
+    for record in log:
+        if is_chunk(record.headers):
+            firsts.setdefault(Chunk.parse(record)[0].uuid, record.offset)
+            for event in assembler.add(0, record, 0):
+                assert isinstance(event, Assembled)
+                assert event.id == ChunkMessageId(firsts[str(event.record.timestamp)], record.offset)
+                assert assembler.safe_offset(0, record.offset) <= event.id.first
+                given_back.append(event.record)
+                del firsts[str(event.record.timestamp)]
+        safe = assembler.safe_offset(0, record.offset + 1)
+        assert safe == min([record.offset + 1, *firsts.values()])
+        assert safe >= lowest
+        lowest = safe
+    assert sorted(given_back, key=lambda r: r.timestamp) == list(wholes.values())
+    assert assembler.counts == Counts(assembled=len(wholes))
+    settled(assembler)
+
+
+@given(logs(), st.data())
+def test_one_fault_loses_one_message(found: tuple[dict[str, Record], list[Logged]], data: st.DataObject) -> None:
+    """A chunk dropped, doubled, swapped or changed has its outcome, and all other messages are whole."""
+    wholes, log = found
+    log = [record for record in log if is_chunk(record.headers)]
+    at = data.draw(st.integers(0, len(log) - 1))
+    victim, _ = Chunk.parse(log[at])
+    mine = [i for i, record in enumerate(log) if Chunk.parse(record)[0].uuid == victim.uuid]
+    fault = data.draw(st.sampled_from(("drop", "double", "swap", "count", "size", "bytes", "key")))
+    last = victim.id == victim.count - 1
+    changed, outcome = [*log], set[str]()
+    if fault == "drop":
+        del changed[at]
+        if victim.count > 1:
+            outcome = {"missing-first"} if victim.id == 0 else set() if last else {"out-of-order"}
+    elif fault == "double":
+        changed.insert(data.draw(st.integers(at + 1, len(log))), log[at])
+    elif fault == "swap":
+        if last:
+            return
+        other = mine[victim.id + 1]
+        changed[at], changed[other] = log[other], log[at]
+        # A later one comes first; with the first one behind it, a message begins that goes on with a gap.
+        outcome = {"missing-first", "out-of-order"} if victim.id == 0 and victim.count > 2 else {"out-of-order"}
+        if victim.id == 0 and victim.count == 2:
+            outcome = {"missing-first"}
+    elif fault == "bytes":
+        value = bytes(byte ^ 1 for byte in log[at].value or b"")
+        changed[at] = replace(log[at], value=value)
+        outcome = {"corrupt"}
+    elif fault == "key":
+        changed[at] = replace(log[at], key=b"another")
+        outcome = {"contradictory"} if victim.count > 1 else set()
+    else:
+        lie = replace(victim, **{fault: getattr(victim, fault) + 1})
+        own = Chunk.parse(log[at])[1]
+        changed[at] = replace(log[at], headers=(*own, *lie.headers()))
+        outcome = {"contradictory"} if victim.count > 1 else {"corrupt"} if fault == "size" else set()
+        if fault == "count" and victim.size <= victim.count + len(log[at].value or b"") - 1:
+            outcome = {"malformed", "missing-first", "out-of-order"}
+    assembler = Assembler(UNLIMITED)
+    events = feed(assembler, [replace(record, offset=i) for i, record in enumerate(changed)])
+    said = {event.reason for event in events if isinstance(event, Discarded)}
+    rest = assembler.expire(10**9)
+    uuids = {event.uuid for event in (*events, *rest) if isinstance(event, Discarded)}
+    assert uuids <= {victim.uuid, None}
+    assert said <= outcome if "malformed" in outcome else said == outcome
+    whole = {str(event.record.timestamp) for event in events if isinstance(event, Assembled)}
+    assert whole >= set(wholes) - {victim.uuid}
+    assert (victim.uuid in whole) == (fault == "double" or (victim.count == 1 and fault == "key"))
+    settled(assembler)
+
+
+@given(logs(), st.lists(st.floats(0, 1), max_size=4))
+def test_restart_delivers_each_once(found: tuple[dict[str, Record], list[Logged]], stops: list[float]) -> None:
+    """However often it is stopped: from the commit and its note on, each record and message is given exactly once."""
+    wholes, log = found
+    committed, noted = 0, 0
+    delivered: list[Record] = []
+    for stop in [*stops, 1.0]:
+        assembler = Assembler(UNLIMITED)
+        assembler.resume(0, noted)
+        end = committed + round(stop * (len(log) - committed))
+        for record in log[committed:end]:
+            if is_chunk(record.headers):
+                events = assembler.add(0, record, 0)
+                delivered += [event.record for event in events if isinstance(event, Assembled)]
+                assert all(isinstance(event, Assembled) for event in events)
+            elif not assembler.delivered(0, record.offset):
+                delivered.append(Record(record.key, record.value, record.headers, record.timestamp))
+        committed, noted = assembler.safe_offset(0, end), assembler.delivered_below(0, end)
+    ordinary = [Record(r.key, r.value, r.headers, r.timestamp) for r in log if not is_chunk(r.headers)]
+    assert sorted(map(repr, delivered)) == sorted(map(repr, [*wholes.values(), *ordinary]))
+    settled(assembler)
+
+
+@given(logs(), st.integers(1, 3), st.integers(1_500, 6_000), st.data())
+def test_limits_hold(
+    found: tuple[dict[str, Record], list[Logged]], messages: int, held: int, data: st.DataObject
+) -> None:
+    """Whatever comes, and goes: no more is pending than may be, and each chunk is delivered or given back, once."""
+    _, log = found
+    log = [record for record in log if is_chunk(record.headers)]
+    assembler = Assembler(Limits(messages=messages, pending_bytes=held, expire_ms=5))
+    events: list[Assembled | Discarded] = []
+    back = 0
+    for now, record in enumerate(log):
+        events += assembler.add(0, record, now)
+        assert assembler.pending <= messages
+        assert assembler.pending_bytes <= held
+        if data.draw(st.booleans()):
+            events += assembler.expire(now)
+    events += assembler.expire(10**9)
+    for event in events:
+        if isinstance(event, Discarded):
+            back += len(event.records)
+        else:
+            back += sum(Chunk.parse(record)[0].uuid == str(event.record.timestamp) for record in log)
+    assert back == len(log)
+    settled(assembler)
