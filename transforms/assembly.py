@@ -207,7 +207,6 @@ class Assembler:
                 yield Discarded("oversized", chunk.uuid, (record,), detail)
                 return
             context = _Context(chunk, headers, now_ms, None if chunk.checksum is None else hashlib.sha256())
-            state.ended.pop(chunk.uuid, None)
         elif (problem := self._problem(context, chunk, record)) is not None:
             reason, detail = problem
             if reason is None:

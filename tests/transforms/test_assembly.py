@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.vectors.chunks import ReadCase, read_cases, split_cases
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Counts, Discarded, Limits
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.record import Header, Record
@@ -183,6 +184,30 @@ def test_fault_loses_only_its_own_message() -> None:
     assert reasons(feed(Assembler(UNLIMITED), log)) == ["out-of-order", "malformed", "xyz"]
 
 
+def event_of(offset: int, event: Assembled | Discarded) -> list[object]:
+    """An event as the vectors write it."""
+    if isinstance(event, Discarded):
+        return [offset, event.reason + (", late" if event.late else "")]
+    return [offset, "whole", (event.record.value or b"").decode(), [event.id.first, event.id.last]]
+
+
+@pytest.mark.parametrize("case", read_cases(), ids=lambda case: str(case.name))
+def test_read_vector(case: ReadCase) -> None:
+    """What is said of a partition's chunks is what the vector says, at the same offsets."""
+    assembler = Assembler(UNLIMITED)
+    events = [event_of(r.offset, event) for r in logged(case.log) for event in assembler.add(0, r, 0)]
+    assert events == case.events
+
+
+def test_vectors_of_writers_are_read() -> None:
+    """The chunks of each vector for writers are its record again."""
+    for case in split_cases():
+        if case.chunks is not None:
+            (event,) = feed(Assembler(UNLIMITED), logged(case.chunks))
+            assert isinstance(event, Assembled)
+            assert event.record == case.record
+
+
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +286,17 @@ def test_evicted_by_bytes() -> None:
         ChunkMessageId(2, 4),
     ]
     settled(assembler)
+
+
+def test_evicted_is_not_the_one_that_comes() -> None:
+    """The oldest message stays where it is its own chunk that makes too much; the next one goes."""
+    assembler = Assembler(Limits(pending_bytes=10_000))
+    old, new = pieces("old", [bytes(3_000), bytes(3_000)]), pieces("new", [b"x", b"y"])
+    events = feed(assembler, logged([old[0], new[0], old[1]]))
+    assert [getattr(event, "uuid", "whole") for event in events] == ["whole"]
+    assembler = Assembler(Limits(pending_bytes=9_000))
+    events = feed(assembler, logged([old[0], new[0], old[1]]))
+    assert [getattr(event, "uuid", "whole") for event in events] == ["new", "whole"]
 
 
 def test_expire() -> None:
@@ -355,6 +391,7 @@ def test_safe_offset_is_not_asked_for() -> None:
     assembler = Assembler(UNLIMITED)
     for i in range(0, 2_000, 2):
         feed(assembler, logged(letters(str(i), "ab"), i))
+    assert [assembler.safe_offset(0, position) for position in (0, 1)] == [0, 0]
     assert assembler.safe_offset(0, 1_999) <= 1_998
     assert assembler.safe_offset(0, 2_000) == 2_000
 
@@ -368,6 +405,13 @@ def test_safe_offset_is_cheap() -> None:
     for _ in range(1_000):
         assert assembler.safe_offset(0, 100) == 0
     assert time.process_time() - began < 0.1
+
+
+def test_add_again_from_the_start() -> None:
+    """Who goes back to offsets that were read gets the message again: these are no duplicates in the log."""
+    assembler = Assembler(UNLIMITED)
+    log = logged(ABC, 5)
+    assert reasons([*feed(assembler, log), *feed(assembler, log)]) == ["abc", "abc"]
 
 
 def test_clear() -> None:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.strategies import headers, optional_bytes, records
+from tests.vectors.chunks import SplitCase, split_cases
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record
@@ -136,6 +137,16 @@ def test_parse_ten_thousand_headers() -> None:
 # --- splitting ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", split_cases(), ids=lambda case: str(case.name))
+def test_split_vector(case: SplitCase) -> None:
+    """The chunks are those of the vector, which other arithmetic has made, to the byte."""
+    if case.chunks is None:
+        with pytest.raises(ChunkError):
+            Chunking(case.limit).split(case.record, case.uuid)
+    else:
+        assert list(Chunking(case.limit).split(case.record, case.uuid)) == case.chunks
+
+
 def test_split_of_the_document() -> None:
     """12 MB at 5 MB are three chunks."""
     value = bytes(12_000_000)
@@ -201,6 +212,9 @@ def test_split_headers_ride_or_not() -> None:
 def test_split_no_room() -> None:
     """Key and headers that leave no room are a clear error, said by the call itself."""
     record = Record(b"k" * 500, bytes(5000), (("h", bytes(500)),))
+    assert len(list(Chunking(ABC_OVERHEAD + 1).split(Record(b"k", b"abc"), "uuid1"))) == 3
+    with pytest.raises(ChunkError):
+        Chunking(ABC_OVERHEAD).split(Record(b"k", b"abc"), "uuid1")
     with pytest.raises(ChunkError, match=r"5,000 bytes .* chunks of 1,000 bytes: key and headers alone take 1,0"):
         Chunking(1000).split(record, "u")
 
