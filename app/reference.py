@@ -92,7 +92,7 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     (
         "Stores",
         "In `[pipeline.NAME]`, whatever the store. A class of your own is handed these, and all keys that are not "
-        "listed here.",
+        "listed here; what it needs is in [serializers.md](serializers.md#a-store-of-your-own).",
         COMMON_KEYS,
     ),
     *(

@@ -100,7 +100,7 @@ def get(store: PayloadStore, full_path: str, max_bytes: int) -> bytes:
 
 
 def _allowed() -> str:
-    return f"allowed are {', '.join(STORE_NAMES)}, or a class as package.module:Class"
+    return f"allowed are {', '.join(STORE_NAMES)}, or a class as package.module.Class"
 
 
 def _class(name: str) -> type:

@@ -94,6 +94,8 @@ def _code(exc: aws.ClientError) -> str:
 
 
 def _reason(exc: Exception, bucket: str) -> str:
+    if isinstance(exc, aws.NoCredentialsError):
+        return f"{type(exc).__name__}: {exc}; set s3.access.key and s3.secret.key, or AWS's own settings"
     if not isinstance(exc, aws.ClientError):
         return f"{type(exc).__name__}: {exc}"
     code = _code(exc)

@@ -40,7 +40,7 @@ COMMON_KEYS: Sequence[Key] = (
         "large.message.id.generator",
         "string",
         "How a payload is named. `sha256`: by its stored bytes, so that a replay rewrites the same object and equal "
-        "payloads share one. `uuid`: at random, the seed's default.",
+        "payloads share one. `uuid`: at random.",
         default="sha256",
         allowed=("sha256", "uuid"),
     ),

@@ -6,14 +6,28 @@ itself; the module named after a client imports that one.
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from transforms.errors import PayloadNotFoundError, PayloadStoreError, SerializationError
+from transforms.errors import (
+    ConfigurationError,
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+    SerializationError,
+)
 
 __all__ = [
     "ComposableDeserializer",
     "ComposableSerializer",
+    "ConfigurationError",
     "LargeMessageDeserializer",
     "LargeMessageSerializer",
+    "MalformedReferenceError",
+    "PayloadCorruptError",
     "PayloadNotFoundError",
     "PayloadStoreError",
+    "PayloadTooLargeError",
+    "ReferenceRefusedError",
     "SerializationError",
 ]

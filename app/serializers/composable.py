@@ -162,7 +162,7 @@ class ComposableDeserializer(_Composable):
 def _listed(stages: Sequence[object] | str, key: str) -> Sequence[object]:
     listed = [item.strip() for item in stages.split(",")] if isinstance(stages, str) else stages
     if not isinstance(listed, list | tuple):
-        found = type(listed).__name__
+        found = f"class {listed.__name__}" if isinstance(listed, type) else type(listed).__name__
         raise ConfigurationError(key, f"found one {found}, allowed is a list of classes or dotted paths")
     if not listed or listed == [""]:
         raise ConfigurationError(key, "is an empty list, allowed is one of at least one stage")

@@ -14,9 +14,7 @@ from app.serializers.composable import ComposableDeserializer, ComposableSeriali
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.options import (
     CONSUMER_KEYS,
-    DESERIALIZER_KEYS,
     PRODUCER_KEYS,
-    SERIALIZER_KEYS,
     STORE_KEY,
     check_time,
     coerced,
@@ -122,10 +120,13 @@ def _apart(
         else:
             found[field] = None
     result = ClientConfig(found["key"], found["value"], {}, config)
-    stages = [leaf for each in found.values() if each is not None for leaf in each.leaves() if isinstance(leaf, large)]
+    stages = [leaf for each in found.values() if each is not None for leaf in each.leaves()]
+    larges = [stage for stage in stages if isinstance(stage, large)]
     try:
-        _check_total([stage.store_timeout_ms for stage in stages], config, limit)
-        client = _clients_own({k: v for k, v in config.items() if k not in taken}, own, names, large=bool(stages))
+        _check_total([stage.store_timeout_ms for stage in larges], config, limit)
+        others = _Others.of(stage for stage in stages if not isinstance(stage, large))
+        rest = {k: v for k, v in config.items() if k not in taken}
+        client = _clients_own(rest, own, [*names, *sorted(taken)], others, large=bool(larges))
     except ConfigurationError:
         result.close()
         raise
@@ -139,26 +140,65 @@ def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Ke
         check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
 
 
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What the application's own stages read of the configuration that they were configured with.
+
+    Attributes:
+        named: the keys that they list in an attribute `KEYS`.
+        open: whether one is configured and lists none, so that any key might be its own.
+    """
+
+    named: frozenset[str]
+    open: bool
+
+    @classmethod
+    def of(cls, stages: Iterable[object]) -> _Others:
+        """Of these stages."""
+        listed = [getattr(stage, "KEYS", None) for stage in stages if hasattr(stage, "configure")]
+        return cls(frozenset(key for keys in listed for key in keys or ()), None in listed)
+
+
 def _clients_own(
-    config: Mapping[str, object], own: Callable[[str], bool] | None, names: Iterable[str], *, large: bool
+    config: Mapping[str, object],
+    own: Callable[[str], bool] | None,
+    names: Iterable[str],
+    others: _Others,
+    *,
+    large: bool,
 ) -> dict[str, object]:
     store_class = cast("str | type", config[STORE_CLASS]) if large and STORE_CLASS in config else None
-    client = {}
+    is_open = others.open or (
+        store_class is not None and store_keys(store_class) is None and not named_keys(store_class)
+    )
+    client, nobodys = {}, []
     for name, value in config.items():
         if own is not None and own(name):
             client[name] = value
-        elif store_class is not None and is_store_key(name, store_class):
+        elif name in others.named or (store_class is not None and is_store_key(name, store_class)):
             continue
         elif own is None:
             client[name] = value
-        elif store_class is None or store_keys(store_class) is not None or named_keys(store_class):
-            raise unknown(name, [*names, *_known(store_class)])
+        elif not is_open:
+            nobodys.append(name)
+    if nobodys:
+        raise _nobodys(nobodys, [*names, *others.named, *_known(store_class)])
     return client
 
 
+def _nobodys(found: list[str], known: list[str]) -> ConfigurationError:
+    """Of keys that nobody knows: of the first that is misspelt, else of the first."""
+    errors = [unknown(name, known) for name in found]
+    misspelt = next((error for error in errors if "did you mean" in error.reason), None)
+    if misspelt is None and STORE_CLASS in found:
+        return ConfigurationError(
+            STORE_CLASS, "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
+        )
+    return misspelt or errors[0]
+
+
 def _known(store_class: str | type | None) -> list[str]:
-    known = [key.name for key in (*SERIALIZER_KEYS, *DESERIALIZER_KEYS)]
-    if store_class is not None:
-        known += [key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)]
-        known += named_keys(store_class)
-    return known
+    if store_class is None:
+        return []
+    keys = (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)
+    return [*(key.name for key in keys), *named_keys(store_class)]

@@ -5,6 +5,7 @@ Values may be of their own type or strings, as Kafka's clients take both.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -85,8 +86,8 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         _GENERATOR,
         "string",
-        "How a payload is named. `uuid`: at random, the seed's default. `sha256`: by its stored bytes, for compacted "
-        "topics; keys have it always.",
+        "How a payload is named. `uuid`: at random. `sha256`: by its stored bytes, for compacted topics; keys have "
+        "it always.",
         default="uuid",
         allowed=("uuid", "sha256"),
     ),
@@ -279,6 +280,9 @@ def _coerced_all(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str,
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     """What of `config` the store gets: of a built-in one its own keys, else all that is not for the serializer."""
     name = config.get(STORE_CLASS)
+    if name is None:
+        for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9):
+            raise unknown(near, [STORE_CLASS])
     if not isinstance(name, str | type):
         found = "is missing; it is required" if name is None else f"found {name!r}"
         raise ConfigurationError(STORE_CLASS, f"{found}: {STORE_KEY.doc}")

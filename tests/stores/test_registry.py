@@ -268,7 +268,7 @@ def test_what_a_class_returns_is_checked() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (None, "is missing; allowed are filesystem, memory, s3, or a class as package.module:Class"),
+        (None, "is missing; allowed are filesystem, memory, s3, or a class as package.module.Class"),
         (7, "found 7; allowed are"),
         ("", "found '', allowed are"),
         ("filesytem", "did you mean filesystem"),

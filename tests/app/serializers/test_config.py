@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -37,6 +37,24 @@ class OwnStore:
     def download(self, full_path: str) -> bytes:
         """See `PayloadStore.download`."""
         return full_path.encode()
+
+
+class Unlisted:
+    """A stage that reads the configuration, as one that asks a schema registry does."""
+
+    def configure(self, config: Mapping[str, object], is_key: bool) -> None:  # noqa: FBT001  # Kafka's signature
+        """Keeps what is its own."""
+        self.url = str(config.get("registry.url"))
+
+    def serialize(self, topic: str, headers: object, data: object) -> bytes:
+        """Where the registry is."""
+        return self.url.encode()
+
+
+class Registered(Unlisted):
+    """The same, with the names of its keys."""
+
+    KEYS: ClassVar[list[str]] = ["registry.url"]
 
 
 def to_json(value: object) -> bytes:
@@ -161,6 +179,46 @@ def test_a_class_of_ones_own_gets_everything() -> None:
         config.producer(given, own=OWN.__contains__)
     del given["own.more"]
     assert config.producer(given, own=OWN.__contains__).client == {"acks": "all"}
+
+
+def test_a_stage_of_ones_own_has_keys_of_its_own() -> None:
+    """The keys that a stage lists are not the client's, and one that is misspelt is found."""
+    given = {"value.serializers": [Registered], "registry.url": "here", "acks": "all"}
+    found = config.producer(given, own=OWN.__contains__)
+    assert found.client == {"acks": "all"}
+    assert found.value is not None
+    assert found.value.serialize("orders", [], b"") == b"here"
+    with pytest.raises(ConfigurationError, match=r"^registry\.ulr: .* did you mean registry\.url"):
+        config.producer({**given, "registry.ulr": ""}, own=OWN.__contains__)
+
+
+def test_a_stage_that_lists_no_keys_may_have_any() -> None:
+    """As with a store's class: what the client does not know might be the stage's."""
+    given = {"value.serializers": [Unlisted], "registry.url": "here", "more": 1, "acks": "all"}
+    assert config.producer(given, own=OWN.__contains__).client == {"acks": "all"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"value.serialisers": [SERIALIZER]}, "value.serialisers: is not a key that is known here; did you mean value"),
+        ({"value.deserializers": [SERIALIZER]}, "did you mean value.serializers?"),
+        ({"value.serializers": [bytes.swapcase]}, "large.message.payload.store.class: is only for LargeMessageSerial"),
+    ],
+)
+def test_keys_of_a_store_without_its_serializer_are_explained(
+    config_of: Config, given: Mapping[str, object], message: str
+) -> None:
+    """Where no stage takes the store's keys, the error says why, or names the key that is misspelt."""
+    with pytest.raises(ConfigurationError) as caught:
+        config.producer(config_of(**given), own=OWN.__contains__)
+    assert message in str(caught.value)
+
+
+def test_the_store_class_misspelt_is_found() -> None:
+    """That the key is missing would be half of the truth."""
+    with pytest.raises(ConfigurationError, match=r"^large\.message\.payload\.store\.clas: .* did you mean"):
+        LargeMessageSerializer({"large.message.payload.store.clas": "s3", "s3.bucket": "payloads"})
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
