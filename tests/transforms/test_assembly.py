@@ -16,6 +16,7 @@ from tests.vectors.chunks import ReadCase, read_cases, split_cases
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Counts, Discarded, Limits
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.record import Header, Record
+from transforms.size import batch_of_one_bytes
 
 UNLIMITED = Limits()
 
@@ -48,12 +49,10 @@ def letters(uuid: str, text: str) -> list[Record]:
 
 
 def split(record: Record, count: int, uuid: str) -> list[Record]:
-    """The chunks of a record, about `count`, checksum and all."""
-    room = len(record.value or b"") // count + 1
-    widest = (*record.headers, *Chunk(uuid, 999, 999, 10**6, "0" * 64).headers())
-    limit = (
-        90 + room + len(record.key or b"") + sum(len(name.encode()) + len(value or b"") + 6 for name, value in widest)
-    )
+    """The chunks of a record, checksum and all: `count` of them, or fewer where its headers are large."""
+    size = len(record.value or b"")
+    widest = (*record.headers, *Chunk(uuid, 9, 9, size, "0" * 64).headers())
+    limit = batch_of_one_bytes(Record(record.key, bytes(-(-size // count)), widest))
     return list(Chunking(limit).split(record, uuid))
 
 
@@ -314,6 +313,15 @@ def test_expire() -> None:
     assert reasons(assembler.add(0, logged([letters("u0", "ab")[1]], 9)[0], 0)) == ["late expired"]
 
 
+def test_expire_counts_from_the_first_chunk() -> None:
+    """A message that trickles in expires none the later, and keeps none of the others from it."""
+    assembler = Assembler(Limits(expire_ms=100))
+    for now, record in ((0, ABC[0]), (10, letters("v", "ab")[0]), (50, ABC[1])):
+        assembler.add(0, logged([record], now)[0], now)
+    assert [event.uuid for event in assembler.expire(100)] == ["u"]
+    assert [event.uuid for event in assembler.expire(110)] == ["v"]
+
+
 def test_expire_never() -> None:
     """0 is never."""
     assembler = Assembler(Limits(expire_ms=0))
@@ -491,7 +499,7 @@ def logs(draw: st.DrawFn) -> tuple[dict[str, Record], list[Logged]]:
     for i in range(draw(st.integers(1, 6))):
         key = draw(st.none() | st.binary(max_size=3))
         own = draw(st.sampled_from(((), (("h", b"1"), ("h", None)), (("large", bytes(150)),))))
-        wholes[str(i)] = Record(key, draw(st.binary(min_size=1, max_size=60)), own, i)
+        wholes[str(i)] = Record(key, bytes([i]) * draw(st.integers(1, 60)), own, i)
         queues.append(split(wholes[str(i)], draw(st.integers(1, 8)), str(i)))
     queues.append([Record(b"o", b"%d" % i) for i in range(draw(st.integers(0, 6)))])
     order = random.Random(draw(st.integers(0, 2**32)))
@@ -579,24 +587,30 @@ def test_one_fault_loses_one_message(found: tuple[dict[str, Record], list[Logged
     settled(assembler)
 
 
-@given(logs(), st.lists(st.floats(0, 1), max_size=4))
-def test_restart_delivers_each_once(found: tuple[dict[str, Record], list[Logged]], stops: list[float]) -> None:
-    """However often it is stopped: from the commit and its note on, each record and message is given exactly once."""
+@given(logs(), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=4))
+def test_restart_delivers_each_once(
+    found: tuple[dict[str, Record], list[Logged]], stops: list[tuple[float, int]]
+) -> None:
+    """However often it is killed, with some still on their way: each record and message is delivered exactly once."""
     wholes, log = found
     committed, noted = 0, 0
     delivered: list[Record] = []
-    for stop in [*stops, 1.0]:
+    for stop, on_their_way in [*stops, (1.0, 0)]:
         assembler = Assembler(UNLIMITED)
         assembler.resume(0, noted)
         end = committed + round(stop * (len(log) - committed))
+        position = max(committed, end - on_their_way)  # what ended from here on is lost with the process
         for record in log[committed:end]:
             if is_chunk(record.headers):
                 events = assembler.add(0, record, 0)
-                delivered += [event.record for event in events if isinstance(event, Assembled)]
-                assert all(isinstance(event, Assembled) for event in events)
-            elif not assembler.delivered(0, record.offset):
-                delivered.append(Record(record.key, record.value, record.headers, record.timestamp))
-        committed, noted = assembler.safe_offset(0, end), assembler.delivered_below(0, end)
+                given_back = [event.record for event in events if isinstance(event, Assembled)]
+                assert len(given_back) == len(events)
+            else:
+                skip = assembler.delivered(0, record.offset)
+                given_back = [] if skip else [Record(record.key, record.value, record.headers, record.timestamp)]
+            if record.offset < position:
+                delivered += given_back
+        committed, noted = assembler.safe_offset(0, position), assembler.delivered_below(0, position)
     ordinary = [Record(r.key, r.value, r.headers, r.timestamp) for r in log if not is_chunk(r.headers)]
     assert sorted(map(repr, delivered)) == sorted(map(repr, [*wholes.values(), *ordinary]))
     settled(assembler)
