@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -245,6 +246,26 @@ def test_split_again() -> None:
     assert {Chunk.parse(chunk)[0].uuid for chunk in outer} == {"outer"}
     assert Chunk.parse(outer[0])[1] == inner.headers
     assert b"".join(chunk.value or b"" for chunk in outer) == inner.value
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def shown(title: str, record: Record) -> str:
+    """A record as the page shows it."""
+    key, value = (record.key or b"").decode(), (record.value or b"").decode()
+    rows = [f"key      {key}", f"value    {value}"]
+    rows += [f"header   {name}: {(found or b'').decode()}" for name, found in record.headers]
+    return "".join(f"{'' if i else title:<11}{row}\n" for i, row in enumerate(rows))
+
+
+def test_page_shows_the_vector() -> None:
+    """The example of the page is the vector, to the letter."""
+    (case,) = (case for case in split_cases() if case.name == "abc")
+    text = (Path(__file__).parents[2] / "docs" / "chunks.md").read_text(encoding="utf-8")
+    listing = shown("message", case.record) + "".join(shown("chunk", chunk) for chunk in case.chunks or ())
+    assert f"<!-- vector: abc -->\n```text\n{listing}```\n" in text
+    assert f"`max.message.bytes` is {case.limit})" in text
 
 
 # --- properties -----------------------------------------------------------------------------------------------------
