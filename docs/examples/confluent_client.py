@@ -12,7 +12,14 @@ import os
 import sys
 import time
 
-from confluent_kafka import DeserializingConsumer, Message, SerializingProducer, TopicPartition
+from confluent_kafka import (
+    DeserializingConsumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    SerializingProducer,
+    TopicPartition,
+)
 from confluent_kafka.error import ValueDeserializationError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
@@ -41,6 +48,12 @@ CONSUMER = {
 }
 
 
+def delivered(error: KafkaError | None, _: Message) -> None:
+    """Without it, a record that Kafka does not take is lost without a word; what it raises, `flush` raises."""
+    if error is not None:
+        raise KafkaException(error)
+
+
 def read(consumer: DeserializingConsumer) -> Message:
     """The next record that can be had."""
     while True:
@@ -67,7 +80,8 @@ def main(topic: str) -> None:
 
     config = producer_config(PRODUCER)
     producer = SerializingProducer(config)
-    producer.produce(topic, key=b"order", value=order, headers=[])  # a reference goes into the headers
+    # A reference goes into the headers.
+    producer.produce(topic, key=b"order", value=order, headers=[], on_delivery=delivered)
     producer.flush()
     config["value.serializer"].close()
 

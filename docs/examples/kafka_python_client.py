@@ -59,7 +59,7 @@ def main(topic: str) -> None:
     """Sends 5 MB, and reads until they come."""
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
     with SerializingProducer(PRODUCER) as producer:
-        producer.send(topic, order, key=b"order")
+        producer.send(topic, order, key=b"order").get(60)
     with DeserializingConsumer(CONSUMER, topic) as consumer:
         while True:
             record = read(consumer)
