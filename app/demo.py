@@ -378,7 +378,9 @@ def command(folder: Path | None, *, keep: bool) -> int:
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
-            raise ConfigurationError("demo", f"{module} is not installed; run: pip install 'wideload[spark]'")
+            raise ConfigurationError(
+                "demo", f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
+            )
     if folder is not None:
         exhibits = from_folder(folder)
     try:

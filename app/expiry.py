@@ -110,6 +110,7 @@ def _row(
     row = dataclasses.replace(row, retention=retention)
     if not isinstance(store, Lifecycle):
         message = "this store has no expiry rules: payloads stay until those without a record are swept"
+        message += _forbidding(retention)
         return dataclasses.replace(row, state="no-rules", message=message)
     try:
         rules = store.expiry_rules(name)
@@ -117,7 +118,7 @@ def _row(
         if changed is not None:
             rules = store.expiry_rules(name)
     except PayloadStoreError as exc:
-        return dataclasses.replace(row, message=str(exc), wrong=True)
+        return dataclasses.replace(row, message=f"{exc}{_forbidding(retention)}", wrong=True)
     verdict = retention.judge(rules)
     return dataclasses.replace(
         row,
@@ -129,6 +130,11 @@ def _row(
         changed=changed,
         notes=retention.notes(rules),
     )
+
+
+def _forbidding(retention: Retention) -> str:
+    """What has to be known of a topic also where the store cannot tell its rules."""
+    return f"; {retention.judge(()).message}" if retention.forever else ""
 
 
 def _apply(store: Lifecycle, retention: Retention, rules: Sequence[ExpiryRule]) -> str | None:

@@ -225,7 +225,8 @@ class _Inspection:
             totals.states[finding.state] += 1
             totals.stored_bytes += finding.stored or 0
             if finding.reference is not None:
-                totals.referred_bytes += finding.reference.size or 0
+                # Other formats than ours do not say a size.
+                totals.referred_bytes += finding.reference.size or finding.stored or 0
             self._printer.show(record, part, finding)
 
     def _parts(self, record: TopicRecord) -> Iterator[Field]:

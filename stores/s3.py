@@ -30,7 +30,7 @@ try:
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
-        f"found 's3', which needs boto3 ({exc}); install it with: pip install 'wideload[s3]'",
+        f"found 's3', which needs boto3 ({exc}); install it: pip install '.[s3]' in the project's folder",
     ) from exc
 
 if TYPE_CHECKING:

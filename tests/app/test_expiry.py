@@ -137,3 +137,14 @@ def test_store_that_hangs_holds_up_nobody(pipeline: PipelineSettings) -> None:
     assert all(thread.daemon for thread in waiting)  # or the process could not end
     Expiring.may_answer.set()
     settled()
+
+
+def test_a_compacted_topic_is_warned_of_whatever_the_store_says(pipeline: PipelineSettings) -> None:
+    """That payloads of a compacted topic must have no TTL is said also where the store cannot tell its rules."""
+    Expiring.error = PayloadStoreError("rules are not implemented")
+    compacted = dataclasses.replace(ORDERS, cleanup_policy="compact")
+    for topic, said in ((compacted, True), (ORDERS, False)):
+        (row,) = survey(pipeline, {"orders": topic})
+        assert row.state == "unknown"
+        assert row.message.startswith("rules are not implemented")
+        assert ("so a TTL must not be used" in row.message) is said
