@@ -6,6 +6,7 @@ of the worker (`transforms.reference`), so each reads what the other wrote.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
 
 
-class _LargeMessage:
+class _LargeMessage(ABC):
     """What the two have in common: a store, and whether it is for keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
         self._store: PayloadStore | None = None
         self._part = VALUE
+        if config is not None:
+            self.configure(config, is_key)
+
+    @abstractmethod
+    def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
+        """Takes the configuration; makes no request."""
 
     @property
     def store(self) -> PayloadStore:
@@ -76,11 +83,6 @@ class LargeMessageSerializer(_LargeMessage):
     Raises:
         ConfigurationError: see `configure`.
     """
-
-    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        super().__init__()
-        if config is not None:
-            self.configure(config, is_key)
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration; makes no request.
@@ -173,11 +175,6 @@ class LargeMessageDeserializer(_LargeMessage):
     It gives bytes, so it stands before the deserializer that takes them: the first of `value.deserializers`.
     Arguments are as with `LargeMessageSerializer`.
     """
-
-    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        super().__init__()
-        if config is not None:
-            self.configure(config, is_key)
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration; makes no request.
