@@ -1,0 +1,236 @@
+"""aiokafka's consumer with chunks: whole messages come out, and nothing passes one that is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError
+from aiokafka.structs import OffsetAndMetadata
+from aiokafka.util import commit_structure_validate
+
+from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
+from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.chunks.positions import Subscriptions
+from app.chunks.rate import Rate
+from transforms.assembly import ChunkMessageId, Counts, Discarded
+
+__all__ = ["AssemblingConsumer"]
+
+_logger = logging.getLogger(__name__)
+
+_ARGUMENTS = arguments_of(AIOKafkaConsumer)
+_LONG_S = 60.0
+_LOOK_S = 1.0  # how often, at most, a call that waits looks for messages that have expired
+
+
+def _warn(discarded: Discarded) -> None:
+    first: Any = discarded.records[0]
+    _logger.warning(
+        "topic %s partition %d: a message of chunks was discarded: %s (%s); %d chunks from offset %d on",
+        first.topic,
+        first.partition,
+        discarded.reason,
+        discarded.detail,
+        len(discarded.records),
+        first.offset,
+    )
+
+
+class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+    """An `AIOKafkaConsumer` that gives whole messages, as `AssembledRecord`, between the ordinary records.
+
+    A message comes when its last chunk does, with that one's offset. A commit, by the application or by itself, never
+    passes the first chunk of a message that has not come; what has come behind that is noted in the commit's metadata,
+    so that a restart gives it no second time.
+
+    Each message that is discarded goes to `on_discarded`, before anything that was read after it. When that raises, the
+    error leaves `getone` or `getmany`, and the next call tries again; no commit passes it meanwhile. By default a
+    warning is logged. `transforms.assembly` says what the reasons mean.
+
+    A message expires by the time for which calls have waited for all partitions, with none paused; so chunks that wait
+    in the log are not taken for chunks that do not come.
+
+    After a rebalance, as after `seek`, reading begins anew: what was incomplete is read again from its first chunk.
+
+    Args:
+        config: keys with Kafka's names: those of `AIOKafkaConsumer` with dots, and those of `CONSUMER_KEYS`.
+        topics: to be subscribed.
+        on_discarded: called, and awaited where it is a coroutine function, with each message that is discarded.
+        options: the same as `config`, as arguments, for what is no string: `value_deserializer`, `ssl_context`.
+
+    Raises:
+        ConfigurationError: a key is not known, or wrong.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        *topics: str,
+        on_discarded: Callable[[Discarded], Awaitable[None] | None] = _warn,
+        **options: object,
+    ) -> None:
+        values, client = apart(CONSUMER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
+        arguments = _ARGUMENTS.read(client)
+        self._own_key_deserializer = arguments.pop("key_deserializer", None)
+        self._own_value_deserializer = arguments.pop("value_deserializer", None)
+        quiet = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
+        self._pending = Pending(limits(values), quiet_evictions=quiet)
+        self._on_discarded = on_discarded
+        self._settling = asyncio.Lock()
+        super().__init__(**arguments)
+        self._reading = ReadingClock(self._loop.time)
+        self._rates: dict[str, Rate] = defaultdict(lambda: Rate(self._loop.time))
+        self._subscription = Subscriptions(self._pending, self._loop)
+        if topics:
+            self._client.set_topics(set(topics))
+            self._subscription.subscribe(topics=set(topics))
+
+    @property
+    def counts(self) -> Counts:
+        """What has become of chunks so far."""
+        return self._pending.assembler.counts
+
+    def stats(self) -> dict[str, object]:
+        """`chunkedMessageRate` (messages a second over the last minute) by topic, and what is incomplete now."""
+        assembler = self._pending.assembler
+        return {
+            "chunkedMessageRate": {topic: rate.per_second() for topic, rate in self._rates.items()},
+            "pendingChunkedMessages": assembler.pending,
+            "pendingChunkedBytes": assembler.pending_bytes,
+            "expired": assembler.counts.discarded.get("expired", 0),
+        }
+
+    async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
+        """As `AIOKafkaConsumer.getone`: the next ordinary record, or the next message that is whole."""
+        while True:
+            delivered = await self._delivered(partitions, 1)
+            for records in delivered.values():
+                return records[0]
+            await self._read(partitions, _LONG_S, 1)
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """As `AIOKafkaConsumer.getmany`; waits until the time is over where nothing but chunks came."""
+        deadline = self._loop.time() + timeout_ms / 1000
+        most = max_records or self._max_poll_records
+        last = False
+        while True:
+            delivered = await self._delivered(partitions, most)
+            if delivered or last:
+                return delivered
+            left_s = max(0.0, deadline - self._loop.time())
+            last = not left_s
+            await self._read(partitions, left_s, most)
+
+    def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
+        """As `AIOKafkaConsumer.seek`; an id of a message means its first chunk, so that the message comes next.
+
+        At the offset of a last chunk its message cannot come: it is discarded as `missing-first`, and the next one
+        comes.
+        """
+        super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
+
+    def safe_offsets(
+        self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What `commit` commits; also for `send_offsets_to_transaction`.
+
+        Args:
+            offsets: as for `commit`: behind what the application is done with, or by default behind all it was given.
+        """
+        if offsets is not None:
+            return self._pending.safe(commit_structure_validate(dict(offsets)))
+        subscription = self._subscription.subscription
+        if subscription is None or subscription.assignment is None:
+            raise IllegalStateError("No partitions assigned")
+        safe: dict[TopicPartition, OffsetAndMetadata] = subscription.assignment.all_consumed_offsets()
+        return safe
+
+    async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
+        """As `AIOKafkaConsumer.commit`, with `safe_offsets`; metadata of the application's own takes the note's place.
+
+        Where it does, a restart gives some messages a second time.
+        """
+        await super().commit(None if offsets is None else self.safe_offsets(offsets))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, partitions: tuple[TopicPartition, ...], timeout_s: float, most: int | None) -> None:
+        """One look at what aiokafka has; what came is sorted before anything else can run."""
+        assembler = self._pending.assembler
+        expire_s = assembler.limits.expire_ms / 1000
+        wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if assembler.pending and expire_s else timeout_s
+        if self._reads_all(partitions):
+            with self._reading.running():
+                found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+        else:
+            found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+        self._pending.take(found, self._reading.now_ms())
+        self._pending.expire(self._reading.now_ms())
+
+    def _reads_all(self, partitions: tuple[TopicPartition, ...]) -> bool:
+        assigned = self._subscription.assigned_partitions()
+        return not (partitions and assigned - set(partitions)) and not self._subscription.paused_partitions()
+
+    async def _delivered(
+        self, partitions: tuple[TopicPartition, ...], most: int | None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """What waits, up to `most` records, when all that was discarded is dealt with."""
+        if self._closed:
+            raise ConsumerStoppedError
+        await self._settle()
+        delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
+        if self._subscription.reassignment_in_progress:
+            return delivered  # what waits may be another's soon
+        paused = self._subscription.paused_partitions()
+        number = 0
+        for partition in list(self._pending.ready):
+            if (partitions and partition not in partitions) or partition in paused:
+                continue
+            waiting = self._pending.ready[partition]
+            while waiting and (most is None or number < most):
+                try:
+                    record = self._deserialized(waiting[0])
+                except Exception:
+                    if delivered:
+                        return delivered
+                    raise
+                waiting.popleft()
+                delivered.setdefault(partition, []).append(record)
+                number += 1
+            if not waiting:
+                del self._pending.ready[partition]
+        return delivered
+
+    async def _settle(self) -> None:
+        if not self._pending.discarded:
+            return
+        async with self._settling:
+            while self._pending.discarded:
+                discarded = self._pending.discarded[0]
+                done = self._on_discarded(discarded)
+                if inspect.isawaitable(done):
+                    await done
+                # Where the partition was taken away meanwhile, it is gone already.
+                if self._pending.discarded and self._pending.discarded[0] is discarded:
+                    self._pending.discarded.popleft()
+
+    def _deserialized(self, record: ConsumerRecord) -> ConsumerRecord:
+        if isinstance(record, AssembledRecord):
+            self._rates[record.topic].count()
+        key, value = self._own_key_deserializer, self._own_value_deserializer
+        if key is None and value is None:
+            return record
+        return replace(
+            record,
+            key=record.key if key is None else key(record.key),
+            value=record.value if value is None else value(record.value),
+        )

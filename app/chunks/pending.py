@@ -1,0 +1,178 @@
+"""What a consumer has read and not delivered: chunks of incomplete messages, and what waits for the next call."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits
+from transforms.chunk import is_chunk
+
+__all__ = ["AssembledRecord", "Pending", "ReadingClock", "note", "noted"]
+
+_NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})", re.ASCII)
+
+
+def note(delivered: int) -> str:
+    """Metadata of a commit: everything that ended below `delivered` has been delivered."""
+    return f"wideload:delivered={delivered}"
+
+
+def noted(metadata: str | None) -> int | None:
+    """The inverse of `note`; None where the metadata is something else."""
+    match = _NOTE.fullmatch(metadata or "")
+    return None if match is None else int(match[1])
+
+
+@dataclass
+class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no types
+    """A whole message, with the offset of its last chunk; all else is as in the record that was split.
+
+    Attributes:
+        chunk_message_id: where its first and its last chunk stand.
+    """
+
+    chunk_message_id: ChunkMessageId
+
+
+class ReadingClock:
+    """Milliseconds that consumers have waited for records.
+
+    It stands still while nobody reads, so that messages do not expire whose chunks are waiting in the log.
+
+    Args:
+        time: seconds of a clock that does not go back.
+    """
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._readers = 0
+        self._since = 0.0
+        self._elapsed = 0.0
+
+    def now_ms(self) -> int:
+        """The time of this clock."""
+        running = self._time() - self._since if self._readers else 0.0
+        return int((self._elapsed + running) * 1000)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Lets it go on while somebody waits."""
+        if not self._readers:
+            self._since = self._time()
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._elapsed += self._time() - self._since
+
+
+class Pending:
+    """Sorts what was read into what may be delivered and what is discarded, and knows what may be committed.
+
+    Args:
+        limits: how much may be pending.
+        quiet_evictions: whether a message that had to go for others is only counted.
+    """
+
+    # State that changes, on one event loop: `ready`, `discarded`, and the assembler.
+
+    def __init__(self, limits: Limits, *, quiet_evictions: bool = False) -> None:
+        self.assembler = Assembler(limits)
+        self.ready: dict[TopicPartition, deque[ConsumerRecord]] = {}
+        self.discarded: deque[Discarded] = deque()
+        self._quiet_evictions = quiet_evictions
+        self._known: set[TopicPartition] = set()
+
+    def take(self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], now_ms: int) -> None:
+        """Takes what was read, in the order of offsets."""
+        for partition, records in found.items():
+            for record in records:
+                if is_chunk(record.headers):
+                    self._sort(partition, record, self.assembler.add(partition, record, now_ms))
+                elif not self.assembler.delivered(partition, record.offset):
+                    self.ready.setdefault(partition, deque()).append(record)
+
+    def expire(self, now_ms: int) -> None:
+        """Gives up what has waited too long."""
+        self._keep(self.assembler.expire(now_ms))
+
+    def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What may be committed where all below `offsets` has been delivered, or is about to be.
+
+        It passes neither the first chunk of an incomplete message nor what waits for the next call. Where messages
+        behind it have been delivered, a note in the metadata says so, unless there is some already.
+        """
+        return {partition: self._safe(partition, *given) for partition, given in offsets.items()}
+
+    def _safe(self, partition: TopicPartition, offset: int, metadata: str) -> OffsetAndMetadata:
+        waiting = [each.records for each in self.discarded if _partition(each) == partition]
+        ready = self.ready.get(partition)
+        ends = [records[-1].offset for records in waiting]
+        ends += [ready[0].offset] if ready else []
+        position = min([offset, *ends])
+        safe = min([self.assembler.safe_offset(partition, position), *(records[0].offset for records in waiting)])
+        delivered = self.assembler.delivered_below(partition, position)
+        return OffsetAndMetadata(safe, metadata or (note(delivered) if delivered > safe else ""))
+
+    def moved(self, partition: TopicPartition, delivered: int | None = None) -> None:
+        """The partition is read from elsewhere; nothing that was read before counts.
+
+        Args:
+            partition: which.
+            delivered: what was noted beside the commit at which reading begins.
+        """
+        self.assembler.clear(partition)
+        self.ready.pop(partition, None)
+        self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
+        self._known.add(partition)
+        if delivered is not None:
+            self.assembler.resume(partition, delivered)
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Other partitions than before: all of them begin anew, and what was taken away is forgotten."""
+        for partition in self._known | set(partitions):
+            self.moved(partition)
+        self._known = set(partitions)
+
+    def _sort(self, partition: TopicPartition, last: ConsumerRecord, events: Iterable[Assembled | Discarded]) -> None:
+        for event in events:
+            if isinstance(event, Assembled):
+                self.ready.setdefault(partition, deque()).append(_whole(event, last))
+            else:
+                self._keep([event])
+
+    def _keep(self, events: Iterable[Discarded]) -> None:
+        self.discarded.extend(each for each in events if not (self._quiet_evictions and each.reason == "evicted"))
+
+
+def _partition(discarded: Discarded) -> TopicPartition:
+    record = cast("Any", discarded.records[0])
+    return TopicPartition(record.topic, record.partition)
+
+
+def _whole(event: Assembled, last: ConsumerRecord) -> AssembledRecord:
+    record = event.record
+    return AssembledRecord(
+        topic=last.topic,
+        partition=last.partition,
+        offset=last.offset,
+        timestamp=record.timestamp,
+        timestamp_type=last.timestamp_type,
+        key=record.key,
+        value=record.value,
+        checksum=None,
+        serialized_key_size=len(record.key) if record.key is not None else -1,
+        serialized_value_size=len(record.value or b""),
+        headers=tuple(record.headers),
+        chunk_message_id=event.id,
+    )

@@ -1,0 +1,255 @@
+"""aiokafka's producer with chunks: a record that its topic would refuse goes as several, in order, to one partition."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import IllegalOperation, KafkaError, MessageSizeTooLargeError, ProducerClosed
+from aiokafka.structs import RecordMetadata
+
+from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
+from app.chunks.rate import Rate
+from app.clients import ClusterError, describe
+from app.preflight import topics
+from transforms.assembly import ChunkMessageId
+from transforms.chunk import Chunking
+from transforms.errors import ChunkError, ConfigurationError
+from transforms.record import Header, Record
+
+__all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
+
+_ARGUMENTS = arguments_of(AIOKafkaProducer)
+_ADMIN = frozenset(inspect.signature(AIOKafkaAdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
+# aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
+_ESTIMATE_BYTES = 21
+
+
+class ChunkedRecordMetadata(RecordMetadata):  # type: ignore[misc]  # aiokafka has no types
+    """The `RecordMetadata` of the last chunk of a message.
+
+    Attributes:
+        chunk_message_id: where the first and the last chunk stand.
+    """
+
+    chunk_message_id: ChunkMessageId
+
+    @classmethod
+    def of(cls, first: RecordMetadata, last: RecordMetadata, timestamp: int) -> ChunkedRecordMetadata:
+        """Of a message, by its first and last chunk; `timestamp` is the one it was sent with."""
+        own = last if last.timestamp_type else last._replace(timestamp=timestamp)
+        metadata = cls(*own)
+        metadata.chunk_message_id = ChunkMessageId(first.offset, last.offset)
+        return metadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    limit_bytes: int
+    cleanup_policy: str
+
+
+class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
+    """An `AIOKafkaProducer` that splits what its topic would refuse.
+
+    A record is split where it takes more, as a batch of one and uncompressed, than `chunk.max.bytes`, the topic's
+    `max.message.bytes` and `max.request.size` allow. The topic is asked once, and again when it has refused something;
+    without the right to ask, `chunk.max.bytes` has to be set. A tombstone and an empty value are never split.
+
+    All chunks go to one partition, in order, each as a batch of its own. Other records may come between them. They are
+    in the log once (`enable.idempotence` is true unless it is set), and what a transaction that is aborted has sent is
+    not seen by consumers with `read_committed`. A `send` that is cancelled, or fails, midway leaves chunks in the log;
+    readers discard them.
+
+    Sends of one task leave in order. Of sends that run at the same time, a small record may pass a large one.
+
+    Args:
+        config: keys with Kafka's names: those of `AIOKafkaProducer` with dots, `chunk.max.bytes` and
+            `chunk.max.message.bytes`.
+        options: the same as arguments, for what is no string: `value_serializer`, `ssl_context`, `partitioner`.
+
+    Raises:
+        ConfigurationError: a key is not known, or wrong.
+    """
+
+    def __init__(self, config: Mapping[str, object], **options: object) -> None:
+        values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
+        client.setdefault("enable.idempotence", True)
+        arguments = _ARGUMENTS.read(client)
+        self._chunk_bytes = cast("int | None", values["chunk.max.bytes"])
+        self._message_bytes = cast("int", values["chunk.max.message.bytes"])
+        self._own_key_serializer = arguments.pop("key_serializer", None)
+        self._own_value_serializer = arguments.pop("value_serializer", None)
+        self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
+        self._described: dict[str, _Topic] = {}
+        self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
+        self._rates: dict[str, Rate] = {}
+        super().__init__(**arguments)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[Header] | None = None,
+    ) -> asyncio.Future[Any]:
+        """As `AIOKafkaProducer.send`; the result of a message of chunks is a `ChunkedRecordMetadata`.
+
+        Returns when the last chunk is on its way, so a message as a whole is never in memory twice. One chunk that
+        fails makes the future fail, and none is sent behind it.
+
+        Raises:
+            ChunkError: the record cannot be split, is over `chunk.max.message.bytes`, or the topic is compacted.
+            ConfigurationError: the topic does not say what it takes.
+        """
+        if self._closed:
+            raise ProducerClosed
+        own = list(headers or ())
+        key_bytes = key if self._own_key_serializer is None else self._own_key_serializer(key)
+        value_bytes = value if self._own_value_serializer is None else self._own_value_serializer(value)
+        record = Record(key_bytes, value_bytes, own, -1 if timestamp_ms is None else timestamp_ms)
+        await self.partitions_for(topic)
+        found = None if self._chunk_bytes is not None else await self._topic(topic)
+        limit = self._limit_bytes(found)
+        if not Chunking(limit).wants(record):
+            future: asyncio.Future[Any] = await super().send(
+                topic, value_bytes, key_bytes, partition, timestamp_ms, own
+            )
+            if found is not None and 2 * len(value_bytes or b"") > limit:
+                future.add_done_callback(lambda done: None if done.cancelled() else self._look(topic, done.exception()))
+            return future
+        found = found or await self._asked(topic)
+        limit = self._limit_bytes(found)
+        self._check(topic, found, len(value_bytes), limit)
+        stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
+        pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
+        first = await asyncio.to_thread(next, pieces)  # hashes the value
+        place = TopicPartition(topic, self._partition(topic, partition, key, value, key_bytes, value_bytes))
+        sent = await self._sent(place, chain([first], pieces))
+        result = asyncio.create_task(self._result(topic, sent, stamped.timestamp))
+        self._results.add(result)
+        result.add_done_callback(self._results.discard)
+        return result
+
+    def create_batch(self) -> Any:
+        """As `AIOKafkaProducer.create_batch`; what is in a batch is never split."""
+        return self._message_accumulator.create_builder(
+            key_serializer=self._own_key_serializer, value_serializer=self._own_value_serializer
+        )
+
+    async def flush(self) -> None:
+        """As `AIOKafkaProducer.flush`."""
+        await super().flush()
+        if self._results:
+            await asyncio.wait(self._results)
+
+    async def stop(self) -> None:
+        """As `AIOKafkaProducer.stop`."""
+        try:
+            await super().stop()
+        finally:
+            if self._results:
+                await asyncio.wait(self._results)
+
+    def stats(self) -> dict[str, dict[str, object]]:
+        """By topic: `msgChunkPublished`, and `chunkedMessageRate` (messages a second over the last minute).
+
+        Only topics to which a message of chunks has gone are there.
+        """
+        return {
+            topic: {"msgChunkPublished": True, "chunkedMessageRate": rate.per_second()}
+            for topic, rate in self._rates.items()
+        }
+
+    async def _sent(self, place: TopicPartition, pieces: Iterator[Record]) -> list[asyncio.Future[Any]]:
+        manager = self._txn_manager
+        if manager is not None and manager.transactional_id is not None and not manager.is_in_transaction():
+            raise IllegalOperation("Can't send messages while not in transaction")
+        timeout_s = self._request_timeout_ms / 1000
+        sent: list[asyncio.Future[Any]] = []
+        try:
+            for piece in pieces:
+                if any(future.done() and future.exception() is not None for future in sent):
+                    break
+                batch = self._message_accumulator.create_builder()
+                batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
+                batch.close()
+                sent.append(await self._message_accumulator.add_batch(batch, place, timeout_s))
+        except BaseException:
+            for future in sent:
+                future.add_done_callback(_seen)
+            raise
+        return sent
+
+    async def _result(
+        self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
+    ) -> ChunkedRecordMetadata | None:
+        done = await asyncio.gather(*sent, return_exceptions=True)
+        for each in done:
+            if isinstance(each, BaseException):
+                self._look(topic, each)
+                raise each
+        self._rates.setdefault(topic, Rate(self._loop.time)).count()
+        first, last = done[0], done[-1]
+        if last is None:  # acks=0
+            return None
+        return ChunkedRecordMetadata.of(first, last, timestamp)
+
+    def _look(self, topic: str, error: BaseException | None) -> None:
+        """Forgets a topic that has refused what it should have taken."""
+        if isinstance(error, MessageSizeTooLargeError):
+            self._described.pop(topic, None)
+
+    def _limit_bytes(self, topic: _Topic | None) -> int:
+        limits: list[int] = [self._max_request_size - _ESTIMATE_BYTES]
+        if self._chunk_bytes is not None:
+            limits.append(self._chunk_bytes)
+        if topic is not None:
+            limits.append(topic.limit_bytes)
+        return min(limits)
+
+    def _check(self, name: str, topic: _Topic | None, size: int, limit: int) -> None:
+        if size > self._message_bytes:
+            raise ChunkError(size, limit, f"chunk.max.message.bytes is {self._message_bytes:,}")
+        if topic is not None and "compact" in topic.cleanup_policy:
+            what = f"topic {name} has cleanup.policy={topic.cleanup_policy}"
+            raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
+
+    async def _asked(self, topic: str) -> _Topic | None:
+        """The topic, where it says; with `chunk.max.bytes` that is no must."""
+        try:
+            return await self._topic(topic)
+        except ConfigurationError:
+            return None
+
+    async def _topic(self, topic: str) -> _Topic:
+        if topic not in self._described:
+            admin = AIOKafkaAdminClient(**self._admin_arguments)
+            try:
+                await admin.start()
+                found = (await topics(admin, [topic]))[topic]
+            except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
+                reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
+                raise ConfigurationError(
+                    "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"
+                ) from exc
+            finally:
+                await admin.close()
+            self._described[topic] = _Topic(found.max_message_bytes, found.cleanup_policy)
+        return self._described[topic]
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Another error is raised in its place."""
+    if not future.cancelled():
+        future.exception()
