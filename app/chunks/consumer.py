@@ -203,7 +203,8 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
                     if delivered:
                         return delivered
                     raise
-                waiting.popleft()
+                if isinstance(waiting.popleft(), AssembledRecord):
+                    self._rates[partition.topic].count()
                 delivered.setdefault(partition, []).append(record)
                 number += 1
             if not waiting:
@@ -224,8 +225,6 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
                     self._pending.discarded.popleft()
 
     def _deserialized(self, record: ConsumerRecord) -> ConsumerRecord:
-        if isinstance(record, AssembledRecord):
-            self._rates[record.topic].count()
         key, value = self._own_key_deserializer, self._own_value_deserializer
         if key is None and value is None:
             return record

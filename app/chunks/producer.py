@@ -14,6 +14,7 @@ from typing import Any, cast
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IllegalOperation, KafkaError, MessageSizeTooLargeError, ProducerClosed
+from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch
 from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
@@ -89,7 +90,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._own_key_serializer = arguments.pop("key_serializer", None)
         self._own_value_serializer = arguments.pop("value_serializer", None)
         self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
-        self._described: dict[str, _Topic] = {}
+        self._described: dict[str, _Topic | None] = {}
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates: dict[str, Rate] = {}
         super().__init__(**arguments)
@@ -119,7 +120,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         value_bytes = value if self._own_value_serializer is None else self._own_value_serializer(value)
         record = Record(key_bytes, value_bytes, own, -1 if timestamp_ms is None else timestamp_ms)
         await self.partitions_for(topic)
-        found = None if self._chunk_bytes is not None else await self._topic(topic)
+        found = await self._topic(topic)
         limit = self._limit_bytes(found)
         if not Chunking(limit).wants(record):
             future: asyncio.Future[Any] = await super().send(
@@ -128,8 +129,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             if found is not None and 2 * len(value_bytes or b"") > limit:
                 future.add_done_callback(lambda done: None if done.cancelled() else self._look(topic, done.exception()))
             return future
-        found = found or await self._asked(topic)
-        limit = self._limit_bytes(found)
         self._check(topic, found, len(value_bytes), limit)
         stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
         pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
@@ -207,8 +206,16 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
     def _look(self, topic: str, error: BaseException | None) -> None:
         """Forgets a topic that has refused what it should have taken."""
-        if isinstance(error, MessageSizeTooLargeError):
-            self._described.pop(topic, None)
+        if not isinstance(error, MessageSizeTooLargeError):
+            return
+        self._described.pop(topic, None)
+        manager = self._txn_manager
+        if manager is not None and manager.transactional_id is None:
+            # The refused batch has used up a sequence number, so the partition would take nothing more of this producer
+            # id. aiokafka asks for another one before the next batch; what is under way keeps its own.
+            manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)  # noqa: SLF001
+            manager._pid_waiter = self._loop.create_future()  # noqa: SLF001
+            manager._sequence_numbers.clear()  # noqa: SLF001
 
     def _limit_bytes(self, topic: _Topic | None) -> int:
         limits: list[int] = [self._max_request_size - _ESTIMATE_BYTES]
@@ -225,28 +232,30 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             what = f"topic {name} has cleanup.policy={topic.cleanup_policy}"
             raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
 
-    async def _asked(self, topic: str) -> _Topic | None:
-        """The topic, where it says; with `chunk.max.bytes` that is no must."""
-        try:
-            return await self._topic(topic)
-        except ConfigurationError:
-            return None
-
-    async def _topic(self, topic: str) -> _Topic:
+    async def _topic(self, topic: str) -> _Topic | None:
+        """What the topic says; None where it does not, and need not."""
         if topic not in self._described:
-            admin = AIOKafkaAdminClient(**self._admin_arguments)
             try:
-                await admin.start()
-                found = (await topics(admin, [topic]))[topic]
-            except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
-                reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
-                raise ConfigurationError(
-                    "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"
-                ) from exc
-            finally:
-                await admin.close()
-            self._described[topic] = _Topic(found.max_message_bytes, found.cleanup_policy)
+                self._described[topic] = await self._asked(topic)
+            except ConfigurationError:
+                if self._chunk_bytes is None:
+                    raise
+                self._described[topic] = None
         return self._described[topic]
+
+    async def _asked(self, topic: str) -> _Topic:
+        admin = AIOKafkaAdminClient(**self._admin_arguments)
+        try:
+            await admin.start()
+            found = (await topics(admin, [topic]))[topic]
+        except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
+            reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
+            raise ConfigurationError(
+                "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"
+            ) from exc
+        finally:
+            await admin.close()
+        return _Topic(found.max_message_bytes, found.cleanup_policy)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

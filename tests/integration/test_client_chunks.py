@@ -1,0 +1,551 @@
+"""aiokafka's clients with chunks, against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import random
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeTooLargeError, ProducerClosed
+from aiokafka.structs import OffsetAndMetadata
+
+from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
+from app.chunks.pending import noted
+from tests.integration.topics import read_all
+from tests.integration.way import MakeTopic
+from transforms.chunk import Chunking, is_chunk
+from transforms.errors import ChunkError, ConfigurationError
+from transforms.record import Record
+from transforms.size import batch_of_one_bytes
+
+LIMIT = 20_000
+SMALL_TOPIC: dict[str, Any] = {"max.message.bytes": LIMIT}
+_LONG_S = 30.0
+_ROOT = Path(__file__).parents[2]
+
+
+def value_of(size: int, seed: int = 0) -> bytes:
+    """Bytes that do not repeat, the same for the same seed."""
+    return random.Random(seed).randbytes(size)
+
+
+@asynccontextmanager
+async def producing(broker: str, **options: Any) -> AsyncIterator[ChunkingProducer]:
+    """A producer, started."""
+    async with ChunkingProducer({"bootstrap.servers": broker}, **options) as producer:
+        yield producer
+
+
+@asynccontextmanager
+async def consuming(
+    broker: str,
+    topic: str,
+    found: list[Discarded] | None = None,
+    keys: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[AssemblingConsumer]:
+    """A consumer that reads from the beginning, or from where its group is."""
+    config = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+    if found is not None:
+        options["on_discarded"] = found.append
+    async with AssemblingConsumer({**config, **(keys or {})}, topic, **options) as consumer:
+        yield consumer
+
+
+async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:
+    """The next record, within bounded time."""
+    return await asyncio.wait_for(consumer.getone(), _LONG_S)
+
+
+async def write(broker: str, topic: str, records: list[Record], partition: int = 0) -> list[int]:
+    """Writes records as they are, each as a batch of its own; gives their offsets."""
+    async with AIOKafkaProducer(bootstrap_servers=broker, acks="all") as producer:
+        return [
+            (
+                await producer.send_and_wait(
+                    topic, r.value, r.key, partition, None if r.timestamp < 0 else r.timestamp, list(r.headers)
+                )
+            ).offset
+            for r in records
+        ]
+
+
+def pieces(uuid: str, size: int, seed: int = 0, key: bytes | None = b"k") -> list[Record]:
+    """The chunks of a message, with which a test does as it likes."""
+    return list(Chunking(1_000).split(Record(key, value_of(size, seed)), uuid))
+
+
+async def becomes(condition: Callable[[], bool], what: str) -> None:
+    """Waits for a condition, on the loop."""
+    try:
+        async with asyncio.timeout(_LONG_S):
+            while not condition():  # noqa: ASYNC110  # a condition of several tasks
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain until {what}")
+
+
+# --- round trip -------------------------------------------------------------------------------------------------------
+
+
+async def test_round_trip_everything(broker: str, make_topic: MakeTopic) -> None:
+    """Large, small and empty values, null keys, tombstones, headers and timestamps come back in order as they were."""
+    topic = make_topic(**SMALL_TOPIC)
+    headers = [("a", b"1"), ("b", None), ("a", b"")]
+    sent = [
+        Record(b"k", value_of(100_000), headers, 1_700_000_000_000),
+        Record(b"k", b"small", headers, 1_700_000_000_001),
+        Record(None, value_of(50_000, 1), (), 1_700_000_000_002),
+        Record(b"k", None, [("gone", b"")], 1_700_000_000_003),
+        Record(b"", b"", (), 1_700_000_000_004),
+        Record(b"k" * 15_000, value_of(30_000, 2), [("big", value_of(2_000))], 1_700_000_000_005),
+    ]
+    async with producing(broker) as producer:
+        results = [await producer.send_and_wait(topic, r.value, r.key, 0, r.timestamp, r.headers) for r in sent]
+    async with consuming(broker, topic) as consumer:
+        found = [await one(consumer) for _ in sent]
+    assert [Record(r.key, r.value, list(r.headers), r.timestamp) for r in found] == [
+        Record(r.key, r.value, list(r.headers), r.timestamp) for r in sent
+    ]
+    ids = [getattr(record, "chunk_message_id", None) for record in found]
+    assert [getattr(result, "chunk_message_id", None) for result in results] == ids
+    assert [identity is not None for identity in ids] == [True, False, True, False, False, True]
+    assert [result.offset for result in results] == [record.offset for record in found]
+    assert [result.timestamp for result in results] == [record.timestamp for record in sent]
+    assert consumer.counts.assembled == 3
+    assert producer.stats()[topic]["msgChunkPublished"] is True
+    assert consumer.stats()["chunkedMessageRate"][topic] > 0  # type: ignore[index]
+
+
+async def test_round_trip_at_the_limit(broker: str, make_topic: MakeTopic) -> None:
+    """A record at the limit goes whole; with one byte more it goes as two chunks; both come back."""
+    topic = make_topic(**SMALL_TOPIC)
+    room = LIMIT - batch_of_one_bytes(Record(b"k", bytes(LIMIT // 2))) + LIMIT // 2
+    async with producing(broker) as producer:
+        for size in (room, room + 1):
+            await producer.send_and_wait(topic, value_of(size), b"k")
+    log = (await asyncio.to_thread(read_all, broker, topic))[0]
+    assert [is_chunk(record.headers) for record in log] == [False, True, True]
+    async with consuming(broker, topic) as consumer:
+        assert [len((await one(consumer)).value) for _ in range(2)] == [room, room + 1]
+
+
+async def test_round_trip_20_mb(broker: str, make_topic: MakeTopic) -> None:
+    """20 MB go through a topic with Kafka's own limit, in chunks of about 1 MB."""
+    topic = make_topic()
+    value = value_of(20_000_000)
+    async with producing(broker) as producer:
+        sent = await producer.send_and_wait(topic, value, b"k")
+    async with consuming(broker, topic) as consumer:
+        record = await one(consumer)
+    assert hashlib.sha256(record.value).digest() == hashlib.sha256(value).digest()
+    assert record.chunk_message_id == sent.chunk_message_id == ChunkMessageId(0, 19)
+
+
+async def test_send_serializers(broker: str, make_topic: MakeTopic) -> None:
+    """Serializers see whole values, once."""
+    topic = make_topic(**SMALL_TOPIC)
+    text = "é" * 30_000
+    async with producing(broker, value_serializer=str.encode, key_serializer=str.encode) as producer:
+        await producer.send_and_wait(topic, text, "k")
+        await producer.send_and_wait(topic, "short", "k")
+    async with consuming(broker, topic, value_deserializer=bytes.decode, key_deserializer=bytes.decode) as consumer:
+        assert [(r.key, r.value) for r in [await one(consumer) for _ in range(2)]] == [("k", text), ("k", "short")]
+
+
+async def test_send_interleaved(broker: str, make_topic: MakeTopic) -> None:
+    """Four producers, large and small records, three partitions: each comes once, whole, each producer's in order."""
+    topic = make_topic(3, **SMALL_TOPIC)
+
+    async def run(number: int) -> None:
+        async with producing(broker) as producer:
+            for turn in range(10):
+                size = 200_000 if turn % 2 else 100
+                key = None if turn == 5 else b"%d" % number
+                await producer.send_and_wait(topic, b"%d %d " % (number, turn) + value_of(size, turn), key)
+
+    await asyncio.gather(*(run(number) for number in range(4)))
+    log = await asyncio.to_thread(read_all, broker, topic)
+    between = [r.headers[0][1] for records in log.values() for r in records if is_chunk(r.headers)]
+    assert len([1 for one_, other in itertools.pairwise(between) if one_ != other]) > 20
+    found: list[bytes] = []
+    async with consuming(broker, topic) as consumer:
+        while len(found) < 40:
+            for records in (await consumer.getmany(timeout_ms=500)).values():
+                found += [record.value for record in records]
+    expected = {b"%d %d " % (n, t) + value_of(200_000 if t % 2 else 100, t) for n in range(4) for t in range(10)}
+    assert set(found) == expected
+    for number in range(4):
+        turns = [int(value.split()[1]) for value in found if value.startswith(b"%d " % number)]
+        assert [turn for turn in turns if turn != 5] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+# --- the producer -----------------------------------------------------------------------------------------------------
+
+
+async def test_send_one_partition_for_no_key(broker: str, make_topic: MakeTopic) -> None:
+    """Without a key, the partition is chosen once for a message."""
+    topic = make_topic(6, **SMALL_TOPIC)
+    async with producing(broker) as producer:
+        for seed in range(8):
+            await producer.send_and_wait(topic, value_of(60_000, seed))
+    log = await asyncio.to_thread(read_all, broker, topic)
+    places = [(record.headers[0][1], partition) for partition, records in log.items() for record in records]
+    assert len(dict(places)) == len(set(places)) == 8
+
+
+async def test_send_limits(broker: str, make_topic: MakeTopic) -> None:
+    """The lowest of the topic's limit, `chunk.max.bytes` and `max.request.size` holds."""
+    topic = make_topic(**SMALL_TOPIC)
+    for options in ({"chunk_max_bytes": 5_000}, {"chunk_max_bytes": 10**6}, {"max_request_size": 5_000}):
+        async with producing(broker, **options) as producer:
+            await producer.send_and_wait(topic, value_of(50_000), b"k")
+    sizes = [
+        batch_of_one_bytes(Record(r.key, r.value, r.headers))
+        for r in (await asyncio.to_thread(read_all, broker, topic))[0]
+    ]
+    assert [max(sizes[:11]) <= 5_000, max(sizes) <= LIMIT, len(sizes)] == [True, True, 11 + 3 + 11]
+
+
+async def test_send_refused(broker: str, make_topic: MakeTopic) -> None:
+    """What cannot go as chunks is refused before anything is sent, with the reason."""
+    topic, compacted = make_topic(**SMALL_TOPIC), make_topic(**{**SMALL_TOPIC, "cleanup.policy": "compact"})
+    async with producing(broker, chunk_max_message_bytes=100_000) as producer:
+        with pytest.raises(ChunkError, match=r"chunk\.max\.message\.bytes is 100,000"):
+            _ = await producer.send(topic, value_of(100_001), b"k")
+        with pytest.raises(ChunkError, match="key and headers alone take"):
+            _ = await producer.send(topic, b"x", bytes(LIMIT))
+        with pytest.raises(ChunkError, match="compacted away"):
+            _ = await producer.send(compacted, value_of(50_000), b"k")
+        await producer.send_and_wait(topic, value_of(100_000), b"k")
+    with pytest.raises(ProducerClosed):
+        _ = await producer.send(topic, value_of(50_000), b"k")
+    assert len((await asyncio.to_thread(read_all, broker, topic))[0]) == 6
+    assert compacted not in producer.stats()
+
+
+async def test_send_limit_lowered(broker: str, make_topic: MakeTopic) -> None:
+    """A chunk that is refused fails its message's future, and the topic is asked again for the next message."""
+    topic = make_topic(**SMALL_TOPIC)
+    async with producing(broker) as producer:
+        await producer.send_and_wait(topic, value_of(50_000), b"k")
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+        await admin.start()
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "9000"})
+        await admin.alter_configs([resource])
+        await admin.close()
+        async with asyncio.timeout(_LONG_S):
+            while True:  # until the broker goes by it
+                try:
+                    await producer.send_and_wait(topic, value_of(50_000), b"k")
+                except MessageSizeTooLargeError:
+                    break
+        await producer.send_and_wait(topic, value_of(70_000), b"k")
+    async with consuming(broker, topic, []) as consumer:
+        while len((await one(consumer)).value) != 70_000:
+            pass
+    assert consumer.counts.assembled >= 2
+
+
+async def test_send_transaction(broker: str, make_topic: MakeTopic) -> None:
+    """An aborted message is not seen, one that is committed is; outside of a transaction nothing is sent."""
+    topic = make_topic(**SMALL_TOPIC)
+    async with producing(broker, transactional_id=topic) as producer:
+        with pytest.raises(IllegalOperation):
+            _ = await producer.send(topic, value_of(50_000), b"k")
+        await producer.begin_transaction()
+        _ = await producer.send(topic, value_of(50_000, 1), b"k")
+        await producer.abort_transaction()
+        async with producer.transaction():
+            _ = await producer.send(topic, value_of(50_000, 2), b"k")
+    found: list[Discarded] = []
+    async with consuming(broker, topic, found, isolation_level="read_committed") as consumer:
+        assert (await one(consumer)).value == value_of(50_000, 2)
+    assert found == []
+
+
+async def test_send_flush(broker: str, make_topic: MakeTopic) -> None:
+    """After a flush the results of all messages are there."""
+    topic = make_topic(**SMALL_TOPIC)
+    async with producing(broker) as producer:
+        futures = [await producer.send(topic, value_of(50_000, seed), b"k") for seed in range(3)]
+        await producer.flush()
+        assert [future.done() for future in futures] == [True] * 3
+        assert sorted(f.result().chunk_message_id for f in futures) == [f.result().chunk_message_id for f in futures]
+
+
+def test_configuration_errors() -> None:
+    """A key that is not known is told with the nearest one, and a wrong value with what is allowed."""
+    with pytest.raises(ConfigurationError, match=r"did you mean chunk\.max\.bytes"):
+        ChunkingProducer({"bootstrap.servers": "-", "chunk.max.byte": 5})
+    with pytest.raises(ConfigurationError, match="allowed is 1 or more"):
+        AssemblingConsumer({"bootstrap.servers": "-", "max.pending.chunked.message": "0"})
+
+
+# --- seek -------------------------------------------------------------------------------------------------------------
+
+
+async def test_seek(broker: str, make_topic: MakeTopic) -> None:
+    """Seeking to an id gives its message; to the last chunk's offset, as in the document, the next whole one."""
+    topic = make_topic(**SMALL_TOPIC)
+    async with producing(broker) as producer:
+        ids = [
+            (await producer.send_and_wait(topic, value_of(50_000, seed), b"k")).chunk_message_id for seed in range(3)
+        ]
+    partition = TopicPartition(topic, 0)
+    found: list[Discarded] = []
+    async with consuming(broker, topic, found) as consumer:
+        for seed in range(3):
+            assert (await one(consumer)).value == value_of(50_000, seed)
+        consumer.seek(partition, ids[1])
+        assert (await one(consumer)).chunk_message_id == ids[1]
+        assert found == []
+        consumer.seek(partition, ids[1].last)
+        assert (await one(consumer)).chunk_message_id == ids[2]
+        assert [discarded.reason for discarded in found] == ["missing-first"]
+        await consumer.seek_to_beginning(partition)
+        assert (await one(consumer)).chunk_message_id == ids[0]
+
+
+# --- what is discarded ------------------------------------------------------------------------------------------------
+
+
+async def test_discarded_expired(broker: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
+    """A message whose last chunk does not come expires while the consumer waits; by default that is logged."""
+    topic = make_topic()
+    half = pieces("half", 3_000)[:2]
+    await write(broker, topic, half)
+    async with consuming(broker, topic, keys={"expire.time.of.incomplete.chunked.message.ms": 300}) as consumer:
+        reading = asyncio.create_task(one(consumer))
+        await becomes(lambda: consumer.counts.discarded == {"expired": 1}, "the message has expired")
+        await write(broker, topic, [Record(b"k", b"next")])
+        assert (await reading).value == b"next"
+        assert consumer.stats()["pendingChunkedMessages"] == 0
+    assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
+
+
+async def test_discarded_not_expired_while_nobody_reads(broker: str, make_topic: MakeTopic) -> None:
+    """The time in which an application is busy does not count: the chunks were waiting."""
+    topic = make_topic()
+    chunks = pieces("u", 2_000)
+    await write(broker, topic, chunks[:1])
+    found: list[Discarded] = []
+    async with consuming(
+        broker, topic, found, keys={"expire.time.of.incomplete.chunked.message.ms": 1_000}
+    ) as consumer:
+        while not consumer.stats()["pendingChunkedMessages"]:
+            await consumer.getmany(timeout_ms=100)
+        await asyncio.sleep(1.5)  # what the test is about
+        await write(broker, topic, chunks[1:])
+        assert (await one(consumer)).value == value_of(2_000)
+    assert found == []
+
+
+async def test_discarded_callback_raises(broker: str, make_topic: MakeTopic) -> None:
+    """An error of the callback comes out, no commit passes the message, and the next call tries it again."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [Record(b"k", b"before"), chunks[0], chunks[2], Record(b"k", b"after")])
+    seen: list[Discarded] = []
+
+    async def discarded(message: Discarded) -> None:
+        seen.append(message)
+        if len(seen) == 1:
+            raise OSError("no dead-letter topic")
+
+    async with consuming(broker, topic, keys={"group.id": topic}, on_discarded=discarded) as consumer:
+        await becomes(lambda: consumer.assignment() != set(), "the partition is assigned")
+        values: list[bytes] = []
+        while len(values) < 2:
+            try:
+                for records in (await consumer.getmany(timeout_ms=1_000)).values():
+                    values += [record.value for record in records]
+            except OSError:
+                assert consumer.safe_offsets() == {TopicPartition(topic, 0): OffsetAndMetadata(0, "")}
+        assert values == [b"before", b"after"]
+        assert [each.reason for each in seen] == ["out-of-order"] * 2
+        assert consumer.safe_offsets() == {TopicPartition(topic, 0): OffsetAndMetadata(4, "")}
+
+
+async def test_discarded_quietly(broker: str, make_topic: MakeTopic) -> None:
+    """With `auto.ack.oldest…` a message that goes for others is only counted; without, the callback has it."""
+    topic = make_topic()
+    await write(broker, topic, [pieces(f"u{n}", 2_000)[0] for n in range(3)] + [Record(b"k", b"end")])
+    for quiet in (True, False):
+        found: list[Discarded] = []
+        keys = {"max.pending.chunked.message": 2, "auto.ack.oldest.chunked.message.on.queue.full": quiet}
+        async with consuming(broker, topic, found, keys) as consumer:
+            assert (await one(consumer)).value == b"end"
+            assert consumer.counts.discarded == {"evicted": 1}
+        assert [each.uuid for each in found] == ([] if quiet else ["u0"])
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+async def committed(broker: str, group: str, topic: str) -> OffsetAndMetadata:
+    """What is committed, metadata and all."""
+    async with AIOKafkaConsumer(bootstrap_servers=broker, group_id=group, enable_auto_commit=False) as consumer:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        found: OffsetAndMetadata = (await consumer._coordinator.fetch_committed_offsets([partition]))[partition]
+        return found
+
+
+@pytest.mark.parametrize("way", ["commit", "offsets", "auto"])
+async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic: MakeTopic, way: str) -> None:
+    """No commit passes a message that is not whole; after a restart it comes, and what has come does not come again."""
+    topic = make_topic()
+    slow, quick = pieces("slow", 3_000, 1), pieces("quick", 2_000, 2)
+    log = [Record(b"k", b"a"), slow[0], quick[0], Record(b"k", b"b"), slow[1], quick[1], quick[2], Record(b"k", b"c")]
+    assert (len(slow), len(quick)) == (5, 3)
+    await write(broker, topic, log)
+    keys: dict[str, Any] = {"group.id": topic, "enable.auto.commit": "true" if way == "auto" else "false"}
+    async with consuming(broker, topic, [], keys) as consumer:
+        assert [(await one(consumer)).value for _ in range(4)] == [b"a", b"b", value_of(2_000, 2), b"c"]
+        if way == "commit":
+            await consumer.commit()
+        elif way == "offsets":
+            await consumer.commit({TopicPartition(topic, 0): 8})
+    found = await committed(broker, topic, topic)
+    assert (found.offset, noted(found.metadata)) == (1, 8)
+    await write(broker, topic, [*slow[2:], Record(b"k", b"d")])
+    async with consuming(broker, topic, [], keys) as consumer:
+        assert [(await one(consumer)).value for _ in range(2)] == [value_of(3_000, 1), b"d"]
+        await consumer.commit()
+    assert await committed(broker, topic, topic) == OffsetAndMetadata(12, "")
+
+
+async def test_commit_of_what_is_done(broker: str, make_topic: MakeTopic) -> None:
+    """An application that commits what it is done with does not pass a message that it was given and has not done."""
+    topic = make_topic()
+    chunks = pieces("u", 1_500)
+    await write(broker, topic, [chunks[0], Record(b"k", b"a"), *chunks[1:]])
+    async with consuming(broker, topic, [], keys={"group.id": topic}) as consumer:
+        assert (await one(consumer)).value == b"a"
+        assert (await one(consumer)).value == value_of(1_500)
+        await consumer.commit({TopicPartition(topic, 0): (2, "my own")})
+        assert await committed(broker, topic, topic) == OffsetAndMetadata(0, "my own")
+        await consumer.commit({TopicPartition(topic, 0): len(chunks) + 1})
+    assert (await committed(broker, topic, topic)).offset == len(chunks) + 1
+
+
+async def test_rebalance(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
+    """Messages that are incomplete when a partition moves come whole, from whoever has it then, and nothing is lost."""
+    topic = make_topic(2)
+    chunks = [pieces(f"u{n}", 3_000, n) for n in range(2)]
+    for partition in range(2):
+        await write(broker, topic, [*chunks[partition][:2], Record(b"k", b"%d" % partition)], partition)
+    keys: dict[str, Any] = {
+        "group.id": topic,
+        "enable.auto.commit": "true",
+        "session.timeout.ms": least_session_ms,
+        "heartbeat.interval.ms": 300,
+    }
+    found: list[Discarded] = []
+    got: list[bytes] = []
+
+    async def read(consumer: AssemblingConsumer) -> None:
+        async for record in consumer:
+            got.append(record.value)  # noqa: PERF401  # each counts when it comes
+
+    async with consuming(broker, topic, found, keys) as first:
+        reading = asyncio.create_task(read(first))
+        await becomes(lambda: len(got) == 2 and first.stats()["pendingChunkedMessages"] == 2, "both are pending")
+        async with consuming(broker, topic, found, keys) as second:
+            also = asyncio.create_task(read(second))
+            await becomes(lambda: len(first.assignment()) == len(second.assignment()) == 1, "each has one")
+            await becomes(
+                lambda: [c.stats()["pendingChunkedMessages"] for c in (first, second)] == [1, 1], "each waits for one"
+            )
+            for partition in range(2):
+                await write(broker, topic, chunks[partition][2:], partition)
+            await becomes(lambda: len(got) >= 4, "both have come")
+        await also
+    await reading
+    assert sorted(got) == sorted([b"0", b"1", value_of(3_000, 0), value_of(3_000, 1)])
+    assert found == []
+
+
+async def test_cancel_loses_nothing(broker: str, make_topic: MakeTopic) -> None:
+    """Calls that are cancelled at any moment, many times a message, lose no record and repeat none."""
+    topic = make_topic(**SMALL_TOPIC)
+    expected = [value_of(60_000, seed) if seed % 3 else b"%d" % seed for seed in range(30)]
+    async with producing(broker) as producer:
+        for value in expected:
+            _ = await producer.send(topic, value, b"k")
+    rng = random.Random(5)
+    got: list[bytes] = []
+    cancelled = 0
+    async with consuming(broker, topic, max_partition_fetch_bytes=30_000) as consumer:
+        while len(got) < len(expected):
+            call = asyncio.create_task(consumer.getone())
+            for _ in range(rng.randrange(8)):
+                await asyncio.sleep(0)
+            cancelled += call.cancel()
+            try:
+                got.append((await call).value)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.001)
+    assert got == expected
+    assert cancelled > 30
+
+
+async def test_stop_ends_calls(broker: str, make_topic: MakeTopic) -> None:
+    """A call that waits ends with the consumer."""
+    async with consuming(broker, make_topic()) as consumer:
+        call = asyncio.create_task(consumer.getone())
+        await asyncio.sleep(0)
+    with pytest.raises(ConsumerStoppedError):
+        await asyncio.wait_for(call, _LONG_S)
+
+
+async def test_pause(broker: str, make_topic: MakeTopic) -> None:
+    """Chunks of a paused partition wait in the log, and their message does not expire."""
+    topic = make_topic(2)
+    chunks = pieces("u", 2_000)
+    await write(broker, topic, chunks[:1])
+    found: list[Discarded] = []
+    async with consuming(
+        broker, topic, found, keys={"expire.time.of.incomplete.chunked.message.ms": 1_500}
+    ) as consumer:
+        while not consumer.stats()["pendingChunkedMessages"]:
+            await consumer.getmany(timeout_ms=50)
+        consumer.pause(TopicPartition(topic, 0))
+        await write(broker, topic, chunks[1:])
+        await consumer.getmany(timeout_ms=2_000)
+        consumer.resume(TopicPartition(topic, 0))
+        assert (await one(consumer)).value == value_of(2_000)
+    assert found == []
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_example(broker: str, make_topic: MakeTopic) -> None:
+    """The script sends, reads and goes back."""
+    topic = make_topic()
+    environ = {"PYTHONPATH": str(_ROOT), "KAFKA_BOOTSTRAP_SERVERS": broker}
+    script = str(_ROOT / "docs" / "examples" / "chunks_client.py")
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, script, topic], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "sent as 0-4\nread as 0-4, 5,000,000 bytes, {'kind': b'x-ray'}\nand again\n"
+
+
+def test_assembled_record_is_a_record() -> None:
+    """Whoever takes a `ConsumerRecord` takes a message."""
+    assert issubclass(AssembledRecord, ConsumerRecord)
