@@ -1,0 +1,248 @@
+"""Chunks in a batch DataFrame: the same messages as the assembler gives, and a report of what is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from jobs.chunks import INCOMPLETE, assemble, incomplete
+from jobs.schemas import HEADERS
+from transforms.assembly import Assembled, Assembler, Limits
+from transforms.chunk import Chunk, Chunking, is_chunk
+from transforms.record import Header, Record
+
+_SCHEMA = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField("headers", HEADERS),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A record at its offset."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    timestamp: int
+    offset: int
+
+
+def frame(spark: SparkSession, *partitions: Sequence[Record]) -> DataFrame:
+    """Rows as Spark's Kafka source has them, in no order; offsets are positions in the lists."""
+    rows = [
+        (r.key, r.value, "t", number, offset, datetime.fromtimestamp(r.timestamp, UTC), 0, list(r.headers) or None)
+        for number, records in enumerate(partitions)
+        for offset, r in enumerate(records)
+    ]
+    random.Random(1).shuffle(rows)
+    return spark.createDataFrame(rows, _SCHEMA).repartition(3)
+
+
+def letters(uuid: str, text: str) -> list[Record]:
+    """A message at one byte a chunk."""
+    return [
+        Record(b"k", letter.encode(), Chunk(uuid, i, len(text), len(text)).headers(), i)
+        for i, letter in enumerate(text)
+    ]
+
+
+def ordered(rows: DataFrame) -> list[Row]:
+    """By place."""
+    return rows.orderBy("topic", "partition", "offset").collect()
+
+
+def reports(rows: Iterable[Row]) -> list[tuple[str | None, str, list[int]]]:
+    """What a report says."""
+    found = [(row.uuid, row.reason, row.offsets) for row in rows]
+    return sorted(found, key=lambda each: each[2])
+
+
+def test_assemble_everything_of_a_record(spark: SparkSession) -> None:
+    """Ordinary rows pass as they are; a message has its own value, headers, first timestamp and both offsets."""
+    own: list[Header] = [("a", b"1"), ("a", None), ("large", bytes(1_000))]
+    chunks = [
+        replace(chunk, timestamp=10 + number)
+        for number, chunk in enumerate(Chunking(1_800).split(Record(None, bytes(range(256)) * 20, own), "u"))
+    ]
+    plain = [Record(b"k", b"", [("x", b"")], 1), Record(b"k", None, (), 2), Record(None, b"v", (), 3)]
+    log = [plain[0], *chunks[:2], plain[1], *chunks[2:], plain[2]]
+    rows = ordered(assemble(frame(spark, log)))
+    last = len(log) - 2
+    assert [row.offset for row in rows] == [0, 3, last, last + 1]
+    whole = rows[2]
+    assert (whole.key, bytes(whole.value), whole.partition) == (None, bytes(range(256)) * 20, 0)
+    assert [(h.key, None if h.value is None else bytes(h.value)) for h in whole.headers] == own
+    assert whole.timestamp.replace(tzinfo=UTC).timestamp() == 10
+    assert whole.chunk_message_id == Row(first=1, last=last)
+    assert [row.chunk_message_id for row in rows if row is not whole] == [None] * 3
+    assert [(row.value, row.headers) for row in rows if row is not whole] == [
+        (b"", [Row(key="x", value=b"")]),
+        (None, None),
+        (b"v", None),
+    ]
+    assert incomplete(frame(spark, log)).collect() == []
+
+
+ABC = letters("u", "abc")
+
+
+@pytest.mark.parametrize(
+    ("log", "whole", "report"),
+    [
+        (ABC, [b"abc"], []),
+        (ABC[:2], [], [("u", "incomplete", [0, 1])]),
+        ([ABC[1], ABC[2]], [], [("u", "missing-first", [0, 1])]),
+        ([ABC[0], ABC[2], ABC[1]], [], [("u", "out-of-order", [0, 1, 2])]),
+        ([ABC[0], ABC[0], ABC[1], ABC[0], ABC[1], ABC[2], ABC[2]], [b"abc"], []),
+        ([*ABC, *ABC], [b"abc"], []),
+        ([ABC[0], ABC[2], *ABC], [b"abc"], [("u", "out-of-order", [0, 1])]),
+        ([ABC[0], replace(ABC[1], key=None)], [], [("u", "contradictory", [0, 1])]),
+        (
+            [replace(c, headers=Chunk("u", i, 3, 3, "0" * 64).headers()) for i, c in enumerate(ABC)],
+            [],
+            [("u", "corrupt", [0, 1, 2])],
+        ),
+        ([replace(ABC[0], value=None), ABC[0]], [], [("u", "malformed", [0]), ("u", "incomplete", [1])]),
+        ([replace(ABC[0], headers=[("large-message.chunk.uuid", None)])] * 2, [], None),
+        (letters("long", "x" * 31), [], [("long", "oversized", list(range(31)))]),
+        (letters("vast", "x" * 70), [], [("vast", "oversized", list(range(70)))]),
+    ],
+)
+def test_assemble_fault(
+    spark: SparkSession, log: list[Record], whole: list[bytes], report: list[tuple[str | None, str, list[int]]] | None
+) -> None:
+    """Each fault has its reason in the report, and costs its own message alone."""
+    other = letters("other", "xyz")
+    rows = frame(spark, log, other)
+    found = [bytes(row.value) for row in ordered(assemble(rows, 30))]
+    assert found == [*whole, b"xyz"]
+    told = reports(incomplete(rows, 30).collect())
+    if report is None:
+        report = [(None, "malformed", [0]), (None, "malformed", [1])]
+    # A malformed chunk has no uuid that counts.
+    assert told == [(None if reason == "malformed" else uuid, reason, offsets) for uuid, reason, offsets in report]
+
+
+def interleaved(seed: int) -> list[Record]:
+    """Six messages and four ordinary records in one partition, with up to three faults."""
+    rng = random.Random(seed)
+    queues: list[list[Record]] = []
+    for number in range(6):
+        record = Record(b"k%d" % number, rng.randbytes(rng.randrange(400, 2_000)), [("n", b"%d" % number)], seed)
+        queues.append(list(Chunking(500).split(record, f"{seed}-{number}")))
+    queues.append([Record(b"p", b"%d" % n, (), 1) for n in range(4)])
+    log = []
+    while any(queues):
+        log.append(rng.choice([queue for queue in queues if queue]).pop(0))
+    for _ in range(rng.randrange(4)):
+        place = rng.randrange(len(log))
+        fault = rng.choice(["lost", "twice", "moved"])
+        chunk = log[place]
+        if fault != "twice":
+            del log[place]
+        if fault != "lost":
+            log.insert(rng.randrange(len(log)), chunk)
+    return log
+
+
+Found = tuple[int, int, bytes | None, tuple[int, int] | None]
+
+
+def delivered(number: int, log: Sequence[Record]) -> list[Found]:
+    """What the assembler makes of a partition."""
+    assembler = Assembler(Limits(expire_ms=0))
+    found: list[Found] = []
+    for offset, r in enumerate(log):
+        if not is_chunk(r.headers):
+            found.append((number, offset, r.value, None))
+            continue
+        events = assembler.add(0, Logged(r.key, r.value, r.headers, r.timestamp, offset), 0)
+        whole = [event for event in events if isinstance(event, Assembled)]
+        found += [(number, offset, event.record.value, (event.id.first, event.id.last)) for event in whole]
+    return found
+
+
+def test_assemble_as_the_assembler(spark: SparkSession) -> None:
+    """Random interleavings with chunks lost, doubled and moved: the very messages that the assembler gives."""
+    partitions = [interleaved(seed) for seed in range(30)]
+    expected = [each for number, log in enumerate(partitions) for each in delivered(number, log)]
+    rows = ordered(assemble(frame(spark, *partitions)))
+    found = [
+        (row.partition, row.offset, bytes(row.value), row.chunk_message_id and tuple(row.chunk_message_id))
+        for row in rows
+    ]
+    assert found == expected
+    assert 60 < len([each for each in found if each[3]]) < 180
+
+
+def test_report_has_every_chunk_that_is_missing(spark: SparkSession) -> None:
+    """Each chunk of the batch is in a message, or in the report."""
+    log = [*letters("a", "ab")[:1], *letters("b", "abc")[1:], *letters("c", "ab")]
+    rows = frame(spark, log)
+    reported = {offset for row in incomplete(rows).collect() for offset in row.offsets}
+    assert reported == {0, 1, 2}
+    (whole,) = assemble(rows).collect()
+    assert tuple(whole.chunk_message_id) == (3, 4)
+    assert incomplete(rows).schema == INCOMPLETE
+
+
+def test_assemble_no_headers(spark: SparkSession) -> None:
+    """Without headers nobody can see what is a chunk: the message says which option is missing."""
+    with pytest.raises(ValueError, match="includeHeaders"):
+        assemble(frame(spark, ABC).drop("headers"))
+
+
+def test_assemble_from_kafka(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
+    """Messages of several megabytes come out of a real topic, beside ordinary records and one that is not whole."""
+    topic = make_topic(2)
+    value = random.Random(3).randbytes(5_000_000)
+
+    async def produce() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=broker, max_request_size=2**21) as producer:
+            for number in range(2):
+                whole = list(Chunking(1_000_000).split(Record(b"k", value, [("n", b"%d" % number)]), f"u{number}"))
+                half = list(Chunking(1_000_000).split(Record(None, value), f"h{number}"))[:3]
+                for record in [half[0], *whole[:2], Record(b"k", b"plain"), *half[1:], *whole[2:]]:
+                    await producer.send_and_wait(topic, record.value, record.key, number, None, list(record.headers))
+
+    asyncio.run(produce())
+    options = {"kafka.bootstrap.servers": broker, "subscribe": topic, "includeHeaders": "true"}
+    source = spark.read.format("kafka").options(**options).load()
+    rows = ordered(assemble(source))
+    assert [(row.partition, row.offset, len(row.value)) for row in rows] == [
+        (0, 3, 5),
+        (0, 9, 5_000_000),
+        (1, 3, 5),
+        (1, 9, 5_000_000),
+    ]
+    assert bytes(rows[1].value) == bytes(rows[3].value) == value
+    assert [bytes(row.headers[0].value) for row in rows if row.headers] == [b"0", b"1"]
+    assert sorted((row.uuid, row.reason, row.offsets) for row in incomplete(source).collect()) == [
+        ("h0", "incomplete", [0, 4, 5]),
+        ("h1", "incomplete", [0, 4, 5]),
+    ]
