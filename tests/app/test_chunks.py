@@ -1,0 +1,218 @@
+"""What a consumer of chunks has read and not delivered, and its clock, rate and keys, without a broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.structs import OffsetAndMetadata, RecordMetadata
+
+from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
+from app.chunks.pending import AssembledRecord, Pending, ReadingClock, note, noted
+from app.chunks.producer import ChunkedRecordMetadata
+from app.chunks.rate import Rate
+from app.serializers.arguments import Arguments
+from transforms.assembly import ChunkMessageId, Limits
+from transforms.chunk import Chunk
+from transforms.errors import ConfigurationError
+from transforms.record import Header
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fetched(partition: TopicPartition, offset: int, value: bytes, headers: Sequence[Header] = ()) -> ConsumerRecord:
+    """A record as aiokafka gives it."""
+    return ConsumerRecord(*partition, offset, 7, 0, b"k", value, None, 1, len(value), tuple(headers))
+
+
+def letter(partition: TopicPartition, offset: int, uuid: str, text: str, number: int) -> ConsumerRecord:
+    """One chunk of a message of one byte a chunk."""
+    return fetched(
+        partition, offset, text[number].encode(), [("own", b"1"), *Chunk(uuid, number, len(text), len(text)).headers()]
+    )
+
+
+def committable(pending: Pending, offset: int, partition: TopicPartition = P0) -> tuple[int, int | None]:
+    """The safe offset, and the note."""
+    safe = pending.safe({partition: OffsetAndMetadata(offset, "")})[partition]
+    return safe.offset, noted(safe.metadata)
+
+
+def deliver(pending: Pending, partition: TopicPartition = P0) -> list[bytes]:
+    """Takes all that waits."""
+    return [record.value for record in pending.ready.pop(partition, ())]
+
+
+# --- pending ----------------------------------------------------------------------------------------------------------
+
+
+def test_take_gives_whole_messages() -> None:
+    """A message has the last chunk's offset, both offsets, and its own headers; ordinary records stay as they are."""
+    pending = Pending(Limits())
+    plain = fetched(P0, 1, b"plain", [("x", b"")])
+    pending.take({P0: [letter(P0, 0, "u", "ab", 0), plain, letter(P0, 2, "u", "ab", 1)]}, 0)
+    first, second = pending.ready[P0]
+    assert first is plain
+    assert isinstance(second, AssembledRecord)
+    assert (second.value, second.offset, second.headers, second.timestamp) == (b"ab", 2, (("own", b"1"),), 7)
+    assert (second.chunk_message_id, second.serialized_value_size) == (ChunkMessageId(0, 2), 2)
+
+
+def test_safe_waits_for_what_is_not_delivered() -> None:
+    """No commit passes an incomplete message, what waits for the next call, or a discarded one not dealt with."""
+    pending = Pending(Limits())
+    chunks = [letter(P0, 5, "u", "abc", 0), fetched(P0, 6, b"x"), letter(P0, 7, "u", "abc", 2), fetched(P0, 8, b"y")]
+    pending.take({P0: chunks}, 0)
+    assert [each.reason for each in pending.discarded] == ["out-of-order"]
+    assert committable(pending, 9) == (5, 6)
+    assert deliver(pending) == [b"x", b"y"]
+    assert committable(pending, 9) == (5, 7)
+    pending.discarded.clear()
+    assert committable(pending, 9) == (9, None)
+    pending.take({P0: [letter(P0, 9, "v", "ab", 0), letter(P0, 10, "v", "ab", 1)]}, 0)
+    assert committable(pending, 11) == (9, 10)
+    assert committable(pending, 11, P1) == (11, None)
+    assert deliver(pending) == [b"ab"]
+    assert committable(pending, 11) == (11, None)
+
+
+def test_safe_keeps_the_metadata_of_the_application() -> None:
+    """What the application notes stands in place of the note."""
+    pending = Pending(Limits())
+    pending.take({P0: [letter(P0, 0, "u", "ab", 0)]}, 0)
+    assert pending.safe({P0: OffsetAndMetadata(1, "mine")}) == {P0: OffsetAndMetadata(0, "mine")}
+
+
+def test_moved_forgets_one_partition() -> None:
+    """What was read of a partition that is read from elsewhere goes; that of others stays."""
+    pending = Pending(Limits())
+    for partition in (P0, P1):
+        log = [letter(partition, 0, "u", "ab", 0), letter(partition, 1, "v", "ab", 1), fetched(partition, 2, b"x")]
+        pending.take({partition: log}, 0)
+    pending.moved(P0)
+    assert (list(pending.ready), pending.assembler.pending, len(pending.discarded)) == ([P1], 1, 1)
+    pending.assigned([P0])
+    pending.assigned([P0, P1])
+    assert (pending.ready, pending.assembler.pending, len(pending.discarded)) == ({}, 0, 0)
+
+
+def test_expire_and_quiet_evictions() -> None:
+    """Expired messages are discarded; evicted ones too, unless they are to go quietly."""
+    for quiet in (False, True):
+        pending = Pending(Limits(messages=1, expire_ms=10), quiet_evictions=quiet)
+        pending.take({P0: [letter(P0, 0, "u", "ab", 0)], P1: [letter(P1, 0, "v", "ab", 0)]}, 0)
+        pending.expire(9)
+        pending.expire(10)
+        assert [each.reason for each in pending.discarded] == ([] if quiet else ["evicted"]) + ["expired"]
+        assert pending.assembler.counts.discarded == {"evicted": 1, "expired": 1}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
+    """Reading on at any commit, with its note, gives each record and message exactly once."""
+    rng = random.Random(seed)
+    queues = [[(f"u{n}", "abcd"[:size], i) for i in range(size)] for n, size in enumerate(rng.choices((2, 3, 4), k=5))]
+    queues += [[("", f"plain{n}", 0)] for n in range(6)]
+    log: list[ConsumerRecord] = []
+    while any(queues):
+        uuid, text, number = rng.choice([queue for queue in queues if queue]).pop(0)
+        offset = len(log)
+        log.append(letter(P0, offset, uuid, text, number) if uuid else fetched(P0, offset, text.encode()))
+    got: list[tuple[int, bytes]] = []
+    position, delivered = 0, None
+    while True:
+        pending = Pending(Limits())
+        pending.moved(P0, delivered)
+        end = rng.randint(position, len(log))
+        for record in log[position:end]:
+            pending.take({P0: [record]}, 0)
+            if rng.random() < 0.8:
+                got += [(each.offset, each.value) for each in pending.ready.pop(P0, ())]
+        waiting = pending.ready.get(P0)
+        assert committable(pending, end)[0] <= (waiting[0].offset if waiting else end)
+        if end == len(log) and not waiting and not pending.assembler.pending:
+            break
+        position, delivered = committable(pending, end)
+    assert len(got) == len({offset for offset, _ in got}) == 11
+    assert got == sorted(got)
+
+
+def test_note_is_short_and_read_back() -> None:
+    """The note of any offset is far below what the broker takes, and nothing else is taken for one."""
+    assert noted(note(2**63 - 1)) == 2**63 - 1
+    assert len(note(2**63 - 1)) < 50
+    assert [noted(text) for text in (None, "", "mine", "wideload:delivered=", "wideload:delivered=-1")] == [None] * 5
+
+
+# --- clock and rate ---------------------------------------------------------------------------------------------------
+
+
+def test_reading_clock_stands_still() -> None:
+    """Time counts while somebody waits, once however many wait."""
+    clock = Clock()
+    reading = ReadingClock(clock)
+    clock.now += 5
+    with reading.running():
+        clock.now += 1
+        with reading.running():
+            clock.now += 1
+            assert reading.now_ms() == 2_000
+    clock.now += 5
+    assert reading.now_ms() == 2_000
+
+
+def test_rate_over_the_last_minute() -> None:
+    """The rate is that of the last minute, and falls to nothing."""
+    clock = Clock()
+    rate = Rate(clock)
+    for _ in range(120):
+        rate.count()
+        clock.now += 0.5
+    assert rate.per_second() == pytest.approx(2, rel=0.05)
+    clock.now += 61
+    assert rate.per_second() == 0
+    rate.count()
+    assert 0 < rate.per_second() < 0.1
+
+
+# --- keys and results -------------------------------------------------------------------------------------------------
+
+
+def test_keys_apart() -> None:
+    """Our keys are read, strings as what they mean, the client's are left, and what nobody knows is refused."""
+    client = Arguments({"client_id": "x"})
+    given = {"client.id": "me", "max.pending.chunked.message": "7", "chunk.max.message.bytes": 9}
+    values, rest = apart(CONSUMER_KEYS, client, given)
+    assert (limits(values), rest) == (Limits(messages=7, message_bytes=9), {"client.id": "me"})
+    with pytest.raises(ConfigurationError, match=r"did you mean max\.pending\.chunked\.bytes\?"):
+        apart(CONSUMER_KEYS, client, {"max.pending.chunk.bytes": 1})
+    with pytest.raises(ConfigurationError, match="allowed is 1 or more"):
+        apart(PRODUCER_KEYS, client, {"chunk.max.bytes": 0})
+
+
+def test_keys_defaults_are_the_limits() -> None:
+    """Without keys, the limits are their defaults."""
+    assert limits(apart(CONSUMER_KEYS, Arguments({}), {})[0]) == Limits()
+
+
+def test_metadata_is_that_of_the_last_chunk() -> None:
+    """The result is a `RecordMetadata`: the broker's time where it set one, else the producer's."""
+    first = RecordMetadata("t", 0, P0, 3, -1, 0, 0)
+    last = RecordMetadata("t", 0, P0, 9, -1, 0, 0)
+    found = ChunkedRecordMetadata.of(first, last, 55)
+    assert isinstance(found, RecordMetadata)
+    assert (found.offset, found.timestamp, found.chunk_message_id) == (9, 55, ChunkMessageId(3, 9))
+    stamped = last._replace(timestamp=77, timestamp_type=1)
+    assert ChunkedRecordMetadata.of(first, stamped, 55).timestamp == 77
