@@ -219,6 +219,17 @@ async def test_send_limits(broker: str, make_topic: MakeTopic) -> None:
     assert [max(sizes[:11]) <= 5_000, max(sizes) <= LIMIT, len(sizes)] == [True, True, 11 + 3 + 11]
 
 
+async def test_send_near_the_request_size(broker: str, make_topic: MakeTopic) -> None:
+    """What aiokafka would refuse, by an estimate that is a little too high, goes as chunks."""
+    topic = make_topic()
+    async with producing(broker, max_request_size=5_000) as producer:
+        for size in range(4_880, 4_960):
+            await producer.send_and_wait(topic, value_of(size), b"k")
+    log = (await asyncio.to_thread(read_all, broker, topic))[0]
+    assert 80 < len(log) < 160
+    assert max(batch_of_one_bytes(Record(r.key, r.value, r.headers)) for r in log) <= 5_000
+
+
 async def test_send_refused(broker: str, make_topic: MakeTopic) -> None:
     """What cannot go as chunks is refused before anything is sent, with the reason."""
     topic, compacted = make_topic(**SMALL_TOPIC), make_topic(**{**SMALL_TOPIC, "cleanup.policy": "compact"})

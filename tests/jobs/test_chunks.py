@@ -211,6 +211,14 @@ def test_report_has_every_chunk_that_is_missing(spark: SparkSession) -> None:
     assert incomplete(rows).schema == INCOMPLETE
 
 
+def test_report_too_many_bytes(spark: SparkSession) -> None:
+    """Chunks that are far more than they say are not put together at all: Python never has their values."""
+    log = [Record(b"k", bytes(20), Chunk("lies", i, 9, 30).headers(), 1) for i in range(4)]
+    (row,) = incomplete(frame(spark, log), 30).collect()
+    assert (row.uuid, row.reason, row.chunks, row.offsets) == ("lies", "oversized", 4, [0, 1, 2, 3])
+    assert assemble(frame(spark, log), 30).collect() == []
+
+
 def test_assemble_no_headers(spark: SparkSession) -> None:
     """Without headers nobody can see what is a chunk: the message says which option is missing."""
     with pytest.raises(ValueError, match="includeHeaders"):
