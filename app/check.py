@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from app.chunking import ChunkSettings
     from app.preflight import Plan, Topic
     from app.settings import PipelineSettings, Settings
 
@@ -57,10 +58,11 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "output.topic": pipeline.output_topic,
         "transforms": list(pipeline.transforms),
         "group.id": pipeline.group_id,
-        "large.message.threshold.bytes": pipeline.threshold_bytes,
+        "large.message.threshold.bytes": pipeline.threshold_bytes if pipeline.store else None,
         "large.message.compression.type": pipeline.codec or "none",
         "reference.format": pipeline.reference_format,
-        **_store(pipeline.store),
+        **_chunks(pipeline.chunks),
+        **(_store(pipeline.store) if pipeline.store else {}),
         "errors.tolerance": pipeline.errors_tolerance,
         "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic,
         "errors.deadletterqueue.context.headers.enable": pipeline.dead_letter_context,
@@ -69,6 +71,18 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "topic.creation.enable": pipeline.topic_creation,
         "topic.creation.default.replication.factor": pipeline.replication_factor,
         **{key.name: clients[key.name] for key in (*CONSUMER_KEYS, *PRODUCER_KEYS)},
+    }
+
+
+def _chunks(chunks: ChunkSettings) -> dict[str, object]:
+    return {
+        "large.message.strategy": chunks.strategy,
+        "chunk.max.bytes": chunks.max_bytes,
+        "chunk.max.message.bytes": chunks.limits.message_bytes,
+        "max.pending.chunked.message": chunks.limits.messages,
+        "max.pending.chunked.bytes": chunks.limits.pending_bytes,
+        "expire.time.of.incomplete.chunked.message.ms": chunks.limits.expire_ms,
+        "auto.ack.oldest.chunked.message.on.queue.full": chunks.drops_oldest,
     }
 
 
@@ -89,7 +103,9 @@ def _toml(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def store_text(pipeline: PipelineSettings) -> str:
-    """Where a pipeline's payloads live."""
+    """Where a pipeline's payloads live; `-` where it has none."""
+    if not pipeline.store:
+        return "-"
     store = open_store(pipeline.store)
     try:
         return store.root.uri if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
@@ -106,7 +122,7 @@ def plan_table(settings: Settings, plans: Sequence[Plan]) -> Table:
     for title in ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store"):
         table.add_column(title, overflow="fold")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
-        threshold = bytes_text(pipeline.threshold_bytes) if "offload" in pipeline.transforms else "-"
+        threshold = bytes_text(pipeline.threshold_bytes) if pipeline.offloads else "-"
         cells = (
             pipeline.name,
             "\n".join(_topic(source) for source in plan.sources),

@@ -105,14 +105,16 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
     Raises:
         ConfigurationError: there is no such pipeline, or one must be chosen.
     """
-    names = ", ".join(pipeline.name for pipeline in settings.pipelines)
+    pipelines = [pipeline for pipeline in settings.pipelines if pipeline.store]
+    if not pipelines:
+        raise ConfigurationError("--config", "is a configuration of which no pipeline has a store")
+    names = ", ".join(pipeline.name for pipeline in pipelines)
     if name is None:
-        first = settings.pipelines[0]
-        if any(pipeline.store != first.store for pipeline in settings.pipelines):
+        if any(pipeline.store != pipelines[0].store for pipeline in pipelines):
             raise ConfigurationError("--pipeline", f"is missing, and the stores differ; name one of: {names}")
         # One store, but perhaps not one limit: what any pipeline may read, this command may read.
-        return max(settings.pipelines, key=lambda pipeline: pipeline.max_bytes)
-    for pipeline in settings.pipelines:
+        return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
+    for pipeline in pipelines:
         if pipeline.name == name:
             return pipeline
     raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.chunking import CHUNK_KEYS
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
 from transforms.formats import FORMATS
@@ -95,7 +96,12 @@ WORKER_KEYS: Sequence[Key] = (
 PIPELINE_KEYS: Sequence[Key] = (
     Key("topics", "list", "The topics to read.", default=REQUIRED),
     Key("output.topic", "string", "The topic to write, the sink.", default=REQUIRED),
-    Key("transforms", "list", "What is done to a record, in order: `offload`, `inflate`.", default=REQUIRED),
+    Key(
+        "transforms",
+        "list",
+        "What is done to a record, in order: `assemble` (always first), `inflate`, `offload`, `chunk` (always last).",
+        default=REQUIRED,
+    ),
     Key(
         "group.id",
         "string",
@@ -129,6 +135,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
         "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
     ),
+    *CHUNK_KEYS,
     Key(
         "errors.tolerance",
         "string",

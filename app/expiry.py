@@ -72,6 +72,8 @@ def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: boo
     Raises:
         ConfigurationError: the store cannot be opened.
     """
+    if not pipeline.store:
+        return []
     with closing(open_store(pipeline.store)) as store:
         return list(_rows(pipeline, found, store, apply=apply))
 
@@ -88,7 +90,7 @@ def references(pipeline: PipelineSettings) -> Iterator[tuple[Literal["offload", 
     if "inflate" in pipeline.transforms:
         for name in pipeline.topics:
             yield "inflate", name
-    if "offload" in pipeline.transforms:
+    if pipeline.offloads:
         yield "offload", pipeline.output_topic
 
 
@@ -199,6 +201,8 @@ def _retention(topic: Topic) -> Retention:
 
 def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _ASK_S) -> list[str]:
     """What is to be warned of, a sentence each; none where the store cannot be asked, or does not answer in time."""
+    if not pipeline.store:
+        return []
     told: list[str] = []
 
     def ask() -> None:

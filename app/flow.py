@@ -12,22 +12,25 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from aiokafka import ConsumerRebalanceListener
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 from aiokafka.structs import ConsumerRecord
 
 from app import clients
+from app.assembly import Assembly, chunks_of
 from app.budget import Budget, Share
 from app.clients import ClusterError
 from app.dead_letter import dead_letter
-from app.lane import Lane, Slot
+from app.lane import Hold, Lane, Slot
 from app.sink import Sink
+from app.stages import Fallback
 from transforms.errors import (
+    DiscardedChunkError,
     PayloadNotFoundError,
     PayloadStoreError,
     RecordTooLargeError,
@@ -38,13 +41,14 @@ from transforms.errors import (
 from transforms.size import batch_of_one_bytes
 
 if TYPE_CHECKING:
-    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
     from app.lane import SourceRecord
     from app.preflight import Plan
     from app.settings import ClientSettings, PipelineSettings
     from app.stages import Chain
     from app.stats import PipelineStats
+    from transforms.assembly import Discarded
     from transforms.record import RecordLike
 
 __all__ = ["Flow", "RecordError"]
@@ -126,13 +130,29 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._failure: BaseException | None = None
         self._stopping = False
         self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._durable = asyncio.Event()
         self._looking_up: asyncio.Task[None] | None = None
+        self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
+        self._resumed = asyncio.Event()
+        if self._assembly is None:
+            self._resumed.set()
+        self._apply_on_thread = Fallback(chain, self._fell_back_on_thread).apply if chain.falls_back else chain.apply
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of the budget that this flow holds."""
         return self._share.used
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages of which chunks are missing."""
+        return self._assembly.pending if self._assembly is not None else 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """What their chunks hold, beside the budget."""
+        return self._assembly.pending_bytes if self._assembly is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
@@ -187,11 +207,17 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         await self._consumer.start()
 
     async def _turn(self) -> None:
-        if self._waiting:
-            await self._await_room()
-        else:
+        reading = not self._waiting
+        if reading:
             await self._poll()
-        self._admit()
+        elif not self._resumed.is_set():
+            await self._await_resumed()
+        else:
+            await self._await_room()
+        if self._resumed.is_set():
+            self._admit()
+        if self._assembly is not None:
+            self._expire(self._assembly, reading=reading)
         self._sink.flush()
         if self._dead_letters is not None:
             self._dead_letters.flush()
@@ -232,6 +258,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if not await self._share.freed(_POLL_MS / 1000):
             await self._keep_membership()
 
+    async def _await_resumed(self) -> None:
+        """Waits for what the commits say: before that no record may be admitted, or it could be delivered again."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._resumed.wait(), _POLL_MS / 1000)
+        await self._keep_membership()
+
     async def _await_change(self) -> None:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
@@ -261,12 +293,17 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _admit(self) -> None:
         share = self._share
+        assembly = self._assembly
         while self._waiting:
             lane, records = self._waiting[0]
             while records:
                 record = records[0]
                 held = len(record.value or b"") + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
-                if not lane.slots and self._chain.passes(record):
+                if assembly is not None and assembly.takes(lane, record):
+                    if not share.admits(held + assembly.reserve_bytes(record)):
+                        return
+                    self._assemble(assembly, lane, record)
+                elif not lane.slots and self._chain.passes(record):
                     if not share.admits(held):
                         return
                     self._share.take(held)
@@ -282,6 +319,54 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
             self._waiting.popleft()
 
+    # --- assembling --------------------------------------------------------------------------------------------------
+
+    def _assemble(self, assembly: Assembly, lane: Lane, record: SourceRecord) -> None:
+        """Takes a chunk. What is pending is not of the budget, or chunks could wait in it for those behind them."""
+        lane.tracked(record.offset)
+        whole, discarded = assembly.add(lane, record)
+        if whole is None:
+            lane.slots.append(Slot(record, 0, ()))
+        else:
+            self._enqueue(lane, whole, _held_bytes(whole) + self._chain.reserve_bytes(whole))
+        for event in discarded:
+            self._give_up(event)
+        self._release(lane)
+
+    def _expire(self, assembly: Assembly, *, reading: bool) -> None:
+        assembly.tick(reading=reading and not any(lane.stalled for lane in self._lanes.values()))
+        if not self._waiting:
+            for event in assembly.expire():
+                self._give_up(event)
+
+    def _give_up(self, event: Discarded) -> None:
+        """Gives each chunk of a message that will not be whole its outcome, at the end of its lane."""
+        chunks = chunks_of(event)
+        first = chunks[0]
+        error = DiscardedChunkError(event.uuid, event.reason, event.detail)
+        if event.reason == "evicted" and self.settings.chunks.drops_oldest:
+            self._stats.evicted_messages += 1
+            log.warning(
+                "pipeline %s: topic %s, partition %d, offset %d and %d other chunks are dropped: %s",
+                self.settings.name,
+                first.topic,
+                first.partition,
+                first.offset,
+                len(chunks) - 1,
+                error,
+            )
+            return
+        lane = self._lanes[TopicPartition(first.topic, first.partition)]
+        slot = Slot(chunks[-1], 0, hold=Hold(first.offset))
+        assert slot.hold is not None
+        lane.holds.append(slot.hold)
+        lane.slots.append(slot)
+        with self._outcomes(slot):
+            slot.result = tuple(self._letter(chunk, error) for chunk in chunks)
+            slot.dead = True
+            self._hold_result(slot)
+        self._release(lane)
+
     # --- transforming ------------------------------------------------------------------------------------------------
 
     def _enqueue(self, lane: Lane, record: SourceRecord, held: int) -> None:
@@ -290,7 +375,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         lane.slots.append(slot)
         self._share.take(held)
         if self._chain.passes(record):
-            slot.result = record
+            slot.result = (record,)
             return
         if not self._chain.blocks(record):
             with self._outcomes(slot):
@@ -325,7 +410,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             log.exception(_UNEXPECTED, self.settings.name)
             self._fail(RecordError(slot.source, exc, ""))
 
-    async def _apply(self, lane: Lane, record: SourceRecord) -> tuple[RecordLike, tuple[str, ...]]:
+    async def _apply(self, lane: Lane, record: SourceRecord) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
         """Tries until it succeeds or can never do so; a store that is down is not an error of the record."""
         loop = asyncio.get_running_loop()
         started = time.monotonic()
@@ -334,7 +419,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             while True:
                 try:
-                    return await loop.run_in_executor(self._executor, self._chain.apply, record)
+                    return await loop.run_in_executor(self._executor, self._apply_on_thread, record)
                 except PayloadStoreError as exc:
                     self._stats.store_errors += 1
                     if not exc.retriable:
@@ -344,9 +429,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                         stalled = True
                         lane.stalled += 1
                         log.warning("pipeline %s waits for its store: %s", self.settings.name, exc)
-                    if self.degraded is None:
-                        log.warning("pipeline %s: the store failed, it is tried again: %s", self.settings.name, exc)
-                    self.degraded = str(exc)
+                    self._degrade(exc, "it is tried again")
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, self.settings.retry_delay_max_ms / 1000)
         finally:
@@ -354,45 +437,65 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 lane.stalled -= 1
                 self._changed.set()
 
-    def _count(self, applied: Iterable[str], slot: Slot) -> None:
+    def _degrade(self, error: PayloadStoreError, then: str) -> None:
+        if self.degraded is None:
+            log.warning("pipeline %s: the store failed, %s: %s", self.settings.name, then, error)
+        self.degraded = str(error)
+
+    def _fell_back_on_thread(self, error: PayloadStoreError) -> None:
+        self._loop.call_soon_threadsafe(self._fell_back, error)
+
+    def _fell_back(self, error: PayloadStoreError) -> None:
+        self._stats.store_errors += 1
+        self._degrade(error, "large values go as chunks")
+
+    def _count(self, applied: Collection[str], slot: Slot) -> None:
         assert slot.result is not None
-        if applied:
-            self.degraded = None
+        stats = self._stats
         for name in applied:
             if name == "offload":
-                self._stats.offloaded_records += 1
-                self._stats.offloaded_bytes += len(slot.source.value or b"")
+                stats.offloaded_records += 1
+                stats.offloaded_bytes += len(slot.source.value or b"")
+            elif name == "inflate":
+                stats.inflated_records += 1
+                stats.inflated_bytes += sum(len(result.value or b"") for result in slot.result)
             else:
-                self._stats.inflated_records += 1
-                self._stats.inflated_bytes += len(slot.result.value or b"")
+                stats.chunked_messages += 1
+                stats.chunks_published += len(slot.result)
+                stats.published_rate.count()
+        if "offload" in applied or "inflate" in applied:
+            self.degraded = None
 
     def _hold_result(self, slot: Slot) -> None:
         """What is held from here on is the result; an offloaded value is gone, an inflated one has come."""
         assert slot.result is not None
-        held = len(slot.result.value or b"") + len(slot.result.key or b"") + _RECORD_OVERHEAD_BYTES
+        held = sum(map(_held_bytes, slot.result))
         self._share.give(slot.held - held)
         slot.held = held
 
     def _bury(self, slot: Slot, error: WideloadError) -> None:
-        """Makes the dead letter of a record that can never succeed.
+        slot.result = (self._letter(slot.source, error),)
+        slot.dead = True
+        self._hold_result(slot)
+
+    def _letter(self, source: SourceRecord, error: WideloadError) -> RecordLike:
+        """The dead letter of a record that can never succeed.
 
         Raises:
             RecordError: there is no dead-letter topic, or it would not take the letter.
         """
-        source = slot.source
         if self._dead_letters is None or self._plan.dead_letters is None:
             advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
             raise RecordError(source, error, advice) from error
         topic = self._plan.dead_letters
-        letter = dead_letter(
-            source,
-            error,
-            pipeline=self.settings.name,
-            stage=",".join(self.settings.transforms),
-            context=self.settings.dead_letter_context,
-        )
-        size = batch_of_one_bytes(letter)
-        if size > topic.max_message_bytes:
+        stage = ",".join(self.settings.transforms)
+        # A chunk is as large as its topic takes; what is wrong with it must then be read in the log.
+        for context in (True, False) if self.settings.dead_letter_context else (False,):
+            letter = dead_letter(source, error, pipeline=self.settings.name, stage=stage, context=context)
+            size = batch_of_one_bytes(letter)
+            if size <= topic.max_message_bytes:
+                break
+        else:
             too_large = RecordTooLargeError(topic.name, size, topic.max_message_bytes)
             raise RecordError(source, error, f"; and it cannot be a dead letter: {too_large}") from error
         self._stats.dead_letters += 1
@@ -405,8 +508,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             topic.name,
             error,
         )
-        slot.result = letter
-        slot.dead = True
+        return letter
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -428,15 +530,22 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _write(self, lane: Lane, slot: Slot) -> None:
         assert slot.result is not None
-        offset = slot.source.offset
-        tracker = lane.tracked(offset)
-        if slot.dead:
-            assert self._dead_letters is not None
-            assert self._plan.dead_letters is not None
-            partition = slot.source.partition % self._plan.dead_letters.partitions
-            self._dead_letters.append(partition, slot.result, tracker, offset, slot.held)
-        else:
-            self._sink.append(self._sink_partition(lane, slot.result), slot.result, tracker, offset, slot.held)
+        tracker = lane.tracked(slot.source.offset)
+        # What was discarded has no place of its own any more: it is written with the record that left last.
+        offset = max(slot.source.offset, tracker.released - 1)
+        if slot.hold is not None:
+            slot.hold.last = offset
+        if not slot.result:
+            tracker.released = offset + 1
+            self._durable.set()
+        for result in slot.result:
+            if slot.dead:
+                assert self._dead_letters is not None
+                assert self._plan.dead_letters is not None
+                partition = slot.source.partition % self._plan.dead_letters.partitions
+                self._dead_letters.append(partition, result, tracker, offset, _held_bytes(result))
+            else:
+                self._sink.append(self._sink_partition(lane, result), result, tracker, offset, _held_bytes(result))
 
     def _sink_partition(self, lane: Lane, record: RecordLike) -> int:
         if lane.sink_partition is not None:
@@ -451,7 +560,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def _make_sink(self, topic: str) -> Sink:
         def failed(error: BaseException) -> None:
-            self._fail(clients.translated(error, f"writing to topic {topic}"))
+            told = clients.translated(error, f"writing to topic {topic}")
+            # The next flow asks for the limit, and splits by that.
+            retriable = told.retriable or (isinstance(error, MessageSizeTooLargeError) and self.settings.chunks.splits)
+            self._fail(ClusterError(str(told), retriable=retriable))
 
         return Sink(
             self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged, large=self._large
@@ -494,12 +606,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _commit(self) -> None:
         """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again."""
-        offsets: dict[TopicPartition, int] = {}
+        offsets: dict[TopicPartition, tuple[int, str]] = {}
         for partition, lane in self._lanes.items():
-            if lane.tracker is not None:
-                safe = lane.tracker.safe()
-                if safe > lane.tracker.committed:
-                    offsets[partition] = safe
+            tracker = lane.tracker
+            if tracker is not None:
+                commit = (tracker.safe(), "") if self._assembly is None else self._assembly.commit(lane)
+                if commit[0] > tracker.committed or commit[1] != lane.noted:
+                    offsets[partition] = commit
         if not offsets:
             return
         try:
@@ -508,10 +621,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             log.info("pipeline %s: offsets not committed, the group has moved on: %s", self.settings.name, exc)
             return
         self._stats.commits += 1
-        for partition, offset in offsets.items():
+        for partition, (offset, metadata) in offsets.items():
             committed = self._lanes.get(partition)
             if committed is not None and committed.tracker is not None:
                 committed.tracker.committed = max(committed.tracker.committed, offset)
+                committed.noted = metadata
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
@@ -531,6 +645,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._discard(list(self._lanes))
         if self._looking_up is not None:
             self._looking_up.cancel()
+        if self._assembly is not None:
+            self._resumed.clear()
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
@@ -548,10 +664,31 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     async def _look_up_committed(self) -> None:
-        """So that the lag of a partition is known before its first record."""
+        """So that the lag of a partition is known before its first record, and what was delivered above that."""
+        if self._assembly is not None:
+            await self._resume(self._assembly)
+            return
         for partition, lane in list(self._lanes.items()):
             with contextlib.suppress(KafkaError, IllegalStateError):
                 lane.committed = await self._consumer.committed(partition)
+
+    async def _resume(self, assembly: Assembly) -> None:
+        lanes = dict(self._lanes)
+        try:
+            # `committed` keeps the metadata to itself.
+            commits = await self._consumer._coordinator.fetch_committed_offsets(list(lanes))  # noqa: SLF001
+        except (KafkaError, IllegalStateError) as exc:
+            self._fail(clients.translated(exc, f"reading offsets of group {self.settings.group_id}"))
+            return
+        except Exception as exc:  # or the flow would wait for ever
+            log.exception(_UNEXPECTED, self.settings.name)
+            self._fail(exc)
+            return
+        for partition, lane in lanes.items():
+            if partition in commits:
+                lane.committed = commits[partition].offset
+                assembly.resume(lane, commits[partition].metadata, self.settings.name)
+        self._resumed.set()
 
     def _discard(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
@@ -559,6 +696,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             if lane is not None:
                 self._share.give(sum(slot.held for slot in lane.slots))
                 lane.discard()
+                if self._assembly is not None:
+                    self._assembly.clear(partition)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
@@ -606,3 +745,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         await self._producer.client.close()
         await self._producer._sender.close()  # noqa: SLF001  # the one way to stop it without a flush
         await self._producer.stop()
+
+
+def _held_bytes(record: RecordLike) -> int:
+    return len(record.value or b"") + len(record.key or b"") + _RECORD_OVERHEAD_BYTES

@@ -252,7 +252,10 @@ def _store_and_format(config: str | None, pipeline: str | None, stack: ExitStack
         if pipeline is not None:
             raise ConfigurationError("--pipeline", "needs the configuration that it is in: -c FILE")
         return None, WIDELOAD
-    settings = pipeline_of(load(config), pipeline)
+    loaded = load(config)
+    if pipeline is None and not any(each.store for each in loaded.pipelines):
+        return None, WIDELOAD
+    settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
     try:
         store = open_store(settings.store)

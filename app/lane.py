@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,7 @@ from transforms.record import RecordLike
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
-__all__ = ["Lane", "Slot", "SourceRecord"]
+__all__ = ["Hold", "Lane", "Slot", "SourceRecord"]
 
 
 class SourceRecord(RecordLike, Protocol):
@@ -28,20 +29,36 @@ class SourceRecord(RecordLike, Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Hold:
+    """Keeps the commit at the first chunk of a message that was discarded, until its dead letters are durable.
+
+    Attributes:
+        first: the offset of the first chunk.
+        last: the offset that they were written with; None while they have not been.
+    """
+
+    first: int
+    last: int | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Slot:
     """One record on its way through the transforms.
 
     Attributes:
         source: the record as it was read.
         held: bytes of the budget that it holds.
-        result: the record to write; None while it is not known.
-        dead: True where `result` goes to the dead-letter topic.
+        result: the records to write, in order, often one; none where there is nothing to write; None while it is not
+            known.
+        dead: True where they go to the dead-letter topic.
+        hold: where they are dead letters of chunks.
     """
 
     source: SourceRecord
     held: int
-    result: RecordLike | None = None
+    result: Sequence[RecordLike] | None = None
     dead: bool = False
+    hold: Hold | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +72,10 @@ class Lane:
         tracker: from the first record on.
         slots: in source order; empty while records pass straight through.
         tasks: the work on slots, to be cancelled when the partition is lost.
+        delivered: below this offset everything was delivered before the partition was assigned; 0 where there is no
+            such offset above the committed one.
+        noted: the metadata of the last commit.
+        holds: what keeps the commit back.
         stalled: records whose store call has failed for longer than its time budget; the partition is not read on.
     """
 
@@ -65,12 +86,21 @@ class Lane:
     slots: deque[Slot] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     stalled: int = 0
+    delivered: int = 0
+    noted: str = ""
+    holds: list[Hold] = field(default_factory=list)
 
     def tracked(self, offset: int) -> OffsetTracker:
         """The tracker, begun at `offset` where this is the first record."""
         if self.tracker is None:
             self.tracker = OffsetTracker(offset)
         return self.tracker
+
+    def held_back(self, safe: int) -> int:
+        """What may be committed where all before `safe` is durable: that, or the first chunk of what is not."""
+        if self.holds:
+            self.holds = [hold for hold in self.holds if hold.last is None or hold.last >= safe]
+        return min((hold.first for hold in self.holds), default=safe)
 
     @property
     def busy(self) -> bool:

@@ -31,6 +31,12 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_retries", "retries", "Calls of the store that were made again."),
     ("wideload_commits", "commits", "Commits of offsets."),
     ("wideload_restarts", "restarts", "Times that the pipeline began again at its committed offsets."),
+    ("wideload_chunked_messages", "chunked_messages", "Records that left as chunks."),
+    ("wideload_chunks_published", "chunks_published", "Chunks that they left as."),
+    ("wideload_assembled_messages", "assembled_messages", "Messages that were assembled from chunks."),
+    ("wideload_duplicate_chunks", "duplicate_chunks", "Chunks that were there already, and ignored."),
+    ("wideload_late_chunks", "late_chunks", "Chunks of messages that had been discarded."),
+    ("wideload_evicted_messages", "evicted_messages", "Incomplete messages dropped because too many were pending."),
     ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
 )
 
@@ -67,6 +73,13 @@ class Metrics(Collector):
             for pipeline in self._pipelines:
                 counter.add_metric([pipeline.settings.name], getattr(pipeline.stats, attribute))
             yield counter
+        discarded = CounterMetricFamily(
+            "wideload_discarded_messages", "Messages whose chunks did not make a whole.", labels=["pipeline", "reason"]
+        )
+        for pipeline in self._pipelines:
+            for reason, count in sorted(pipeline.stats.discarded.items()):
+                discarded.add_metric([pipeline.settings.name, reason], count)
+        yield discarded
         yield self._store_seconds()
         yield from self._partitions()
         up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
@@ -76,7 +89,21 @@ class Metrics(Collector):
             held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
         yield up
         yield held
+        yield from self._pending()
         yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._budget.limit)
+
+    def _pending(self) -> Iterator[Metric]:
+        messages = GaugeMetricFamily(
+            "wideload_pending_chunked_messages", "Messages of which chunks are missing.", labels=["pipeline"]
+        )
+        held = GaugeMetricFamily(
+            "wideload_pending_chunked_bytes", "Bytes of their chunks, beside the budget.", labels=["pipeline"]
+        )
+        for pipeline in self._pipelines:
+            messages.add_metric([pipeline.settings.name], pipeline.flow.pending_messages if pipeline.flow else 0)
+            held.add_metric([pipeline.settings.name], pipeline.flow.pending_bytes if pipeline.flow else 0)
+        yield messages
+        yield held
 
     def _store_seconds(self) -> Metric:
         histogram = HistogramMetricFamily(

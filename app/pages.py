@@ -74,8 +74,23 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "offloaded_records": stats.offloaded_records,
         "inflated_records": stats.inflated_records,
         "dead_letters": stats.dead_letters,
+        "store_errors": stats.store_errors,
         "retries": stats.retries,
         "restarts": stats.restarts,
+        # The names are those of seed 004, "Best practices for debugging".
+        "msgChunkPublished": stats.chunks_published > 0,
+        "chunkedMessageRate": {
+            "published": stats.published_rate.per_second(),
+            "consumed": stats.consumed_rate.per_second(),
+        },
+        "chunked_messages": stats.chunked_messages,
+        "chunks_published": stats.chunks_published,
+        "assembled_messages": stats.assembled_messages,
+        "duplicate_chunks": stats.duplicate_chunks,
+        "late_chunks": stats.late_chunks,
+        "discarded_messages": dict(sorted(stats.discarded.items())),
+        "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
+        "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
         "partitions": partitions,
     }
 

@@ -136,7 +136,7 @@ class Pipeline(Service):
                     raise ClusterError(str(exc), retriable=True) from exc
                 raise
         plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
-        if self._store is None:
+        if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
             warn_in_background(self.settings, plan, self._store)
         if self._stop_asked.is_set():

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
+from app.chunking import check_topics
 from app.clients import ClusterError, admin, describe
 from app.settings import ClientSettings, PipelineSettings, Settings
 from stores.keys import REQUIRED
@@ -92,16 +93,14 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
         ConfigurationError: one will not; said of the pipeline and a key of its store.
     """
     # Writers first: what they make, such as the folder of the payloads, must be there for readers.
-    for pipeline in sorted(pipelines, key=lambda each: not _writes(each)):
+    for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
+        if not pipeline.store:
+            continue
         try:
             store = open_store(pipeline.store)
             await _check_store(store, pipeline)
         except ConfigurationError as exc:
             raise exc.within(pipeline.name) from exc
-
-
-def _writes(pipeline: PipelineSettings) -> bool:
-    return "offload" in pipeline.transforms
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
@@ -116,7 +115,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
         error: Exception | None = None
         try:
             if isinstance(store, Check):
-                store.check(writing=_writes(pipeline))
+                store.check(writing=pipeline.offloads)
             store.close()
         except Exception as exc:  # noqa: BLE001  # it is raised again by who waits for it
             error = exc
@@ -179,6 +178,7 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> 
     found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
     _check_limits(pipeline, sink)
+    check_topics(pipeline, sources, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
 
@@ -198,7 +198,7 @@ async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) ->
 
 def _check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
     limit = f"{_MAX_MESSAGE_BYTES} of topic {sink.name} is {sink.max_message_bytes:,}"
-    if "offload" in pipeline.transforms and pipeline.threshold_bytes > sink.max_message_bytes:
+    if pipeline.offloads and pipeline.threshold_bytes > sink.max_message_bytes:
         raise ConfigurationError(
             "large.message.threshold.bytes",
             f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the one or raise the "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from app.chunking import ChunkSettings, check_order, chunk_settings
 from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
 from app.foreign import check_readable
 from app.secret import as_kind, fill_in, hidden
@@ -24,7 +25,7 @@ from transforms.formats import FormatName
 
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
-TRANSFORMS = ("offload", "inflate")
+TRANSFORMS = ("offload", "inflate", "chunk", "assemble")
 _FETCH = "consumer.fetch.max.bytes"
 _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
@@ -55,7 +56,8 @@ class PipelineSettings:
 
     Attributes:
         codec: `large.message.compression.type`; None for `none`.
-        store: what the store is opened with, its class included.
+        chunks: what it does with chunks.
+        store: what the store is opened with, its class included; empty where the pipeline asks none.
         max_bytes: `large.message.max.bytes`.
         store_timeout_ms: `large.message.store.timeout.ms`.
         consumer: the values of `CONSUMER_KEYS`, by name.
@@ -70,6 +72,7 @@ class PipelineSettings:
     threshold_bytes: int
     codec: Codec | None
     reference_format: FormatName
+    chunks: ChunkSettings
     store: Mapping[str, object]
     max_bytes: int
     store_timeout_ms: int
@@ -82,6 +85,11 @@ class PipelineSettings:
     replication_factor: int
     consumer: Mapping[str, Value | None]
     producer: Mapping[str, Value | None]
+
+    @property
+    def offloads(self) -> bool:
+        """True where large values go to the store."""
+        return "offload" in self.transforms and self.chunks.strategy != "chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
     pipelines = tuple(
-        _pipeline(name, {**_reading_ahead(worker["in.flight.bytes"]), **shared}, _flatten_in(name, table, environ))
+        _pipeline(name, worker["in.flight.bytes"], shared, _flatten_in(name, table, environ))
         for name, table in tables.items()
     )
     check_apart(pipelines)
@@ -240,10 +248,12 @@ def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
     return {_FETCH: max(1, min(52_428_800, in_flight_bytes // 4))}
 
 
-def _pipeline(name: str, shared: Mapping[str, object], table: Mapping[str, object]) -> PipelineSettings:
+def _pipeline(
+    name: str, in_flight_bytes: int, shared: Mapping[str, object], table: Mapping[str, object]
+) -> PipelineSettings:
     try:
         _check_name(name)
-        return _checked_pipeline(name, {**shared, **table})
+        return _checked_pipeline(name, {**_reading_ahead(in_flight_bytes), **shared, **table}, in_flight_bytes)
     except ConfigurationError as exc:
         raise exc.within(name) from exc
 
@@ -253,7 +263,7 @@ def _check_name(name: str) -> None:
         raise ConfigurationError("pipeline", f"found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
 
 
-def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettings:
+def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: int) -> PipelineSettings:
     own = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
     own_names = {key.name for key in own}
     handed = {key: value for key, value in config.items() if key not in own_names}
@@ -265,7 +275,8 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
     transforms = _check_transforms(values["transforms"])
     if values["group.id"] == "":
         raise ConfigurationError("group.id", "found '', allowed is a name, or no such line")
-    store = _store_config(values, handed)
+    chunks = chunk_settings(values, config, transforms, in_flight_bytes)
+    store = _store_config(values, handed, needed=_needs_store(transforms, chunks))
     check_readable(values["reference.format"], transforms, store)
     if values["errors.tolerance"] == "all" and values["errors.deadletterqueue.topic.name"] is None:
         raise ConfigurationError(
@@ -290,6 +301,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object]) -> PipelineSettin
         threshold_bytes=values["large.message.threshold.bytes"],
         codec=None if codec == "none" else codec,
         reference_format=values["reference.format"],
+        chunks=chunks,
         store=store,
         max_bytes=common["large.message.max.bytes"],
         store_timeout_ms=store_timeout,
@@ -339,7 +351,12 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
         raise ConfigurationError("transforms", f"found {list(names)}, in which a transform stands twice")
     if tuple(names) == ("offload", "inflate"):
         raise ConfigurationError("transforms", f"found {list(names)}, of which the second undoes the first")
+    check_order(names)
     return tuple(names)
+
+
+def _needs_store(transforms: Sequence[str], chunks: ChunkSettings) -> bool:
+    return "inflate" in transforms or ("offload" in transforms and chunks.strategy != "chunk")
 
 
 def _check_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
@@ -359,13 +376,19 @@ def _check_names(pipeline: str, handed: Iterable[str], store_class: object, own:
             raise unknown(name, known)
 
 
-def _store_config(values: Mapping[str, Any], handed: Mapping[str, object]) -> Mapping[str, object]:
+def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, needed: bool) -> Mapping[str, object]:
     """What the store is opened with. A user's class may have secrets among its keys, so its strings are all hidden."""
     store_class = values[_STORE_CLASS]
+    if store_class is None and not needed:
+        for name in handed:
+            raise ConfigurationError(name, f"is a key of a store, and transforms {values['transforms']} need none")
+        return {}
     if store_class is None:
         raise ConfigurationError(_STORE_CLASS, f"is missing; transforms {values['transforms']} need a store")
     keys = store_keys(store_class)
     checked = _read((*COMMON_KEYS, *(keys or ())), handed)
+    if not needed:
+        return {}  # one that is configured for another day is checked, and not opened
     return {_STORE_CLASS: store_class} | {
         name: checked[name] if name in checked else hidden(value) for name, value in handed.items()
     }

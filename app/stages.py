@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from app.chunking import limit_bytes as chunk_limit_bytes
 from app.payload import download, publish
-from transforms.errors import RecordTooLargeError
+from transforms.chunk import Chunking
+from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
 
-__all__ = ["Chain", "InflateStage", "OffloadStage", "Stage", "build"]
+__all__ = ["Chain", "ChunkStage", "Fallback", "InflateStage", "OffloadStage", "Stage", "build"]
+
+_PROBE_S = 5.0  # how long records go without a store that has failed, before it is asked again
 
 
 class Stage(Protocol):
@@ -38,15 +43,15 @@ class Stage(Protocol):
         ...
 
     def moves(self, record: RecordLike) -> bool:
-        """True where `apply` will ask the store; some formats also change records whose values stay where they are."""
+        """True where `apply` takes time; some formats also change records whose values stay where they are."""
         ...
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """Bytes that `apply` may need beside the record itself."""
         ...
 
-    def apply(self, record: RecordLike) -> RecordLike:
-        """The record, transformed; blocks, and is called from several threads at once.
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+        """What becomes of the record, in order; blocks, and is called from several threads at once.
 
         Raises:
             TransformError: this record can never succeed.
@@ -89,15 +94,15 @@ class OffloadStage:
         offload = self._offload
         return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
 
-    def apply(self, record: RecordLike) -> RecordLike:
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         assert record.value is not None
         if not self.moves(record):
-            return self._offload.keep(record)
+            return (self._offload.keep(record),)
         payload = self._offload.payload(record.value)
         with _timed(self._stats.publish):
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
-        return self._offload.refer(record, reference)
+        return (self._offload.refer(record, reference),)
 
 
 class InflateStage:
@@ -119,14 +124,44 @@ class InflateStage:
         """See `Inflate.reserve_bytes`."""
         return self._inflate.reserve_bytes(record)
 
-    def apply(self, record: RecordLike) -> RecordLike:
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         if not self.moves(record):
-            return self._inflate.format.read_inline(record)
+            return (self._inflate.format.read_inline(record),)
         inflation = self._inflate.begin(record)
         with _timed(self._stats.download):
             stored = download(self._store, inflation.reference, self._inflate)
-        return self._inflate.finish(record, inflation, stored)
+        return (self._inflate.finish(record, inflation, stored),)
+
+
+class ChunkStage:
+    """Splits records that are too large. It moves nothing, but the digest of a large value takes a thread as well.
+
+    Args:
+        chunking: which records are too large.
+        message_limit_bytes: the largest value that is split.
+    """
+
+    name = "chunk"
+
+    def __init__(self, chunking: Chunking, message_limit_bytes: int) -> None:
+        self.wants: Callable[[RecordLike], bool] = chunking.wants
+        self.moves: Callable[[RecordLike], bool] = chunking.wants
+        self._chunking = chunking
+        self._message_limit_bytes = message_limit_bytes
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """A second copy of the value: its pieces."""
+        return len(record.value or b"")
+
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+        """See `Stage.apply`."""
+        size = len(record.value or b"")
+        if size > self._message_limit_bytes:
+            reason = f"chunk.max.message.bytes is {self._message_limit_bytes:,}, and readers would discard it"
+            raise ChunkError(size, self._chunking.limit_bytes, reason)
+        # A new one for each attempt: the chunks of one that was cut short are no part of the next.
+        return tuple(self._chunking.split(record, str(uuid.uuid4())))
 
 
 class Chain:
@@ -136,10 +171,12 @@ class Chain:
         stages: in the order of `transforms`.
         topic: the sink topic.
         limit_bytes: its `max.message.bytes`.
+        falls_back: whether `apply` may be asked to do without the store.
     """
 
-    def __init__(self, stages: Sequence[Stage], topic: str, limit_bytes: int) -> None:
+    def __init__(self, stages: Sequence[Stage], topic: str, limit_bytes: int, *, falls_back: bool = False) -> None:
         self.stages = tuple(stages)
+        self.falls_back = falls_back
         self._topic = topic
         self._limit_bytes = limit_bytes
         # No header-less record with so short a key and value can be over the limit.
@@ -162,41 +199,108 @@ class Chain:
         """The most that a stage needs beside the record itself."""
         return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
 
-    def apply(self, record: RecordLike) -> tuple[RecordLike, tuple[str, ...]]:
-        """The record behind all stages that want it, and the names of those that asked the store.
+    def apply(self, record: RecordLike, *, offloading: bool = True) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+        """What the stages that want the record make of it, in order, and the names of those that had work with it.
+
+        Args:
+            record: one that does not pass.
+            offloading: whether the stage that offloads is asked; where not, what is behind it takes what it leaves.
 
         Raises:
             TransformError: this record can never succeed; `RecordTooLargeError` where the sink would refuse it.
             PayloadStoreError: the store; `retriable` says whether to try again.
         """
         applied = []
+        records: Sequence[RecordLike] = (record,)
         for stage in self.stages:
-            if stage.wants(record):
-                if stage.moves(record):
+            if len(records) == 1 and stage.wants(records[0]) and (offloading or stage.name != "offload"):
+                if stage.moves(records[0]):
                     applied.append(stage.name)
-                record = stage.apply(record)
-        size = batch_of_one_bytes(record)
-        if size > self._limit_bytes:
-            raise RecordTooLargeError(self._topic, size, self._limit_bytes)
-        return record, tuple(applied)
+                records = stage.apply(records[0])
+        for result in records:
+            size = batch_of_one_bytes(result)
+            if size > self._limit_bytes:
+                raise RecordTooLargeError(self._topic, size, self._limit_bytes)
+        return records, tuple(applied)
 
 
-def build(settings: PipelineSettings, store: PayloadStore, limit_bytes: int, stats: PipelineStats) -> Chain:
-    """The chain of a pipeline.
+class Fallback:
+    """A chain that does without its store while that is down: `large.message.strategy` is `auto`.
+
+    Args:
+        chain: one that `falls_back`.
+        failed: called with what the store failed with, where the record went without it; on a thread.
+        clock: seconds that do not go back.
+    """
+
+    # State that changes: `_down_until_s`, by several threads. It is one value, and what is read of it may be old.
+
+    def __init__(
+        self,
+        chain: Chain,
+        failed: Callable[[PayloadStoreError], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._chain = chain
+        self._failed = failed
+        self._clock = clock
+        self._down_until_s: float | None = None
+
+    def apply(self, record: RecordLike) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+        """As `Chain.apply`; raises a `PayloadStoreError` that may pass only where nothing but the store can help."""
+        if self._is_down() and (done := self._without_store(record)) is not None:
+            return done
+        try:
+            result = self._chain.apply(record)
+        except PayloadStoreError as exc:
+            if not exc.retriable:
+                raise
+            self._down_until_s = self._clock() + _PROBE_S
+            done = self._without_store(record)
+            if done is None:
+                raise
+            self._failed(exc)
+            return done
+        self._down_until_s = None
+        return result
+
+    def _is_down(self) -> bool:
+        """True where the store has just failed; now and then one record is to ask it again, while others do not."""
+        until_s, now_s = self._down_until_s, self._clock()
+        if until_s is None or now_s < until_s:
+            return until_s is not None
+        self._down_until_s = now_s + _PROBE_S
+        return False
+
+    def _without_store(self, record: RecordLike) -> tuple[Sequence[RecordLike], tuple[str, ...]] | None:
+        try:
+            return self._chain.apply(record, offloading=False)
+        except (PayloadStoreError, TransformError):
+            return None
+
+
+def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: int, stats: PipelineStats) -> Chain:
+    """The chain of a pipeline, without the assembler, which goes before it.
 
     Args:
         settings: of the pipeline.
-        store: opened with `settings.store`.
+        store: opened with `settings.store`; None where that is empty.
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: where store latencies go.
     """
     form = FORMATS[settings.reference_format]
+    chunks = settings.chunks
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
     stages: list[Stage] = []
-    for name in settings.transforms:
-        if name == "offload":
-            offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form)
-            stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
-        else:
-            stages.append(InflateStage(Inflate(settings.max_bytes, form), store, stats))
-    return Chain(stages, settings.output_topic, limit_bytes)
+    if "inflate" in settings.transforms:
+        assert store is not None
+        stages.append(InflateStage(Inflate(settings.max_bytes, form), store, stats))
+    if settings.offloads:
+        assert store is not None
+        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form)
+        stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
+    if chunks.splits:
+        stages.append(ChunkStage(Chunking(chunk_limit_bytes(settings, limit_bytes)), chunks.limits.message_bytes))
+    falls_back = settings.offloads and chunks.strategy == "auto"
+    return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back)

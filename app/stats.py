@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
+from app.chunks.rate import Rate
+
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
@@ -37,7 +39,15 @@ class Latency:
 
 @dataclass(slots=True)
 class PipelineStats:
-    """Counters since the worker started; bytes are of keys and values, in the sink as batches carry them."""
+    """Counters since the worker started; bytes are of keys and values, in the sink as batches carry them.
+
+    Attributes:
+        evicted_messages: those of `discarded` that were dropped by `auto.ack.oldest.chunked.message.on.queue.full`.
+        discarded: messages of chunks that did not become whole, by reason (`transforms.assembly`).
+        late_chunks: those that came behind that.
+        published_rate: of messages that left as chunks.
+        consumed_rate: of messages that were assembled.
+    """
 
     started: float = field(default_factory=time.time)
     records_in: int = 0
@@ -54,6 +64,15 @@ class PipelineStats:
     commits: int = 0
     restarts: int = 0
     rebalances: int = 0
+    chunked_messages: int = 0
+    chunks_published: int = 0
+    assembled_messages: int = 0
+    duplicate_chunks: int = 0
+    late_chunks: int = 0
+    evicted_messages: int = 0
+    discarded: dict[str, int] = field(default_factory=dict)
+    published_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
+    consumed_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
 
@@ -64,6 +83,16 @@ class FlowReport(Protocol):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of the budget that it holds."""
+        ...
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages of which chunks are missing."""
+        ...
+
+    @property
+    def pending_bytes(self) -> int:
+        """What their chunks hold, beside the budget."""
         ...
 
     def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:

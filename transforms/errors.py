@@ -7,6 +7,7 @@ WideloadError
 │   │   ├── MalformedReferenceError
 │   │   └── MalformedChunkError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
+│   ├── DiscardedChunkError       the record is a chunk that did not become a message with others
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   └── RecordTooLargeError       the record is over what the sink topic takes
@@ -26,6 +27,7 @@ from collections.abc import Callable
 __all__ = [
     "ChunkError",
     "ConfigurationError",
+    "DiscardedChunkError",
     "MalformedChunkError",
     "MalformedError",
     "MalformedReferenceError",
@@ -140,6 +142,25 @@ class ChunkError(TransformError):
 
     def __str__(self) -> str:
         return f"a value of {self.size:,} bytes cannot go as chunks of {self.limit:,} bytes: {self.reason}"
+
+
+class DiscardedChunkError(TransformError):
+    """The record is a chunk of a message that will not be whole.
+
+    Attributes:
+        uuid: the message's; None where the chunk does not say.
+        reason: as `transforms.assembly` has them.
+        detail: what was found.
+    """
+
+    def __init__(self, uuid: str | None, reason: str, detail: str) -> None:
+        super().__init__(uuid, reason, detail)
+        self.uuid = uuid
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
 
 
 class PayloadCorruptError(TransformError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,16 @@ def test_effective_configuration_has_every_key() -> None:
     keys = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
     assert len(named) == len(set(named))
     assert {key.name for key in keys if key.default is not None} <= set(named) <= {key.name for key in keys}
+
+
+def test_effective_configuration_of_chunks_is_taken_again() -> None:
+    """What is printed of a pipeline without a store means the same when it is read; nothing in it is of a store."""
+    table = {"topics": ["a"], "output.topic": "b", "transforms": ["assemble", "chunk"], "chunk.max.bytes": 9_000}
+    settings = parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {})
+    text = effective(settings)
+    assert parse(tomllib.loads(text), {}) == settings
+    assert "chunk.max.bytes = 9000" in text
+    assert "large.message.payload" not in text
 
 
 class Store:

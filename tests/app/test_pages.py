@@ -17,6 +17,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.budget import Budget
+from app.chunks.rate import Rate
 from app.pages import add_pages, health, pipeline_page
 from app.stats import PipelineStats
 from tests.app.reports import Flow, Pipeline
@@ -77,12 +78,18 @@ def test_pipeline_page_says_where_it_stands() -> None:
     }
     stats = PipelineStats(records_in=1, records_out=2, offloaded_records=3, inflated_records=4)
     stats.dead_letters, stats.retries, stats.restarts = 5, 6, 7
+    stats.chunked_messages, stats.chunks_published, stats.assembled_messages, stats.duplicate_chunks = 2, 9, 8, 10
+    stats.late_chunks, stats.store_errors = 11, 12
+    stats.discarded = {"expired": 1, "corrupt": 2}
+    stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
+    for rate in (stats.published_rate, stats.published_rate, stats.consumed_rate):
+        rate.count()
     page = pipeline_page(
         Pipeline(
             last_error="x",
             last_error_at=0.5,
             degraded=STORE_DOWN,
-            flow=Flow(in_flight_bytes=8, partitions=partitions),
+            flow=Flow(in_flight_bytes=8, pending_messages=3, pending_bytes=4, partitions=partitions),
             stats=stats,
         )
     )
@@ -102,8 +109,19 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "offloaded_records": 3,
         "inflated_records": 4,
         "dead_letters": 5,
+        "store_errors": 12,
         "retries": 6,
         "restarts": 7,
+        "msgChunkPublished": True,
+        "chunkedMessageRate": {"published": 2.0, "consumed": 1.0},
+        "chunked_messages": 2,
+        "chunks_published": 9,
+        "assembled_messages": 8,
+        "duplicate_chunks": 10,
+        "late_chunks": 11,
+        "discarded_messages": {"corrupt": 2, "expired": 1},
+        "pending_chunked_messages": 3,
+        "pending_chunked_bytes": 4,
         "partitions": [
             {"topic": "more", "partition": 11, "position": 9, "committed": 9, "end": None, "lag": None},
             {"topic": "raw", "partition": 2, "position": None, "committed": None, "end": None, "lag": None},

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.chunking import ChunkSettings
 from app.secret import Secret
 from app.settings import PipelineSettings, Settings, load, parse
+from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
 HEAD = 'bootstrap.servers = "localhost:9092"\n'
@@ -65,6 +67,14 @@ def test_defaults_are_those_of_the_design() -> None:
         threshold_bytes=1_048_576,
         codec=None,
         reference_format="wideload",
+        chunks=ChunkSettings(
+            splits=False,
+            assembles=False,
+            strategy="offload",
+            max_bytes=None,
+            limits=Limits(messages=100, pending_bytes=134_217_728, message_bytes=67_108_864, expire_ms=60_000),
+            drops_oldest=False,
+        ),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
         store_timeout_ms=60_000,
@@ -270,8 +280,14 @@ BAD_PIPELINES = [
         'errors.deadletterqueue.topic.name: is missing; errors.tolerance = "all" needs a dead-letter topic',
     ),
     (ORDERS + "errors.tolerance = 'some'", "errors.tolerance: found 'some', allowed is one of: none, all"),
-    (ORDERS.replace('["offload"]', "[]"), "transforms: found an empty list, allowed are: offload, inflate"),
-    (ORDERS.replace('["offload"]', '["deflate"]'), "transforms: found 'deflate', allowed are: offload, inflate"),
+    (
+        ORDERS.replace('["offload"]', "[]"),
+        "transforms: found an empty list, allowed are: offload, inflate, chunk, assemble",
+    ),
+    (
+        ORDERS.replace('["offload"]', '["deflate"]'),
+        "transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble",
+    ),
     (
         ORDERS.replace('["offload"]', '["inflate", "inflate"]'),
         "transforms: found ['inflate', 'inflate'], in which a transform stands twice",

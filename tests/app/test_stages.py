@@ -7,23 +7,26 @@ import hashlib
 import itertools
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.settings import PipelineSettings, parse
-from app.stages import Chain, InflateStage, OffloadStage, build
+from app.stages import Chain, ChunkStage, Fallback, InflateStage, OffloadStage, build
 from app.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
+from transforms.chunk import Chunking
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
+    ChunkError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
+    PayloadStoreError,
     PayloadTooLargeError,
     RecordTooLargeError,
     ReferenceRefusedError,
@@ -183,8 +186,8 @@ def test_offload_then_inflate_is_the_same_record(codec: str, generator: str) -> 
     keys: dict[str, Any] = {"large_message_compression_type": codec, "large_message_id_generator": generator}
     own = (("h", b"1"), ("h", None), ("large-message.size", b"theirs"))
     record = Record(b"key", b"value " * 500, own, 1_700_000_000_123)
-    reference, offloaded = chain_of(["offload"], store, **keys).apply(record)
-    restored, inflated = chain_of(["inflate"], store).apply(reference)
+    (reference,), offloaded = chain_of(["offload"], store, **keys).apply(record)
+    (restored,), inflated = chain_of(["inflate"], store).apply(reference)
     assert (offloaded, inflated) == (("offload",), ("inflate",))
     assert restored == record
     assert reference.value is not None
@@ -197,7 +200,7 @@ def test_digest_names_the_stored_bytes(codec: Codec | None) -> None:
     store = memory()
     stage = OffloadStage(Offload(0, None, codec), store, "orders", PipelineStats(), by_digest=True)
     record = Record(None, b"value " * 500)
-    paths = {stage.apply(record).value, stage.apply(record).value}
+    paths = {stage.apply(record)[0].value, stage.apply(record)[0].value}
     (path,) = paths
     assert path is not None
     stored = store.download(path.decode())
@@ -210,7 +213,7 @@ def test_value_that_does_not_shrink_is_stored_as_it_is() -> None:
     store = memory()
     stage = OffloadStage(Offload(0, None, "zstd"), store, "orders", PipelineStats(), by_digest=True)
     value = hashlib.sha256(b"").digest()
-    reference = stage.apply(Record(None, value))
+    (reference,) = stage.apply(Record(None, value))
     assert reference.value is not None
     assert reference.value.decode().endswith(f"/orders/{hashlib.sha256(value).hexdigest()}")
     assert "large-message.compression" not in dict(reference.headers)
@@ -220,14 +223,14 @@ def test_uuid_names_differ() -> None:
     """With `uuid` each publish has a name of its own."""
     chain = chain_of(["offload"], memory(large_message_id_generator="uuid"), large_message_id_generator="uuid")
     record = Record(None, b"v" * 200)
-    names = {bytes(chain.apply(record)[0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
+    names = {bytes(chain.apply(record)[0][0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
     assert len(names) == 3
     assert all(uuid.UUID(name).version == 4 for name in names)
 
 
 def test_payload_is_stored_under_the_sink_topic() -> None:
     """The topic of the path is that of the references."""
-    reference, _ = chain_of(["offload"], memory()).apply(Record(None, b"v" * 200))
+    (reference,), _ = chain_of(["offload"], memory()).apply(Record(None, b"v" * 200))
     assert (reference.value or b"").split(b"/")[-2] == b"orders"
 
 
@@ -235,11 +238,11 @@ def test_chain_inflates_then_offloads_again() -> None:
     """A reference may become a value and a reference again, here with another compression."""
     store = memory()
     record = Record(b"k", b"value " * 500, (("h", b"1"),))
-    plain, _ = chain_of(["offload"], store).apply(record)
-    packed, applied = chain_of(["inflate", "offload"], store, large_message_compression_type="zstd").apply(plain)
+    (plain,), _ = chain_of(["offload"], store).apply(record)
+    (packed,), applied = chain_of(["inflate", "offload"], store, large_message_compression_type="zstd").apply(plain)
     assert applied == ("inflate", "offload")
     assert header(packed, "large-message.compression") == b"zstd"
-    assert chain_of(["inflate"], store).apply(packed)[0] == record
+    assert chain_of(["inflate"], store).apply(packed)[0] == (record,)
 
 
 @pytest.mark.parametrize(
@@ -269,8 +272,8 @@ def test_chain_applies_only_what_is_wanted() -> None:
     """A small reference behind inflate is a small value, which offload lets pass."""
     store = memory()
     stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
-    reference = stage.apply(Record(b"k", b"small"))
-    record, applied = chain_of(["inflate", "offload"], store).apply(reference)
+    (reference,) = stage.apply(Record(b"k", b"small"))
+    (record,), applied = chain_of(["inflate", "offload"], store).apply(reference)
     assert (record.value, applied) == (b"small", ("inflate",))
 
 
@@ -278,7 +281,7 @@ def test_latencies_are_counted() -> None:
     """Every call of the store is counted, the one that fails too."""
     stats, store = PipelineStats(), memory()
     chain = build(settings_of(["inflate", "offload"]), store, ROOMY, stats)
-    reference, _ = chain.apply(Record(None, b"v" * 200))
+    (reference,), _ = chain.apply(Record(None, b"v" * 200))
     chain.apply(reference)
     with pytest.raises(PayloadNotFoundError):
         chain.apply(Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
@@ -313,10 +316,10 @@ def test_restored_record_against_the_limit_of_the_sink(spare: int, fits: bool) -
     """A value that comes back is refused where the sink would refuse it, by the byte."""
     store = memory()
     record = Record(b"k", b"v" * 5_000)
-    reference, _ = chain_of(["offload"], store).apply(record)
+    (reference,), _ = chain_of(["offload"], store).apply(record)
     chain = chain_of(["inflate"], store, batch_of_one_bytes(record) + spare)
     if fits:
-        assert chain.apply(reference)[0] == record
+        assert chain.apply(reference)[0] == (record,)
     else:
         with pytest.raises(RecordTooLargeError):
             chain.apply(reference)
@@ -393,9 +396,9 @@ def test_own_store_names_its_payloads_itself() -> None:
     store = open_store({"large.message.payload.store.class": f"{__name__}:PlainStore"})
     record = Record(b"k", b"v" * 200)
     offload = OffloadStage(Offload(100), store, "orders", PipelineStats(), by_digest=True)
-    reference = offload.apply(record)
+    (reference,) = offload.apply(record)
     assert reference.value == b"plain://orders/0"
-    assert InflateStage(Inflate(), store, PipelineStats()).apply(reference) == record
+    assert InflateStage(Inflate(), store, PipelineStats()).apply(reference) == (record,)
 
 
 # --- formats of others -----------------------------------------------------------------------------------------------
@@ -419,9 +422,9 @@ def test_foreign_format_there_and_back(name: FormatName, codec: str) -> None:
     for value, large in ((b"value " * 500, True), (b"v" * 101, True), (b"v" * 100, False), (b"", False)):
         record = Record(b"key", value, (("h", b"1"), ("h", None)), 1_700_000_000_123)
         assert not offload.passes(record)
-        written, offloaded = offload.apply(record)
+        (written,), offloaded = offload.apply(record)
         assert not inflate.passes(written)
-        restored, inflated = inflate.apply(written)
+        (restored,), inflated = inflate.apply(written)
         assert restored == record
         assert (offloaded, inflated) == ((("offload",), ("inflate",)) if large else ((), ()))
 
@@ -442,9 +445,9 @@ def test_foreign_format_reserves_what_it_may_hold(name: FormatName) -> None:
     for codec, reserved in (("none", 7_000), ("zstd", 14_000)):
         offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
         assert offload.reserve_bytes(Record(b"key", b"v" * 100)) == 100
-        small, _ = offload.apply(Record(b"key", b"v" * 100))
+        (small,), _ = offload.apply(Record(b"key", b"v" * 100))
         assert inflate.reserve_bytes(small) == len(small.value or b"")
-        large, _ = offload.apply(Record(b"key", b"v" * 6_000))
+        (large,), _ = offload.apply(Record(b"key", b"v" * 6_000))
         assert inflate.reserve_bytes(large) == reserved
 
 
@@ -462,6 +465,135 @@ def test_foreign_mark_that_does_not_fit(name: FormatName) -> None:
     store = memory()
     record = Record(b"key", b"v" * 300)
     limit = batch_of_one_bytes(record)
-    written, applied = foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000).apply(record)
+    (written,), applied = foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000).apply(
+        record
+    )
     assert applied == ("offload",)
-    assert foreign_chain(name, "inflate", store).apply(written)[0] == record
+    assert foreign_chain(name, "inflate", store).apply(written)[0] == (record,)
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def storeless(transforms: list[str], limit: int, **keys: Any) -> Chain:
+    """A chain that has no store."""
+    dotted = {name.replace("_", "."): value for name, value in keys.items()}
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms, **dotted}
+    settings = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
+    return build(settings, None, limit, PipelineStats())
+
+
+@pytest.mark.parametrize(
+    "keys", [{"transforms": ["chunk"]}, {"transforms": ["offload"], "large_message_strategy": "chunk"}]
+)
+def test_chunk_makes_several_of_one(keys: dict[str, Any]) -> None:
+    """No chunk is over the sink's limit, and together they are the value; what fits passes."""
+    chain = storeless(limit=1_000, **keys)
+    record = Record(b"k", bytes(range(256)) * 20, (("own", None),), 7)
+    assert chain.passes(Record(b"k", b"v" * 800))
+    assert chain.passes(Record(b"k", None, record.headers))
+    assert not chain.passes(record)
+    assert chain.blocks(record)
+    assert chain.reserve_bytes(record) == 5_120
+    records, applied = chain.apply(record)
+    assert applied == ("chunk",)
+    assert len(records) > 5
+    assert all(batch_of_one_bytes(each) <= 1_000 for each in records)
+    assert b"".join(each.value or b"" for each in records) == record.value
+    again, _ = chain.apply(record)
+    assert header(again[0], "large-message.chunk.uuid") != header(records[0], "large-message.chunk.uuid")
+
+
+def test_chunk_by_its_own_limit() -> None:
+    """`chunk.max.bytes` splits what the sink would take."""
+    chain = storeless(["chunk"], ROOMY, chunk_max_bytes=1_000)
+    records, _ = chain.apply(Record(None, b"v" * 2_000))
+    assert len(records) == 3
+    assert max(batch_of_one_bytes(each) for each in records) <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Record(b"k", b"v" * 3_001), "chunk.max.message.bytes is 3,000"),
+        (Record(b"k" * 990, b"v" * 100), "key and headers alone take"),
+    ],
+)
+def test_chunk_that_can_never_be(record: Record, reason: str) -> None:
+    """What readers would not assemble, or what has no room for a piece, is an error of the record."""
+    with pytest.raises(ChunkError, match=reason):
+        storeless(["chunk"], 1_000, chunk_max_message_bytes=3_000).apply(record)
+
+
+def test_chunk_does_not_help_tombstones() -> None:
+    """A tombstone with a key over the limit is refused as before."""
+    with pytest.raises(RecordTooLargeError):
+        storeless(["chunk"], 1_000).apply(Record(b"k" * 1_000, None))
+
+
+def test_auto_offloads_or_does_without() -> None:
+    """With a store large values are references; without it chunks, or as they are where the sink takes them."""
+    chain = chain_of(["offload"], memory(), 1_000, large_message_strategy="auto")
+    assert chain.falls_back
+    record = Record(b"k", b"v" * 5_000)
+    references, applied = chain.apply(record)
+    assert (len(references), applied) == (1, ("offload",))
+    chunks, applied = chain.apply(record, offloading=False)
+    assert (len(chunks), applied) == (8, ("chunk",))
+    between = Record(b"k", b"v" * 500)
+    assert not chain.passes(between)
+    assert chain.apply(between, offloading=False) == ((between,), ())
+
+
+def test_only_auto_does_without_a_store() -> None:
+    """No other strategy falls back."""
+    assert not chain_of(["offload"], memory()).falls_back
+    assert not storeless(["chunk"], 1_000).falls_back
+
+
+class Refusing(PlainStore):
+    """A store that is down while `down` is true."""
+
+    down: bool = False
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Counts calls in vain in `tried`."""
+        if self.down:
+            self.tried = getattr(self, "tried", 0) + 1
+            raise PayloadStoreError("down", retriable=True)
+        return super().publish(topic, data)
+
+
+def test_fallback_asks_the_store_now_and_then() -> None:
+    """While the store is down one record every five seconds asks it; what only the store can take always does."""
+    store = Refusing()
+    stage = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000)], "orders", 1_000, falls_back=True)
+    now_s, told = [0.0], list[PayloadStoreError]()
+    fallback = Fallback(chain, told.append, clock=lambda: now_s[0])
+    record, larger = Record(b"k", b"v" * 5_000), Record(b"k", b"v" * 9_001)
+    assert fallback.apply(record)[1] == ("offload",)
+    store.down = True
+    for now_s[0], tried in ((0.0, 1), (0.1, 1), (4.9, 1), (5.0, 2), (5.1, 2), (10.1, 3)):
+        assert fallback.apply(record)[1] == ("chunk",)
+        assert (store.tried, len(told)) == (tried, tried)
+    with pytest.raises(PayloadStoreError, match="down"):
+        fallback.apply(larger)
+    assert (store.tried, len(told)) == (4, 3)
+    store.down, now_s[0] = False, 10.2
+    assert fallback.apply(record)[1] == ("chunk",)
+    assert fallback.apply(larger)[1] == ("offload",)
+    assert fallback.apply(record)[1] == ("offload",)
+
+
+def test_fallback_is_none_for_what_is_final() -> None:
+    """A store that refuses for good stops the pipeline, whatever else could be done."""
+
+    class Closed(PlainStore):
+        def publish(self, topic: str, data: bytes) -> str:
+            raise PayloadStoreError("no access")
+
+    stage = OffloadStage(Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000)], "orders", 1_000, falls_back=True)
+    with pytest.raises(PayloadStoreError, match="no access"):
+        Fallback(chain, lambda error: None).apply(Record(b"k", b"v" * 5_000))

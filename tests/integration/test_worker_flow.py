@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,9 @@ class Careless:
         """None."""
         return 0
 
-    def apply(self, record: RecordLike) -> RecordLike:
+    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
         """A record whose timestamp is no number."""
-        return Written(record.key, record.value, timestamp=cast(int, "now"))
+        return (Written(record.key, record.value, timestamp=cast(int, "now")),)
 
 
 def test_flow_unwritable_result_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:

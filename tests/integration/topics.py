@@ -32,10 +32,10 @@ class Found:
 Sent = tuple[int, bytes | None, bytes | None, Sequence[Header], int]
 
 
-async def _send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
+async def _send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int) -> None:
     # Batches take what `send` refuses: a key and a value that are both null.
     async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=1_000_000
+        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=batch_bytes
     ) as producer:
         batches: dict[int, Any] = {}
         futures = []
@@ -50,9 +50,9 @@ async def _send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
         await asyncio.gather(*futures)
 
 
-def send(bootstrap: str, topic: str, records: Iterable[Sent]) -> None:
+def send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int = 1_000_000) -> None:
     """Writes (partition, key, value, headers, timestamp) in order, and waits until all are durable."""
-    asyncio.run(_send(bootstrap, topic, records))
+    asyncio.run(_send(bootstrap, topic, records, batch_bytes))
 
 
 async def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:

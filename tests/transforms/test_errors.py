@@ -13,6 +13,7 @@ import pytest
 from transforms import errors
 from transforms.errors import (
     ConfigurationError,
+    DiscardedChunkError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
@@ -36,6 +37,14 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         ConfigurationError("s3.bucket", "is missing", pipeline="orders"),
         "[pipeline.orders] s3.bucket: is missing",
+    ),
+    (
+        DiscardedChunkError("u-1", "out-of-order", "chunk 2 came, chunk 1 was next"),
+        "the chunked message u-1 is discarded, out-of-order: chunk 2 came, chunk 1 was next",
+    ),
+    (
+        DiscardedChunkError(None, "malformed", "count is absent"),
+        "the chunked message (unnamed) is discarded, malformed: count is absent",
     ),
     (
         MalformedReferenceError("large-message.size", "-1", "a decimal number of bytes"),
