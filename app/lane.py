@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from app.tracker import OffsetTracker
 from transforms.record import RecordLike
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Hold", "Lane", "Slot", "SourceRecord"]
 
 
+@runtime_checkable
 class SourceRecord(RecordLike, Protocol):
     """What is read of aiokafka's `ConsumerRecord`."""
 

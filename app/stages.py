@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from app.chunking import limit_bytes as chunk_limit_bytes
+from app.lane import SourceRecord
 from app.payload import download, publish
-from transforms.chunk import Chunking
+from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
@@ -50,8 +51,12 @@ class Stage(Protocol):
         """Bytes that `apply` may need beside the record itself."""
         ...
 
-    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         """What becomes of the record, in order; blocks, and is called from several threads at once.
+
+        Args:
+            record: what the stages before have made.
+            source: as it was read.
 
         Raises:
             TransformError: this record can never succeed.
@@ -94,7 +99,7 @@ class OffloadStage:
         offload = self._offload
         return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
 
-    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         assert record.value is not None
         if not self.moves(record):
@@ -124,7 +129,7 @@ class InflateStage:
         """See `Inflate.reserve_bytes`."""
         return self._inflate.reserve_bytes(record)
 
-    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         if not self.moves(record):
             return (self._inflate.format.read_inline(record),)
@@ -140,28 +145,37 @@ class ChunkStage:
     Args:
         chunking: which records are too large.
         message_limit_bytes: the largest value that is split.
+        group_id: whose offsets tell what was done. Its source records have the same uuids each time, so that after a
+            `kill -9` readers go on with the message that was cut short.
     """
 
     name = "chunk"
 
-    def __init__(self, chunking: Chunking, message_limit_bytes: int) -> None:
+    def __init__(self, chunking: Chunking, message_limit_bytes: int, group_id: str) -> None:
         self.wants: Callable[[RecordLike], bool] = chunking.wants
         self.moves: Callable[[RecordLike], bool] = chunking.wants
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
+        self._group_id = group_id
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value: its pieces."""
         return len(record.value or b"")
 
-    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         size = len(record.value or b"")
         if size > self._message_limit_bytes:
             reason = f"chunk.max.message.bytes is {self._message_limit_bytes:,}, and readers would discard it"
             raise ChunkError(size, self._chunking.limit_bytes, reason)
-        # A new one for each attempt: the chunks of one that was cut short are no part of the next.
-        return tuple(self._chunking.split(record, str(uuid.uuid4())))
+        digest = checksum(record.value or b"")
+        return tuple(self._chunking.split(record, self._uuid(record, source, digest), digest))
+
+    def _uuid(self, record: RecordLike, source: RecordLike, digest: str) -> str:
+        if not isinstance(source, SourceRecord):
+            return str(uuid.uuid4())
+        origin = (self._group_id, source.topic, source.partition, source.offset)
+        return self._chunking.uuid(record, digest, origin)
 
 
 class Chain:
@@ -216,7 +230,7 @@ class Chain:
             if len(records) == 1 and stage.wants(records[0]) and (offloading or stage.name != "offload"):
                 if stage.moves(records[0]):
                     applied.append(stage.name)
-                records = stage.apply(records[0])
+                records = stage.apply(records[0], record)
         for result in records:
             size = batch_of_one_bytes(result)
             if size > self._limit_bytes:
@@ -301,6 +315,7 @@ def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: i
         offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form)
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
     if chunks.splits:
-        stages.append(ChunkStage(Chunking(chunk_limit_bytes(settings, limit_bytes)), chunks.limits.message_bytes))
+        chunking = Chunking(chunk_limit_bytes(settings, limit_bytes))
+        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
     falls_back = settings.offloads and chunks.strategy == "auto"
     return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back)

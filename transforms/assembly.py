@@ -211,6 +211,9 @@ class Assembler:
             reason, detail = problem
             if reason is None:
                 self.counts.duplicates += 1
+                if not chunk.id:  # the writer begins again, and has as long as the first time
+                    context.began_ms = now_ms
+                    self._order.move_to_end((partition, chunk.uuid))
                 return
             dropped = self._drop(partition, chunk.uuid, reason, detail)
             yield Discarded(reason, chunk.uuid, (*dropped.records, record), detail)

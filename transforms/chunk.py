@@ -25,7 +25,7 @@ from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
 
-__all__ = ["Chunk", "Chunking", "is_chunk"]
+__all__ = ["Chunk", "Chunking", "checksum", "is_chunk"]
 
 _UUID = "large-message.chunk.uuid"
 _ID = "large-message.chunk.id"
@@ -45,6 +45,11 @@ _SHOWN_BYTES = 100
 def is_chunk(headers: Sequence[Header]) -> bool:
     """True where a header says that the record is a chunk."""
     return any(name == _UUID for name, _ in headers)
+
+
+def checksum(value: bytes) -> str:
+    """The SHA-256 of a whole value, in hex, as chunks say it."""
+    return hashlib.sha256(value).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +138,36 @@ class Chunking:
             return False
         return batch_of_one_bytes(record) > self.limit_bytes
 
-    def split(self, record: RecordLike, uuid: str) -> Iterator[Record]:
+    def uuid(self, record: RecordLike, digest: str, origin: Sequence[str | int]) -> str:
+        """A uuid that is the same when the same record of a log is split again, into the same chunks; 32 characters.
+
+        With it, readers go on with a message of which the writer died in the middle: what they have is a duplicate,
+        what comes after it is the rest. All that the chunks are made of is in it, so no other message has it: a topic
+        that was deleted and made anew, or another limit, gives another one.
+
+        Args:
+            record: what will be split.
+            digest: `checksum` of its value.
+            origin: where it was read, and by whom: another reader's copy of the record is another message.
+        """
+        own = [part for name, value in record.headers for part in (name, value)]
+        parts = (*origin, self.limit_bytes, record.timestamp, digest, record.key, *own)
+        digested = hashlib.sha256()
+        for part in parts:
+            octets = part if isinstance(part, bytes) else b"" if part is None else str(part).encode()
+            digested.update(b"%d:%b" % (-1 if part is None else len(octets), octets))
+        return digested.hexdigest()[:32]
+
+    def split(self, record: RecordLike, uuid: str, digest: str | None = None) -> Iterator[Record]:
         """The chunks of a record, in order; none is over the limit as a batch of one.
 
-        What is raised is raised by the call itself; the value is hashed, all of it, when the first chunk is taken, and
-        only the piece that is taken is copied.
+        What is raised is raised by the call itself; only the piece that is taken is copied.
 
         Args:
             record: one that `wants` is true of.
-            uuid: a new one for each message, and for each attempt: 1 to 64 characters of `[a-zA-Z0-9._-]`.
+            uuid: a new one for each message, and for each attempt unless it makes the same chunks (`uuid`): 1 to 64
+                characters of `[a-zA-Z0-9._-]`.
+            digest: `checksum` of its value, where it is known; else all of it is hashed when the first chunk is taken.
 
         Raises:
             ChunkError: key and headers leave no room for a piece of the value, or there is too much of it.
@@ -154,17 +180,17 @@ class Chunking:
             raise ValueError(f"{uuid[:_SHOWN_BYTES]!r} is no uuid: 1 to 64 characters of [a-zA-Z0-9._-]")
         if len(value) > _MOST:
             raise ChunkError(len(value), self.limit_bytes, f"a message of chunks has at most {_MOST:,} bytes")
-        return self._pieces(record, value, uuid, *self._rooms(record, uuid, len(value)))
+        return self._pieces(record, value, uuid, digest, *self._rooms(record, uuid, len(value)))
 
     def _pieces(
-        self, record: RecordLike, value: bytes, uuid: str, first: int, rest: int, count: int
+        self, record: RecordLike, value: bytes, uuid: str, digest: str | None, first: int, rest: int, count: int
     ) -> Iterator[Record]:
-        checksum = hashlib.sha256(value).hexdigest()
+        digest = digest or checksum(value)
         riding = first == rest
         start = 0
         for number in range(count):
             end = min(start + (rest if number else first), len(value))
-            chunk = Chunk(uuid, number, count, len(value), checksum)
+            chunk = Chunk(uuid, number, count, len(value), digest)
             own = tuple(record.headers) if riding or not number else ()
             yield Record(record.key, value[start:end], (*own, *chunk.headers()), record.timestamp)
             start = end

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from aiokafka.structs import ConsumerRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,7 +201,7 @@ def test_digest_names_the_stored_bytes(codec: Codec | None) -> None:
     store = memory()
     stage = OffloadStage(Offload(0, None, codec), store, "orders", PipelineStats(), by_digest=True)
     record = Record(None, b"value " * 500)
-    paths = {stage.apply(record)[0].value, stage.apply(record)[0].value}
+    paths = {stage.apply(record, record)[0].value, stage.apply(record, record)[0].value}
     (path,) = paths
     assert path is not None
     stored = store.download(path.decode())
@@ -213,7 +214,8 @@ def test_value_that_does_not_shrink_is_stored_as_it_is() -> None:
     store = memory()
     stage = OffloadStage(Offload(0, None, "zstd"), store, "orders", PipelineStats(), by_digest=True)
     value = hashlib.sha256(b"").digest()
-    (reference,) = stage.apply(Record(None, value))
+    record = Record(None, value)
+    (reference,) = stage.apply(record, record)
     assert reference.value is not None
     assert reference.value.decode().endswith(f"/orders/{hashlib.sha256(value).hexdigest()}")
     assert "large-message.compression" not in dict(reference.headers)
@@ -272,9 +274,10 @@ def test_chain_applies_only_what_is_wanted() -> None:
     """A small reference behind inflate is a small value, which offload lets pass."""
     store = memory()
     stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
-    (reference,) = stage.apply(Record(b"k", b"small"))
-    (record,), applied = chain_of(["inflate", "offload"], store).apply(reference)
-    assert (record.value, applied) == (b"small", ("inflate",))
+    record = Record(b"k", b"small")
+    (reference,) = stage.apply(record, record)
+    (restored,), applied = chain_of(["inflate", "offload"], store).apply(reference)
+    assert (restored.value, applied) == (b"small", ("inflate",))
 
 
 def test_latencies_are_counted() -> None:
@@ -396,9 +399,9 @@ def test_own_store_names_its_payloads_itself() -> None:
     store = open_store({"large.message.payload.store.class": f"{__name__}:PlainStore"})
     record = Record(b"k", b"v" * 200)
     offload = OffloadStage(Offload(100), store, "orders", PipelineStats(), by_digest=True)
-    (reference,) = offload.apply(record)
+    (reference,) = offload.apply(record, record)
     assert reference.value == b"plain://orders/0"
-    assert InflateStage(Inflate(), store, PipelineStats()).apply(reference) == (record,)
+    assert InflateStage(Inflate(), store, PipelineStats()).apply(reference, reference) == (record,)
 
 
 # --- formats of others -----------------------------------------------------------------------------------------------
@@ -504,6 +507,26 @@ def test_chunk_makes_several_of_one(keys: dict[str, Any]) -> None:
     assert header(again[0], "large-message.chunk.uuid") != header(records[0], "large-message.chunk.uuid")
 
 
+def test_chunks_of_a_source_record_are_the_same_each_time() -> None:
+    """What is read again makes equal chunks, uuid included; another offset, group or limit makes another message."""
+
+    def source(offset: int) -> ConsumerRecord[bytes, bytes]:
+        value = b"v" * 5_000
+        return ConsumerRecord("raw", 0, offset, 7, 0, b"k", value, None, 1, len(value), (("own", None),))
+
+    chain = storeless(["chunk"], 1_000)
+    once, _ = chain.apply(source(5))
+    assert chain.apply(source(5))[0] == once
+    uuids = {header(once[0], "large-message.chunk.uuid")}
+    for other, offset in (
+        (chain, 6),
+        (storeless(["chunk"], 1_001), 5),
+        (storeless(["chunk"], 1_000, group_id="another"), 5),
+    ):
+        uuids.add(header(other.apply(source(offset))[0][0], "large-message.chunk.uuid"))
+    assert len(uuids) == 4
+
+
 def test_chunk_by_its_own_limit() -> None:
     """`chunk.max.bytes` splits what the sink would take."""
     chain = storeless(["chunk"], ROOMY, chunk_max_bytes=1_000)
@@ -568,7 +591,7 @@ def test_fallback_asks_the_store_now_and_then() -> None:
     """While the store is down one record every five seconds asks it; what only the store can take always does."""
     store = Refusing()
     stage = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000)], "orders", 1_000, falls_back=True)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
     now_s, told = [0.0], list[PayloadStoreError]()
     fallback = Fallback(chain, told.append, clock=lambda: now_s[0])
     record, larger = Record(b"k", b"v" * 5_000), Record(b"k", b"v" * 9_001)
@@ -594,6 +617,6 @@ def test_fallback_is_none_for_what_is_final() -> None:
             raise PayloadStoreError("no access")
 
     stage = OffloadStage(Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000)], "orders", 1_000, falls_back=True)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
     with pytest.raises(PayloadStoreError, match="no access"):
         Fallback(chain, lambda error: None).apply(Record(b"k", b"v" * 5_000))

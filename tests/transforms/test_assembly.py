@@ -322,6 +322,17 @@ def test_expire_counts_from_the_first_chunk() -> None:
     assert [event.uuid for event in assembler.expire(110)] == ["v"]
 
 
+def test_expire_counts_anew_when_the_writer_begins_again() -> None:
+    """The first chunk once more: the message has its whole time again, and waits behind those that began before."""
+    assembler = Assembler(Limits(expire_ms=100))
+    again, other = letters("again", "abc"), letters("other", "de")
+    log = logged([again[0], again[1], other[0], again[0], again[1]])
+    for now_ms, record in zip((0, 10, 50, 90, 95), log, strict=True):
+        assert assembler.add(0, record, now_ms) == []
+    assert [event.uuid for event in assembler.expire(150)] == ["other"]
+    assert reasons(feed(assembler, logged([again[2]], 5), 189)) == ["abc"]
+
+
 def test_expire_never() -> None:
     """0 is never."""
     assembler = Assembler(Limits(expire_ms=0))
@@ -639,4 +650,24 @@ def test_limits_hold(
         else:
             back += sum(Chunk.parse(record)[0].uuid == str(event.record.timestamp) for record in log)
     assert back == len(log)
+    settled(assembler)
+
+
+@given(
+    st.integers(1, 6).flatmap(lambda count: st.tuples(st.just(count), st.lists(st.integers(0, count), max_size=4))),
+    st.data(),
+)
+def test_writer_that_begins_again_gives_one_message(found: tuple[int, list[int]], data: st.DataObject) -> None:
+    """However often attempts with one uuid are cut short, and while an old writer still writes: the message, once."""
+    count, cuts = found
+    whole = letters("u", "abcdef"[:count])
+    late = data.draw(st.integers(0, count))  # what a writer that was cut off, and does not know it, writes meanwhile
+    first, rest = [chunk for cut in cuts for chunk in whole[:cut]], list(whole)
+    queues = [whole[:late], rest]
+    order = data.draw(st.permutations([0] * late + [1] * count))
+    mixed = [queues[number].pop(0) for number in order]
+    assembler = Assembler(UNLIMITED)
+    events = feed(assembler, logged([*first, *mixed]))
+    assert reasons(events) == ["abcdef"[:count]]
+    assert assembler.counts.duplicates == len(first) + late
     settled(assembler)

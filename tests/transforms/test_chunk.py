@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import headers, optional_bytes, records
 from tests.vectors.chunks import SplitCase, split_cases
-from transforms.chunk import Chunk, Chunking, is_chunk
+from transforms.chunk import Chunk, Chunking, checksum, is_chunk
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record
 from transforms.size import batch_of_one_bytes, value_room_bytes
@@ -334,3 +335,44 @@ def test_parse_any_headers(found: list[Header], value: bytes | None) -> None:
 def test_parse_is_the_inverse_of_headers(chunk: Chunk, own: list[Header]) -> None:
     """What was written behind any headers is read again."""
     assert Chunk.parse(Record(None, b"x", (*own, *chunk.headers()))) == (chunk, tuple(own))
+
+
+def test_uuid_tells_messages_apart() -> None:
+    """It is the same for the same record, and another one when anything of it, its origin or the limit is another."""
+    record = Record(b"k", b"v", (("h", b"1"), ("i", None)), 5)
+    origin = ("group", "raw", 0, 12)
+    ours = Chunking(1_000).uuid(record, checksum(b"v"), origin)
+    assert ours == Chunking(1_000).uuid(record, checksum(b"v"), origin)
+    assert re.fullmatch("[0-9a-f]{32}", ours)
+    others = [
+        Chunking(1_001).uuid(record, checksum(b"v"), origin),
+        Chunking(1_000).uuid(record, checksum(b"w"), origin),
+        *(
+            Chunking(1_000).uuid(record, checksum(b"v"), each)
+            for each in (("g", "raw", 0, 12), ("group", "raw", 0, 13))
+        ),
+        # The same letters, divided otherwise.
+        *(
+            Chunking(1_000).uuid(record, checksum(b"v"), each)
+            for each in (("groupr", "aw", 0, 12), ("group", "raw", 1, 2))
+        ),
+        *(
+            Chunking(1_000).uuid(Record(key, b"v", headers, stamp), checksum(b"v"), origin)
+            for key, headers, stamp in (
+                (b"", record.headers, 5),
+                (None, record.headers, 5),
+                (b"k", (), 5),
+                (b"k", (("h", b"1"), ("i", b"")), 5),
+                (b"k", (("i", None), ("h", b"1")), 5),
+                (b"k", record.headers, 6),
+            )
+        ),
+    ]
+    assert len({ours, *others}) == len(others) + 1
+
+
+def test_split_takes_the_digest_that_it_is_given() -> None:
+    """The chunks are those that it would have made by itself."""
+    record = Record(b"k", bytes(range(256)) * 20)
+    known = Chunking(1_000).split(record, "u", checksum(record.value or b""))
+    assert list(known) == list(Chunking(1_000).split(record, "u"))
