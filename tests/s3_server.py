@@ -6,6 +6,7 @@ the tests puts them if Go is there. Without a binary, and with a Docker engine t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
@@ -96,12 +97,17 @@ def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        return port
+    """A port of 127.0.0.1 that nothing listens on, and that nobody else is given as long as this process runs.
+
+    A server that sets SO_REUSEADDR, as servers do, can listen on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    atexit.register(held.close)
+    port = held.getsockname()[1]
+    assert isinstance(port, int)
+    return port
 
 
 def _cache() -> Path:

@@ -1,4 +1,4 @@
-"""For the tests of clients: a store whose downloads wait, a way to a server that can be cut, the examples."""
+"""For the tests of clients: a store that waits, a way to a server that can be cut, lost payloads, examples."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from tests.s3_server import S3Server
+import boto3
 
-__all__ = ["CuttableWay", "GatedStore", "run_example"]
+from tests.integration.topics import read_all
+from tests.s3_server import S3Server, free_port
+
+__all__ = ["CuttableWay", "GatedStore", "delete_payload", "delete_payloads", "run_example"]
 
 _ROOT = Path(__file__).parents[2]
 _LONG_S = 30.0
@@ -68,10 +71,9 @@ class CuttableWay:
         assert target.port is not None
         self._target = (target.hostname, target.port)
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._port: int = self._listener.getsockname()[1]
+        self._port = free_port()
         self.server = replace(server, endpoint=f"http://127.0.0.1:{self._port}")
-        self._serve()
+        self.mend()
 
     def cut(self) -> None:
         """Closes every connection; new ones are refused."""
@@ -86,9 +88,6 @@ class CuttableWay:
     def mend(self) -> None:
         """Opens the way again."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
-        self._serve()
-
-    def _serve(self) -> None:
         self._thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
         self._thread.start()
 
@@ -107,6 +106,28 @@ class CuttableWay:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         self._open.discard(source)
+
+
+def delete_payload(server: S3Server, reference: bytes | None) -> None:
+    """As a lifecycle rule does; `reference` is the key or the value of a record."""
+    assert reference is not None
+    bucket, _, key = reference.decode().removeprefix("s3://").partition("/")
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+    with contextlib.closing(client):
+        client.delete_object(Bucket=bucket, Key=key)
+
+
+def delete_payloads(server: S3Server, broker: str, topic: str, *offsets: int) -> None:
+    """Deletes what the values at these offsets of a topic's first partition refer to."""
+    records = read_all(broker, topic)[0]
+    for offset in offsets:
+        delete_payload(server, records[offset].value)
 
 
 def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:

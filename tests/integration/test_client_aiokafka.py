@@ -5,130 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalOperation, ProducerClosed, UnknownTopicOrPartitionError
+from aiokafka import TopicPartition
+from aiokafka.errors import IllegalOperation, UnknownTopicOrPartitionError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from app.serializers.threads import PARALLEL
-from tests.integration.client_stores import CuttableWay, GatedStore, run_example
+from tests.integration.aiokafka_records import becomes, many, one, produce
+from tests.integration.client_config import (
+    LARGE,
+    ON_GATE,
+    Config,
+    consuming,
+    on_s3,
+    producing,
+    to_json,
+    worker_both_ways,
+)
+from tests.integration.client_stores import CuttableWay, GatedStore, delete_payloads, run_example
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import WorkerProcess
-from tests.s3_server import S3Server, s3_server
+from tests.s3_server import S3Server
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, SerializationError
 
-THRESHOLD = 1_000
-LARGE = b"x" * 5_000
 _LONG_S = 30.0
-
-Config = dict[str, Any]
-
-
-def to_json(value: object) -> bytes:
-    """As applications write it."""
-    return json.dumps(value).encode()
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the tests of this file."""
-    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def gate() -> Iterator[type[GatedStore]]:
-    """A store whose downloads wait until the test lets them pass."""
-    GatedStore.reset()
-    yield GatedStore
-    GatedStore.reset()
-
-
-class HeldStore(GatedStore):
-    """One whose uploads wait."""
-
-    def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
-        with self._counting:
-            GatedStore.begun += 1
-        assert self.open.wait(_LONG_S)
-        return super().publish(topic, data)
-
-
-def on_s3(server: S3Server) -> Config:
-    """The keys of a store on a server."""
-    return {
-        "large.message.payload.store.class": "s3",
-        "large.message.store.timeout.ms": 10_000,
-        "s3.retry.attempts": 1,
-        "s3.connection.timeout.ms": 2_000,
-        "s3.read.timeout.ms": 5_000,
-        **server.config("clients"),
-    }
-
-
-ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
-
-
-def producing(broker: str, store: Config, **more: Any) -> Config:
-    """The configuration of a producer."""
-    return {
-        "bootstrap.servers": broker,
-        "value.serializer": LargeMessageSerializer,
-        "large.message.threshold.bytes": THRESHOLD,
-        **store,
-        **more,
-    }
-
-
-def consuming(broker: str, store: Config, **more: Any) -> Config:
-    """The configuration of a consumer that reads from the beginning."""
-    return {
-        "bootstrap.servers": broker,
-        "value.deserializer": LargeMessageDeserializer,
-        "auto.offset.reset": "earliest",
-        **store,
-        **more,
-    }
-
-
-async def produce(broker: str, store: Config, topic: str, values: list[bytes | None], partition: int = 0) -> None:
-    """Writes values in order."""
-    async with SerializingProducer(producing(broker, store)) as producer:
-        for value in values:
-            await producer.send_and_wait(topic, value, b"k", partition)
-
-
-async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:
-    """The next record, within bounded time."""
-    return await asyncio.wait_for(consumer.getone(), _LONG_S)
-
-
-async def many(consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """What the next `getmany` that has something gives."""
-    async with asyncio.timeout(_LONG_S):
-        while True:
-            found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=500)
-            if found:
-                return found
-
-
-async def becomes(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a condition, on the loop."""
-    try:
-        async with asyncio.timeout(_LONG_S):
-            while not condition():  # noqa: ASYNC110  # a condition of several threads
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"waited in vain until {what}")
-
 
 # --- round trip -------------------------------------------------------------------------------------------------------
 
@@ -316,9 +218,7 @@ async def test_a_missing_payload_is_told_and_passed(broker: str, make_topic: Mak
     """What is before it is delivered first; the error has its place, comes again, and a seek goes on behind it."""
     topic = make_topic()
     await produce(broker, on_s3(versitygw), topic, [b"0", LARGE, LARGE + b"gone", b"3"])
-    path = (await asyncio.to_thread(read_all, broker, topic))[0][2].value
-    assert path is not None
-    delete(versitygw, path.decode())
+    await asyncio.to_thread(delete_payloads, versitygw, broker, topic, 2)
     async with DeserializingConsumer(consuming(broker, on_s3(versitygw)), topic) as consumer:
         ((tp, records),) = (await many(consumer)).items()
         assert [record.value for record in records] == [b"0", LARGE]
@@ -330,20 +230,6 @@ async def test_a_missing_payload_is_told_and_passed(broker: str, make_topic: Mak
             assert await consumer.position(tp) == 2
         consumer.seek(tp, 3)
         assert (await one(consumer)).value == b"3"
-
-
-def delete(server: S3Server, path: str) -> None:
-    """As a lifecycle rule does."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-    )
-    bucket, _, key = path.removeprefix("s3://").partition("/")
-    client.delete_object(Bucket=bucket, Key=key)
-    client.close()
 
 
 async def test_a_store_that_is_down_comes_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
@@ -444,174 +330,6 @@ async def test_an_interrupt_gives_all_back(broker: str, make_topic: MakeTopic) -
         assert {(await one(consumer)).value for _ in partitions} == {b"0", b"1"}
 
 
-# --- cancelled calls, commits, rebalances -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("read", ["getone", "getmany"])
-async def test_a_cancelled_call_loses_nothing(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], read: str
-) -> None:
-    """The position stays, the record comes with a later call, and its payload is downloaded once."""
-    topic = make_topic()
-    tp = TopicPartition(topic, 0)
-    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
-    arguments = {"timeout_ms": 20_000} if read == "getmany" else {}
-    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
-        gate.open.clear()
-        for _ in range(3):
-            reading = asyncio.create_task(getattr(consumer, read)(**arguments))
-            await becomes(lambda: gate.begun > 0 and bool(consumer._holds), "the download is under way")
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            assert await consumer.position(tp) == 0
-        gate.open.set()
-        assert [(await one(consumer)).value for _ in range(2)] == [LARGE, b"2"]
-    assert gate.begun == 1
-
-
-async def test_a_position_does_not_pass_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """A commit during a download, by the timer or by `commit`, is of what was delivered."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3"])
-    group = {"group.id": f"{topic}-g", "auto.commit.interval.ms": 100}
-    async with DeserializingConsumer(consuming(broker, ON_GATE, **group), topic) as consumer:
-        assert (await one(consumer)).value == b"1"
-        gate.open.clear()
-        reading = asyncio.create_task(one(consumer))
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        await consumer.commit()
-        assert await consumer.committed(TopicPartition(topic, 0)) == 1
-        gate.open.set()
-        assert (await reading).value == LARGE
-        await consumer.commit()
-        assert await consumer.committed(TopicPartition(topic, 0)) == 2
-
-
-async def test_a_rebalance_during_a_download_loses_nothing(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
-    """A record whose partition goes to another member while it is downloaded is that member's."""
-    topic = make_topic(2)
-    for partition in (0, 1):
-        await produce(broker, ON_GATE, topic, [LARGE + b"%d" % partition], partition)
-    group = {"group.id": f"{topic}-g", "auto.commit.interval.ms": 100}
-    first = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
-    second = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
-    await first.start()
-    try:
-        gate.open.clear()
-        reading = asyncio.create_task(one(first))
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        await second.start()
-        await becomes(lambda: len(first.assignment()) == len(second.assignment()) == 1, "each has a partition")
-        gate.open.set()
-        mine, others = await reading, await one(second)
-        assert {mine.partition} == {tp.partition for tp in first.assignment()}
-        assert {mine.value, others.value} == {LARGE + b"0", LARGE + b"1"}
-    finally:
-        gate.open.set()
-        await first.stop()
-        await second.stop()
-    assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 1, 1: 1}
-
-
-async def test_a_seek_during_a_download_counts(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """What the application has sought is what comes next."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
-    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
-        gate.open.clear()
-        reading = asyncio.create_task(one(consumer))
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        consumer.seek(TopicPartition(topic, 0), 2)
-        gate.open.set()
-        assert (await reading).value == b"3"
-
-
-async def test_tasks_that_share_a_partition_get_each_record_once(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
-    """Two tasks that read one consumer do not both get the record that is being downloaded."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
-    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
-        gate.open.clear()
-        reading = [asyncio.create_task(one(consumer)) for _ in range(2)]
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        gate.open.set()
-        assert {record.value for record in await asyncio.gather(*reading)} == {LARGE, b"2"}
-    assert gate.begun == 1
-
-
-@pytest.mark.parametrize("moved", ["seek", "assign"])
-async def test_a_move_counts_for_every_task_that_reads(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore], moved: str
-) -> None:
-    """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
-    topic = make_topic()
-    partition = TopicPartition(topic, 0)
-    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
-    async with DeserializingConsumer(consuming(broker, ON_GATE)) as consumer:
-        consumer.assign([partition])
-        gate.open.clear()
-        first = asyncio.create_task(consumer.getmany(timeout_ms=1_000))
-        await becomes(lambda: gate.begun == 1, "the download is under way")
-        if moved == "seek":
-            consumer.seek(partition, 2)
-        else:
-            consumer.assign([partition])
-        second = asyncio.create_task(one(consumer))
-        if moved == "assign":
-            await becomes(lambda: consumer._holds[partition].covers(0), "the second task has read the same record")
-            gate.open.set()
-        found = await second
-        gate.open.set()
-        assert await first == {}
-        assert found.offset == (2 if moved == "seek" else 0)
-        assert await consumer.position(partition) == found.offset + 1
-
-
-async def test_sends_that_wait_when_the_producer_stops_say_so(
-    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
-) -> None:
-    """None is cancelled, which a TaskGroup would take for the application's own doing; nor is a send afterwards."""
-    topic = make_topic()
-    gate.open.clear()
-    producer = SerializingProducer(producing(broker, {"large.message.payload.store.class": HeldStore}))
-    await producer.start()
-    sends = [asyncio.create_task(producer.send(topic, LARGE)) for _ in range(2 * PARALLEL)]
-    await becomes(lambda: gate.begun == PARALLEL, "every thread is taken")
-    stopping = asyncio.create_task(producer.stop())
-    await becomes(lambda: producer._threads._closed, "the producer is stopping")
-    gate.open.set()
-    await stopping
-    errors = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(error) for error in errors] == PARALLEL * [ProducerClosed] + PARALLEL * [SerializationError]
-    assert "the client was closed before the store was called" in str(errors[-1])
-    with pytest.raises(ProducerClosed):
-        await producer.send_and_wait(topic, b"small")
-
-
-async def test_stop_during_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
-    """The call that waits ends as aiokafka's does, and what it did not deliver is not committed."""
-    topic = make_topic()
-    await produce(broker, ON_GATE, topic, [LARGE])
-    group = {"group.id": f"{topic}-g"}
-    consumer = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
-    await consumer.start()
-    gate.open.clear()
-    reading = asyncio.create_task(one(consumer))
-    await becomes(lambda: gate.begun == 1, "the download is under way")
-    stopping = asyncio.create_task(consumer.stop())
-    await becomes(lambda: bool(consumer._closed), "the consumer is stopping")
-    gate.open.set()
-    await stopping
-    with pytest.raises(ConsumerStoppedError):
-        await reading
-    assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 0}
-
-
 # --- the example ------------------------------------------------------------------------------------------------------
 
 
@@ -619,9 +337,7 @@ async def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Serv
     """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
     topic = make_topic()
     await produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
-    path = (await asyncio.to_thread(read_all, broker, topic))[0][0].value
-    assert path is not None
-    delete(versitygw, path.decode())
+    await asyncio.to_thread(delete_payloads, versitygw, broker, topic, 0)
     printed = await asyncio.to_thread(run_example, "aiokafka_client.py", broker, topic, versitygw)
     gone, sent = printed.splitlines()
     assert f"topic {topic} partition 0 offset 0 " in gone
@@ -633,24 +349,16 @@ async def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Serv
 
 
 async def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:
     """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
     raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = {**on_s3(versitygw), "large.message.threshold.bytes": THRESHOLD}
+    store = on_s3(versitygw)
     values = [b"small", LARGE, b"x" * 2_000_000, None]
     headers = [("a", b"1"), ("a", None)]
-    pipelines: dict[str, dict[str, object]] = {
-        "in": {"topics": [written], "output.topic": inflated, "transforms": ["inflate"], **store},
-        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
-    }
-    settings = {
-        "bootstrap.servers": broker,
-        "consumer.session.timeout.ms": least_session_ms,
-        "consumer.heartbeat.interval.ms": 300,
-    }
     plain = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 8_000_000}
-    with WorkerProcess(tmp_path, settings, pipelines) as worker:
+    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
+    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
         await asyncio.to_thread(worker.wait_ready)
         compressed = {"large.message.compression.type": "zstd"}
         async with SerializingProducer(producing(broker, on_s3(versitygw), **compressed)) as producer:

@@ -9,7 +9,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
 from app.chunks.pending import noted
+from tests.integration.aiokafka_records import becomes, one
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from transforms.chunk import Chunking, is_chunk
@@ -64,11 +65,6 @@ async def consuming(
         yield consumer
 
 
-async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:
-    """The next record, within bounded time."""
-    return await asyncio.wait_for(consumer.getone(), _LONG_S)
-
-
 async def write(broker: str, topic: str, records: list[Record], partition: int = 0) -> list[int]:
     """Writes records as they are, each as a batch of its own; gives their offsets."""
     async with AIOKafkaProducer(bootstrap_servers=broker, acks="all") as producer:
@@ -85,16 +81,6 @@ async def write(broker: str, topic: str, records: list[Record], partition: int =
 def pieces(uuid: str, size: int, seed: int = 0, key: bytes | None = b"k") -> list[Record]:
     """The chunks of a message, with which a test does as it likes."""
     return list(Chunking(1_000).split(Record(key, value_of(size, seed)), uuid))
-
-
-async def becomes(condition: Callable[[], bool], what: str) -> None:
-    """Waits for a condition, on the loop."""
-    try:
-        async with asyncio.timeout(_LONG_S):
-            while not condition():  # noqa: ASYNC110  # a condition of several tasks
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        pytest.fail(f"waited in vain until {what}")
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from confluent_kafka import DeserializingConsumer, Message, SerializingProducer, TopicPartition
 from confluent_kafka.aio import AsyncDeserializingConsumer
@@ -20,51 +19,15 @@ from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.confluent import async_consumer_config, consumer_config, producer_config
-from tests.integration.client_stores import CuttableWay, run_example
+from tests.integration.client_config import LARGE, Config, on_s3, to_json, worker_both_ways
+from tests.integration.client_stores import CuttableWay, delete_payload, delete_payloads, run_example
 from tests.integration.topics import committed, end_offsets, read_all
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import WorkerProcess, until
-from tests.s3_server import S3Server, s3_server
+from tests.integration.worker_process import until
+from tests.s3_server import S3Server
 from transforms.errors import PayloadNotFoundError, PayloadStoreError, SerializationError
 
-THRESHOLD = 1_000
-LARGE = b"x" * 5_000
 _LONG_S = 30.0
-
-Config = dict[str, Any]
-
-
-def to_json(value: object) -> bytes:
-    """As applications write it."""
-    return json.dumps(value).encode()
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the tests of this file."""
-    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def cuttable(versitygw: S3Server) -> Iterator[CuttableWay]:
-    """The same server, behind an address that can be closed and opened."""
-    way = CuttableWay(versitygw)
-    yield way
-    way.cut()
-
-
-def on_s3(server: S3Server) -> Config:
-    """The keys of a store on a server."""
-    return {
-        "large.message.payload.store.class": "s3",
-        "large.message.store.timeout.ms": 10_000,
-        "large.message.threshold.bytes": THRESHOLD,
-        "s3.retry.attempts": 1,
-        "s3.connection.timeout.ms": 2_000,
-        "s3.read.timeout.ms": 5_000,
-        **server.config("confluent"),
-    }
 
 
 @contextmanager
@@ -122,22 +85,6 @@ def produce(broker: str, store: Config, topic: str, values: list[bytes | None], 
             producer.produce(topic, value=value, key=b"k", headers=[])
 
 
-def delete_payloads(server: S3Server, broker: str, topic: str, *offsets: int) -> None:
-    """Deletes what the records at these offsets refer to."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-    )
-    records = read_all(broker, topic)[0]
-    for offset in offsets:
-        bucket, key = (records[offset].value or b"").decode().removeprefix("s3://").split("/", 1)
-        client.delete_object(Bucket=bucket, Key=key)
-    client.close()
-
-
 # --- round trip -------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +121,7 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
     assert last.deserialized_value() == {"x": "x" * 5_000}
     assert last.headers() == [("a", b"1")]
     raw = read_all(broker, topic)[0]
-    paths = [(record.value or b"").startswith(b"s3://payloads/confluent/") for record in raw]
+    paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
     assert paths == [False, True, False, False, True, False, True]
     assert raw[3].key == raw[4].key != b"k" * 5_000  # equal keys have equal references
 
@@ -239,16 +186,7 @@ def test_a_missing_key_is_an_error_of_the_key(broker: str, make_topic: MakeTopic
     with producing(broker, on_s3(versitygw), **{"key.serializer": LargeMessageSerializer}) as producer:
         producer.produce(topic, key=b"gone" * 1_000, value=b"v", headers=[])
     (record,) = read_all(broker, topic)[0]
-    bucket, key = (record.key or b"").decode().removeprefix("s3://").split("/", 1)
-    client = boto3.client(
-        "s3",
-        endpoint_url=versitygw.endpoint,
-        aws_access_key_id=versitygw.access_key,
-        aws_secret_access_key=versitygw.secret_key,
-        region_name=versitygw.region,
-    )
-    client.delete_object(Bucket=bucket, Key=key)
-    client.close()
+    delete_payload(versitygw, record.key)
     with (
         consuming(broker, on_s3(versitygw), topic, **{"key.deserializer": LargeMessageDeserializer}) as consumer,
         pytest.raises(KeyDeserializationError) as caught,
@@ -339,23 +277,15 @@ async def test_the_asyncio_consumer(broker: str, make_topic: MakeTopic, versityg
 
 
 def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:
     """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
     raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
     store = on_s3(versitygw)
     values = [b"small", LARGE, b"x" * 2_000_000, None]
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None)]
-    pipelines: dict[str, dict[str, object]] = {
-        "in": {"topics": [written], "output.topic": inflated, "transforms": ["inflate"], **store},
-        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
-    }
-    settings = {
-        "bootstrap.servers": broker,
-        "consumer.session.timeout.ms": least_session_ms,
-        "consumer.heartbeat.interval.ms": 300,
-    }
-    with WorkerProcess(tmp_path, settings, pipelines) as worker:
+    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
+    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
         worker.wait_ready()
         with producing(broker, store, **{"large.message.compression.type": "zstd"}) as producer:
             for value in values:

@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import boto3
 import faust
 import pytest
 from confluent_kafka import SerializingProducer
@@ -24,47 +23,17 @@ from faust.types.tuples import Message
 from app.serializers import LargeMessageSerializer
 from app.serializers.confluent import producer_config
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
-from tests.integration.client_stores import CuttableWay
+from tests.integration.aiokafka_records import becomes
+from tests.integration.client_config import LARGE, THRESHOLD, Config, on_s3, worker_both_ways
+from tests.integration.client_stores import CuttableWay, delete_payloads
 from tests.integration.topics import Found, committed, end_offsets, read_all, send
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import WorkerProcess, until
-from tests.s3_server import S3Server, s3_server
+from tests.integration.worker_process import until
+from tests.s3_server import S3Server
 from transforms.errors import PayloadStoreError, SerializationError
 
-THRESHOLD = 1_000
-LARGE = b"x" * 5_000
 _ROOT = Path(__file__).parents[2]
 _STARTS_S = 40.0
-
-Config = dict[str, object]
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the tests of this file."""
-    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def cuttable(versitygw: S3Server) -> Iterator[CuttableWay]:
-    """The same server, behind an address that can be closed and opened."""
-    way = CuttableWay(versitygw)
-    yield way
-    way.cut()
-
-
-def on_s3(server: S3Server) -> Config:
-    """The keys of a store on a server."""
-    return {
-        "large.message.payload.store.class": "s3",
-        "large.message.store.timeout.ms": 10_000,
-        "large.message.threshold.bytes": THRESHOLD,
-        "s3.retry.attempts": 1,
-        "s3.connection.timeout.ms": 2_000,
-        "s3.read.timeout.ms": 5_000,
-        **server.config("faust"),
-    }
 
 
 class FaustProcess:
@@ -131,22 +100,6 @@ def produce(
     config["value.serializer"].close()
 
 
-def delete_payloads(server: S3Server, broker: str, topic: str, *offsets: int) -> None:
-    """Deletes what the records at these offsets refer to."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-    )
-    records = read_all(broker, topic)[0]
-    for offset in offsets:
-        bucket, key = (records[offset].value or b"").decode().removeprefix("s3://").split("/", 1)
-        client.delete_object(Bucket=bucket, Key=key)
-    client.close()
-
-
 def arrived(broker: str, topic: str, count: int) -> list[Found]:
     """The records of a topic, once there are so many."""
     until(lambda: end_offsets(broker, topic)[0] >= count, f"{count} records arrive", _STARTS_S)
@@ -179,10 +132,10 @@ def test_a_worker_reads_and_writes_large_values(
     assert "large-message" in events[1]["raw"]
     for value, record in zip(values, records, strict=True):
         large = value is not None and len(value) > THRESHOLD
-        assert (record.value or b"").startswith(b"s3://payloads/faust/") == large
+        assert (record.value or b"").startswith(b"s3://payloads/clients/") == large
         assert record.headers[:2] == (("a", b"1"), ("b", b"2"))
         assert [name for name, _ in record.headers].count("large-message") == large
-        assert (record.key or b"").startswith(b"s3://payloads/faust/")
+        assert (record.key or b"").startswith(b"s3://payloads/clients/")
     changelog = read_all(broker, f"{topic}-faust-counts-changelog")[0]
     assert changelog[-1].value == b"5"
     assert not changelog[-1].headers
@@ -284,34 +237,24 @@ async def test_random_ids_on_a_compacted_topic_are_warned_of(
 ) -> None:
     """The app's own broker is asked for the topic's cleanup.policy."""
     topic = make_topic(**{"cleanup.policy": "compact"})
+    told = f"topic {topic} has cleanup.policy=compact"
     schema = LargeMessageSchema(on_s3(versitygw))
     async with sending(broker) as app:
         await (await app.topic(topic, value_serializer="raw", schema=schema).send(key=b"k", value=LARGE))
-        async with asyncio.timeout(_STARTS_S):
-            while f"topic {topic} has cleanup.policy=compact" not in caplog.text:  # noqa: ASYNC110  # of a thread
-                await asyncio.sleep(0.02)
+        await becomes(lambda: told in caplog.text, "the log says so")
     schema.close()
+    (record,) = (each for each in caplog.records if told in each.getMessage())
+    assert record.levelname == "WARNING"
 
 
-def test_through_two_workers_and_back(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
-) -> None:
+def test_through_two_workers_and_back(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:
     """A worker's `offload` is read by Faust, and what Faust sends is read by a worker's `inflate`: the same bytes."""
     raw, offloaded, sent, inflated = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
     store = on_s3(versitygw)
     values = [b"small", LARGE, b"y" * 2_000_000, None]
-    pipelines: dict[str, dict[str, object]] = {
-        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
-        "in": {"topics": [sent], "output.topic": inflated, "transforms": ["inflate"], **store},
-    }
-    settings = {
-        "bootstrap.servers": broker,
-        "consumer.session.timeout.ms": least_session_ms,
-        "consumer.heartbeat.interval.ms": 300,
-    }
     send(broker, raw, [(0, b"k", value, [("a", b"1")], 1_700_000_000_000) for value in values])
     with (
-        WorkerProcess(tmp_path, settings, pipelines) as worker,
+        worker_both_ways(tmp_path, broker, store, offload=(raw, offloaded), inflate=(sent, inflated)) as worker,
         FaustProcess(tmp_path, broker, offloaded, store, to=sent) as faust_worker,
     ):
         worker.wait_ready()
@@ -435,6 +378,7 @@ def test_a_rebalance_while_the_store_is_down_loses_nothing(
         expected = {digest(value) for value in (b"0", b"1", b"3", LARGE + b"0", LARGE + b"1")}
         until(lambda: expected <= {event["value"] for event in one.lines() + two.lines()}, "all have come", _STARTS_S)
         until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3, 1: 3}, "all is committed", _STARTS_S)
+    assert {event["value"] for event in one.lines() + two.lines()} == expected
 
 
 def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
@@ -17,75 +15,24 @@ from kafka.errors import KafkaConfigurationError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
-from tests.integration.client_stores import CuttableWay, GatedStore, run_example
+from tests.integration.client_config import (
+    LARGE,
+    ON_GATE,
+    THRESHOLD,
+    Config,
+    consuming,
+    on_s3,
+    producing,
+    to_json,
+    worker_both_ways,
+)
+from tests.integration.client_stores import CuttableWay, GatedStore, delete_payloads, run_example
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import WorkerProcess
-from tests.s3_server import S3Server, s3_server
+from tests.s3_server import S3Server
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, SerializationError
 
-THRESHOLD = 1_000
-LARGE = b"x" * 5_000
 _LONG_S = 30.0
-
-Config = dict[str, Any]
-
-
-def to_json(value: object) -> bytes:
-    """As applications write it."""
-    return json.dumps(value).encode()
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the tests of this file."""
-    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def gate() -> Iterator[type[GatedStore]]:
-    """A store in memory, whose calls are counted."""
-    GatedStore.reset()
-    yield GatedStore
-    GatedStore.reset()
-
-
-def on_s3(server: S3Server) -> Config:
-    """The keys of a store on a server."""
-    return {
-        "large.message.payload.store.class": "s3",
-        "large.message.store.timeout.ms": 10_000,
-        "s3.retry.attempts": 1,
-        "s3.connection.timeout.ms": 2_000,
-        "s3.read.timeout.ms": 5_000,
-        **server.config("clients"),
-    }
-
-
-ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
-
-
-def producing(broker: str, store: Config, **more: Any) -> Config:
-    """The configuration of a producer."""
-    return {
-        "bootstrap.servers": broker,
-        "value.serializer": LargeMessageSerializer,
-        "large.message.threshold.bytes": THRESHOLD,
-        **store,
-        **more,
-    }
-
-
-def consuming(broker: str, store: Config, **more: Any) -> Config:
-    """The configuration of a consumer that reads from the beginning."""
-    return {
-        "bootstrap.servers": broker,
-        "value.deserializer": LargeMessageDeserializer,
-        "auto.offset.reset": "earliest",
-        **store,
-        **more,
-    }
 
 
 def produce(broker: str, store: Config, topic: str, values: list[bytes | None], partition: int = 0) -> None:
@@ -238,9 +185,7 @@ def test_a_missing_payload_is_told_and_passed(
     """What is before it is delivered first; the error has its place, comes again, and a seek goes on behind it."""
     topic = make_topic()
     produce(broker, on_s3(versitygw), topic, [b"0", LARGE, LARGE + b"gone", b"3"])
-    path = read_all(broker, topic)[0][2].value
-    assert path is not None
-    delete(versitygw, path.decode())
+    delete_payloads(versitygw, broker, topic, 2)
     tp = TopicPartition(topic, 0)
     with DeserializingConsumer(consuming(broker, on_s3(versitygw)), topic) as consumer:
         if read is next:
@@ -255,20 +200,6 @@ def test_a_missing_payload_is_told_and_passed(
             assert consumer.position(tp) == 2
         consumer.seek(tp, 3)
         assert next(consumer).value == b"3"
-
-
-def delete(server: S3Server, path: str) -> None:
-    """As a lifecycle rule does."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-    )
-    bucket, _, key = path.removeprefix("s3://").partition("/")
-    client.delete_object(Bucket=bucket, Key=key)
-    client.close()
 
 
 def test_a_store_that_is_down_comes_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
@@ -361,9 +292,7 @@ def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) ->
     """The script of the documentation passes over a payload that is gone, and reads what it has sent."""
     topic = make_topic()
     produce(broker, {**on_s3(versitygw), "s3.prefix": ""}, topic, [LARGE])
-    path = read_all(broker, topic)[0][0].value
-    assert path is not None
-    delete(versitygw, path.decode())
+    delete_payloads(versitygw, broker, topic, 0)
     printed = run_example("kafka_python_client.py", broker, topic, versitygw)
     gone, sent = printed.splitlines()
     assert f"topic {topic} partition 0 offset 0 " in gone
@@ -375,24 +304,16 @@ def test_the_example(broker: str, make_topic: MakeTopic, versitygw: S3Server) ->
 
 
 def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, least_session_ms: int
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:
     """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
     raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
-    store = {**on_s3(versitygw), "large.message.threshold.bytes": THRESHOLD}
+    store = on_s3(versitygw)
     values = [b"small", LARGE, b"x" * 2_000_000, None]
     headers = [("a", b"1"), ("a", b"2")]
-    pipelines: dict[str, dict[str, object]] = {
-        "in": {"topics": [written], "output.topic": inflated, "transforms": ["inflate"], **store},
-        "out": {"topics": [raw], "output.topic": offloaded, "transforms": ["offload"], **store},
-    }
-    settings = {
-        "bootstrap.servers": broker,
-        "consumer.session.timeout.ms": least_session_ms,
-        "consumer.heartbeat.interval.ms": 300,
-    }
     plain = {"bootstrap.servers": broker, "auto.offset.reset": "earliest", "max.partition.fetch.bytes": 8_000_000}
-    with WorkerProcess(tmp_path, settings, pipelines) as worker:
+    topics = {"offload": (raw, offloaded), "inflate": (written, inflated)}
+    with worker_both_ways(tmp_path, broker, store, **topics) as worker:
         worker.wait_ready()
         compressed = {"large.message.compression.type": "gzip"}
         with SerializingProducer(producing(broker, on_s3(versitygw), **compressed)) as producer:

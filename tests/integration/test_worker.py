@@ -90,6 +90,7 @@ def test_worker_killed_loses_nothing(make_way: Callable[..., Way]) -> None:
             "each record has arrived, in order",
             90,
         )
+    assert first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records)
 
 
 @pytest.mark.chaos

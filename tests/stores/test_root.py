@@ -48,8 +48,9 @@ def test_readable_is_what_others_stored(folder: str) -> None:
 @given(topic=_names, object_id=_names)
 def test_readable_is_what_path_makes(topic: str, object_id: str) -> None:
     """Every path that is made can be read, also of a topic that is called like one of their folders."""
-    ROOT.check_readable(ROOT.path(topic, object_id))
-    ROOT.check_readable(ROOT.path("values", object_id))
+    for path in (ROOT.path(topic, object_id), ROOT.path("values", object_id)):
+        ROOT.check_readable(path)
+        assert ROOT.holds(path)
 
 
 @pytest.mark.parametrize(

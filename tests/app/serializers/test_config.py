@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, ClassVar
 
 import pytest
 
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
 from app.serializers.options import Deserializing, Serializing, client_settings
+from stores.s3 import S3Store
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
 
@@ -25,10 +27,11 @@ class OwnStore:
     """A class of the seed's interface, with the keys that it speaks of."""
 
     KEYS: ClassVar[list[str]] = ["own.url"]
+    found: ClassVar[dict[str, object]] = {}
 
     def configure(self, config: dict[str, object]) -> None:
         """Keeps what it was given."""
-        type(self).found = config  # type: ignore[attr-defined]
+        type(self).found = config
 
     def publish(self, topic: str, data: bytes) -> str:
         """See `PayloadStore.publish`."""
@@ -122,8 +125,11 @@ def test_a_key_of_the_store_that_is_misspelt_is_found(config_of: Config, name: s
 
 def test_a_key_of_the_store_that_is_none_is_not_set() -> None:
     """A configuration that is made by a program may say None for what is not set."""
-    given = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.endpoint": None, "acks": None}
-    LargeMessageSerializer({**given, "s3.region": "us-east-1", "large.message.threshold.bytes": None}).close()
+    given = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads", "s3.region": "us-east-1"}
+    unset = {"s3.endpoint": None, "large.message.threshold.bytes": None, "acks": None}
+    with closing(LargeMessageSerializer({**given, **unset})) as stage:
+        assert isinstance(stage.store, S3Store)
+        assert [stage.wants(b"x" * size, []) for size in (1_048_576, 1_048_577)] == [False, True]
 
 
 def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
@@ -167,7 +173,7 @@ def test_a_class_of_ones_own_gets_everything() -> None:
     }
     found = config.producer(given)
     assert found.client == {"own.more": "there", "acks": "all"}
-    assert OwnStore.found == {  # type: ignore[attr-defined]
+    assert OwnStore.found == {
         "large.message.id.generator": "uuid",
         "large.message.store.timeout.ms": 5000,
         "own.url": "here",

@@ -1,0 +1,47 @@
+"""Records written and read by aiokafka's clients, within bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from app.serializers.aiokafka import SerializingProducer
+from tests.integration.client_config import Config, producing
+
+__all__ = ["becomes", "many", "one", "produce"]
+
+_LONG_S = 30.0
+
+
+async def produce(broker: str, store: Config, topic: str, values: list[bytes | None], partition: int = 0) -> None:
+    """Writes values in order."""
+    async with SerializingProducer(producing(broker, store)) as producer:
+        for value in values:
+            await producer.send_and_wait(topic, value, b"k", partition)
+
+
+async def one(consumer: AIOKafkaConsumer) -> ConsumerRecord:
+    """The next record."""
+    return await asyncio.wait_for(consumer.getone(), _LONG_S)
+
+
+async def many(consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """What the next `getmany` that has something gives."""
+    async with asyncio.timeout(_LONG_S):
+        while True:
+            found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=500)
+            if found:
+                return found
+
+
+async def becomes(condition: Callable[[], bool], what: str) -> None:
+    """Waits for a condition, on the loop."""
+    try:
+        async with asyncio.timeout(_LONG_S):
+            while not condition():  # noqa: ASYNC110  # a condition of several tasks or threads
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"waited in vain until {what}")

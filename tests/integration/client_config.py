@@ -1,0 +1,79 @@
+"""For the tests of clients: their configuration, their store's, and a worker that reads and writes as they do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from tests.integration.client_stores import GatedStore
+from tests.integration.worker_process import WorkerProcess
+from tests.s3_server import S3Server
+
+__all__ = ["LARGE", "ON_GATE", "THRESHOLD", "Config", "consuming", "on_s3", "producing", "to_json", "worker_both_ways"]
+
+THRESHOLD = 1_000
+LARGE = b"x" * 5_000
+
+Config = dict[str, Any]
+
+ON_GATE: Config = {"large.message.payload.store.class": GatedStore}
+
+
+def to_json(value: object) -> bytes:
+    """As applications write it."""
+    return json.dumps(value).encode()
+
+
+def on_s3(server: S3Server) -> Config:
+    """The keys of a store on a server; the times allow for a machine that has much else to do."""
+    return {
+        "large.message.payload.store.class": "s3",
+        "large.message.store.timeout.ms": 20_000,
+        "large.message.threshold.bytes": THRESHOLD,
+        "s3.retry.attempts": 1,
+        "s3.connection.timeout.ms": 2_000,
+        "s3.read.timeout.ms": 10_000,
+        **server.config("clients"),
+    }
+
+
+def producing(broker: str, store: Config, **more: Any) -> Config:
+    """The configuration of a producer."""
+    return {
+        "bootstrap.servers": broker,
+        "value.serializer": LargeMessageSerializer,
+        "large.message.threshold.bytes": THRESHOLD,
+        **store,
+        **more,
+    }
+
+
+def consuming(broker: str, store: Config, **more: Any) -> Config:
+    """The configuration of a consumer that reads from the beginning."""
+    return {
+        "bootstrap.servers": broker,
+        "value.deserializer": LargeMessageDeserializer,
+        "auto.offset.reset": "earliest",
+        **store,
+        **more,
+    }
+
+
+def worker_both_ways(
+    folder: Path, broker: str, store: Config, *, offload: tuple[str, str], inflate: tuple[str, str]
+) -> WorkerProcess:
+    """A worker that offloads from one topic to another, and inflates from one to another."""
+    pipelines: dict[str, dict[str, object]] = {
+        name: {
+            "topics": [source],
+            "output.topic": sink,
+            "transforms": [name],
+            "group.id": f"{source}-{name}",  # a group of its own: another worker's members would take partitions
+            **store,
+        }
+        for name, (source, sink) in (("offload", offload), ("inflate", inflate))
+    }
+    # No short session: nobody is killed here, and a worker that was thought dead would write some records twice.
+    return WorkerProcess(folder, {"bootstrap.servers": broker}, pipelines)

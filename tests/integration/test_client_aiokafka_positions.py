@@ -1,0 +1,196 @@
+"""What aiokafka's clients with serializers commit and deliver when calls are cancelled, partitions go, or they stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import ConsumerStoppedError, ProducerClosed
+
+from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
+from app.serializers.threads import PARALLEL
+from tests.integration.aiokafka_records import becomes, one, produce
+from tests.integration.client_config import LARGE, ON_GATE, consuming, producing
+from tests.integration.client_stores import GatedStore
+from tests.integration.topics import committed
+from tests.integration.way import MakeTopic
+from transforms.errors import SerializationError
+
+_LONG_S = 30.0
+
+
+class HeldStore(GatedStore):
+    """One whose uploads wait."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore.publish`."""
+        with self._counting:
+            GatedStore.begun += 1
+        assert self.open.wait(_LONG_S)
+        return super().publish(topic, data)
+
+
+@pytest.mark.parametrize("read", ["getone", "getmany"])
+async def test_a_cancelled_call_loses_nothing(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], read: str
+) -> None:
+    """The position stays, the record comes with a later call, and its payload is downloaded once."""
+    topic = make_topic()
+    tp = TopicPartition(topic, 0)
+    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
+    arguments = {"timeout_ms": 20_000} if read == "getmany" else {}
+    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
+        gate.open.clear()
+        for _ in range(3):
+            reading = asyncio.create_task(getattr(consumer, read)(**arguments))
+            await becomes(lambda: gate.begun > 0 and bool(consumer._holds), "the download is under way")
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert await consumer.position(tp) == 0
+        gate.open.set()
+        assert [(await one(consumer)).value for _ in range(2)] == [LARGE, b"2"]
+    assert gate.begun == 1
+
+
+async def test_a_position_does_not_pass_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """A commit during a download, by the timer or by `commit`, is of what was delivered."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [b"1", LARGE, b"3"])
+    group = {"group.id": f"{topic}-g", "auto.commit.interval.ms": 100}
+    async with DeserializingConsumer(consuming(broker, ON_GATE, **group), topic) as consumer:
+        assert (await one(consumer)).value == b"1"
+        gate.open.clear()
+        reading = asyncio.create_task(one(consumer))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        await consumer.commit()
+        assert await consumer.committed(TopicPartition(topic, 0)) == 1
+        gate.open.set()
+        assert (await reading).value == LARGE
+        await consumer.commit()
+        assert await consumer.committed(TopicPartition(topic, 0)) == 2
+
+
+async def test_a_rebalance_during_a_download_loses_nothing(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """A record whose partition goes to another member while it is downloaded is that member's."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await produce(broker, ON_GATE, topic, [LARGE + b"%d" % partition], partition)
+    group = {"group.id": f"{topic}-g", "auto.commit.interval.ms": 100}
+    first = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
+    second = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
+    await first.start()
+    try:
+        gate.open.clear()
+        reading = asyncio.create_task(one(first))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        await second.start()
+        await becomes(lambda: len(first.assignment()) == len(second.assignment()) == 1, "each has a partition")
+        gate.open.set()
+        mine, others = await reading, await one(second)
+        assert {mine.partition} == {tp.partition for tp in first.assignment()}
+        assert {mine.value, others.value} == {LARGE + b"0", LARGE + b"1"}
+    finally:
+        gate.open.set()
+        await first.stop()
+        await second.stop()
+    assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 1, 1: 1}
+
+
+async def test_a_seek_during_a_download_counts(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """What the application has sought is what comes next."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
+    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
+        gate.open.clear()
+        reading = asyncio.create_task(one(consumer))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        consumer.seek(TopicPartition(topic, 0), 2)
+        gate.open.set()
+        assert (await reading).value == b"3"
+
+
+async def test_tasks_that_share_a_partition_get_each_record_once(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """Two tasks that read one consumer do not both get the record that is being downloaded."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE, b"2"])
+    async with DeserializingConsumer(consuming(broker, ON_GATE), topic) as consumer:
+        gate.open.clear()
+        reading = [asyncio.create_task(one(consumer)) for _ in range(2)]
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        gate.open.set()
+        assert {record.value for record in await asyncio.gather(*reading)} == {LARGE, b"2"}
+    assert gate.begun == 1
+
+
+@pytest.mark.parametrize("moved", ["seek", "assign"])
+async def test_a_move_counts_for_every_task_that_reads(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], moved: str
+) -> None:
+    """Where one task downloads, another reads on from a seek or a new assignment, and loses nothing of it."""
+    topic = make_topic()
+    partition = TopicPartition(topic, 0)
+    await produce(broker, ON_GATE, topic, [LARGE, b"2", b"3"])
+    async with DeserializingConsumer(consuming(broker, ON_GATE)) as consumer:
+        consumer.assign([partition])
+        gate.open.clear()
+        first = asyncio.create_task(consumer.getmany(timeout_ms=1_000))
+        await becomes(lambda: gate.begun == 1, "the download is under way")
+        if moved == "seek":
+            consumer.seek(partition, 2)
+        else:
+            consumer.assign([partition])
+        second = asyncio.create_task(one(consumer))
+        if moved == "assign":
+            await becomes(lambda: consumer._holds[partition].covers(0), "the second task has read the same record")
+            gate.open.set()
+        found = await second
+        gate.open.set()
+        assert await first == {}
+        assert found.offset == (2 if moved == "seek" else 0)
+        assert await consumer.position(partition) == found.offset + 1
+
+
+async def test_sends_that_wait_when_the_producer_stops_say_so(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore]
+) -> None:
+    """None is cancelled, which a TaskGroup would take for the application's own doing; nor is a send afterwards."""
+    topic = make_topic()
+    gate.open.clear()
+    producer = SerializingProducer(producing(broker, {"large.message.payload.store.class": HeldStore}))
+    await producer.start()
+    sends = [asyncio.create_task(producer.send(topic, LARGE)) for _ in range(2 * PARALLEL)]
+    await becomes(lambda: gate.begun == PARALLEL, "every thread is taken")
+    stopping = asyncio.create_task(producer.stop())
+    await becomes(lambda: producer._threads._closed, "the producer is stopping")
+    gate.open.set()
+    await stopping
+    errors = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(error) for error in errors] == PARALLEL * [ProducerClosed] + PARALLEL * [SerializationError]
+    assert "the client was closed before the store was called" in str(errors[-1])
+    with pytest.raises(ProducerClosed):
+        await producer.send_and_wait(topic, b"small")
+
+
+async def test_stop_during_a_download(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+    """The call that waits ends as aiokafka's does, and what it did not deliver is not committed."""
+    topic = make_topic()
+    await produce(broker, ON_GATE, topic, [LARGE])
+    group = {"group.id": f"{topic}-g"}
+    consumer = DeserializingConsumer(consuming(broker, ON_GATE, **group), topic)
+    await consumer.start()
+    gate.open.clear()
+    reading = asyncio.create_task(one(consumer))
+    await becomes(lambda: gate.begun == 1, "the download is under way")
+    stopping = asyncio.create_task(consumer.stop())
+    await becomes(lambda: bool(consumer._closed), "the consumer is stopping")
+    gate.open.set()
+    await stopping
+    with pytest.raises(ConsumerStoppedError):
+        await reading
+    assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 0}
