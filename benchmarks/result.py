@@ -61,6 +61,9 @@ TARGETS: Mapping[str, Target] = {
     "passthrough.vs_faust_agent": Target("ratio", "least", 8.0),
     "passthrough.vs_aiokafka": Target("ratio", "least", 0.8),
     "offload.s3.vs_peer": Target("ratio", "least", 1.3),
+    "chunks.chunk.vs_copy": Target("ratio", "least", 0.7),
+    "chunks.assemble.vs_copy": Target("ratio", "least", 0.7),
+    "chunks.memory.peak_mib": Target("ratio", "most", 1.0),
     "memory.peak_mib": Target("ratio", "most", 1.0),
 }
 

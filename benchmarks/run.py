@@ -21,6 +21,7 @@ from rich.console import Console
 from app.broker import EmbeddedBroker
 from benchmarks import machine
 from benchmarks.bench import Bench
+from benchmarks.chunks import chunks
 from benchmarks.memory import memory
 from benchmarks.offload import offload
 from benchmarks.passthrough import passthrough
@@ -33,6 +34,7 @@ __all__ = ["SCENARIOS", "main"]
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "passthrough": passthrough,
     "offload": offload,
+    "chunks": chunks,
     "memory": memory,
 }
 

@@ -16,6 +16,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.partitioner import DefaultPartitioner
 
+from transforms.record import RecordLike
+
 __all__ = ["PARTITIONS", "Digests", "Topics", "Watch"]
 
 PARTITIONS = 4
@@ -122,6 +124,24 @@ class Topics:
                 futures.append(await producer.send(topic, value, key, partition=partition))
             await asyncio.gather(*futures)
         return digests.result()
+
+    async def write(self, topic: str, records: Iterable[RecordLike], *, partition: int) -> None:
+        """Writes whole records to one partition, in order, and waits until all are durable."""
+        async with AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True, max_request_size=_UNLIMITED_BYTES
+        ) as producer:
+            futures = [
+                await producer.send(
+                    topic,
+                    record.value,
+                    record.key,
+                    partition=partition,
+                    timestamp_ms=record.timestamp,
+                    headers=list(record.headers),
+                )
+                for record in records
+            ]
+            await asyncio.gather(*futures)
 
     @asynccontextmanager
     async def watch(self, topic: str) -> AsyncIterator[Watch]:

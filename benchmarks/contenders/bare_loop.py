@@ -11,6 +11,8 @@ import sys
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+_UNLIMITED_BYTES = 2**31 - 1
+
 
 async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: int) -> None:
     """Moves `count` records, partition to partition, and waits for SIGTERM."""
@@ -24,7 +26,11 @@ async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: 
         enable_auto_commit=False,
     )
     producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=batch_bytes
+        bootstrap_servers=bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        max_batch_size=batch_bytes,
+        max_request_size=_UNLIMITED_BYTES,
     )
     async with consumer, producer:
         moved = 0

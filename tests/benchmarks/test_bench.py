@@ -53,6 +53,14 @@ def test_bench_offload(broker: str, server_kind: str, tmp_path: Path) -> None:
     assert all(row["value"] > 0 for row in rows.values())
 
 
+def test_bench_chunks(broker: str, tmp_path: Path) -> None:
+    """Large values go as chunks and come back, beside copies, and the peak is taken while all that may is pending."""
+    rows = _measured(broker, tmp_path, "chunks", 5)
+    assert set(rows) == {"chunks.chunk.vs_copy", "chunks.assemble.vs_copy", "chunks.memory.peak_mib"}
+    assert all(row["value"] > 0 and row["ratio"] > 0 for row in rows.values())
+    assert rows["chunks.memory.peak_mib"]["against"] == 378
+
+
 def test_bench_memory(broker: str, tmp_path: Path) -> None:
     """Values larger than the budget allows at once pass; the peak is that of a whole process, against its limit."""
     row = _measured(broker, tmp_path, "memory", 12)["memory.peak_mib"]
@@ -89,6 +97,9 @@ def test_targets_are_those_of_the_issue() -> None:
         "passthrough.vs_faust_agent": "≥ 8×",
         "passthrough.vs_aiokafka": "≥ 0.8×",
         "offload.s3.vs_peer": "≥ 1.3×",
+        "chunks.chunk.vs_copy": "≥ 0.7×",
+        "chunks.assemble.vs_copy": "≥ 0.7×",
+        "chunks.memory.peak_mib": "≤ 1×",
         "memory.peak_mib": "≤ 1×",
     }
 
