@@ -141,7 +141,7 @@ class _Run:
         inflated, error = False, None
         if self._inflate is not None and self._inflate.wants(source):
             try:
-                (record,) = await asyncio.to_thread(self._inflate.apply, source)
+                (record,) = await asyncio.to_thread(self._inflate.apply, source, source)
                 inflated = self._inflate.moves(source)
             except (TransformError, PayloadStoreError) as exc:
                 error = str(exc)
