@@ -27,7 +27,7 @@ _PENDING_BYTES = "max.pending.chunked.bytes"
 _STRATEGY = "large.message.strategy"
 _THRESHOLD = "large.message.threshold.bytes"
 _FORMAT = "reference.format"
-_DEFAULT_MESSAGE_BYTES = 67_108_864
+_LIMITS = Limits()
 # A chunk of a message without key and headers; uuid and numbers as long as they get.
 _LEAST_BYTES = batch_of_one_bytes(
     Record(None, b"v", Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers())
@@ -62,7 +62,7 @@ CHUNK_KEYS: Sequence[Key] = (
         "max.pending.chunked.message",
         "int",
         "How many messages `assemble` may have of which chunks are missing; one more, and the oldest is discarded.",
-        default=100,
+        default=_LIMITS.messages,
         minimum=1,
     ),
     Key(
@@ -77,7 +77,7 @@ CHUNK_KEYS: Sequence[Key] = (
         "int",
         "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the pipeline "
         "does not read, as when its store is down, does not count.",
-        default=60_000,
+        default=_LIMITS.expire_ms,
         minimum=0,
     ),
     Key(
@@ -134,7 +134,7 @@ def chunk_settings(
             _THRESHOLD, f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the sink, says what is split"
         )
     pending = values[_PENDING_BYTES] or max(1, in_flight_bytes // 2)
-    message = values[_MESSAGE_BYTES] or max(1, min(_DEFAULT_MESSAGE_BYTES, in_flight_bytes // 4))
+    message = values[_MESSAGE_BYTES] or max(1, min(_LIMITS.message_bytes, in_flight_bytes // 4))
     if pending > in_flight_bytes:
         raise ConfigurationError(
             _PENDING_BYTES, f"found {pending:,}, allowed is no more than in.flight.bytes, which is {in_flight_bytes:,}"

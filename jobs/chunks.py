@@ -15,17 +15,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StructField, StructType
 
-from jobs.schemas import HEADERS
+from jobs.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.record import Header
 
@@ -37,27 +29,6 @@ _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp
 _GROUP = "_wideload_uuid", "_wideload_apart"
 _TOO_MUCH = "_wideload_too_much"
 _BOUNDLESS = 2**62
-
-CHUNK_MESSAGE_ID = StructType([StructField("first", LongType()), StructField("last", LongType())])
-"""Offsets of the first and the last chunk of a message."""
-
-INCOMPLETE = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("uuid", StringType()),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
-        StructField("chunks", IntegerType()),
-        StructField("offsets", ArrayType(LongType())),
-    ]
-)
-"""A message that is not whole.
-
-`uuid` is null where it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for
-people. `offsets` are those of its chunks that are there, in order, and `chunks` is how many they are.
-"""
-
 
 _MESSAGE = StructType(
     [

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["HEADERS", "RECORD", "conform"]
+__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "conform"]
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 """Headers in the order of the record; names may stand more than once, values may be null."""
@@ -36,6 +36,26 @@ RECORD = StructType(
 
 A null `value` is a tombstone, an empty one is not; a null `headers` is a record without headers. `timestamp_type` is
 Kafka's own number: 0 when the producer set `timestamp`, 1 when the broker did.
+"""
+
+CHUNK_MESSAGE_ID = StructType([StructField("first", LongType()), StructField("last", LongType())])
+"""Offsets of the first and the last chunk of a message."""
+
+INCOMPLETE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("uuid", StringType()),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+        StructField("chunks", IntegerType()),
+        StructField("offsets", ArrayType(LongType())),
+    ]
+)
+"""A message that is not whole.
+
+`uuid` is null where it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for
+people. `offsets` are those of its chunks that are there, in order, and `chunks` is how many they are.
 """
 
 

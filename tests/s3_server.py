@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import boto3
 from botocore.config import Config
@@ -72,6 +72,18 @@ class S3Server:
             "s3.access.key": self.access_key,
             "s3.secret.key": self.secret_key,
         }
+
+    def client(self, service: str = "s3") -> Any:
+        """A client of boto3's, with all rights; who asks for it closes it."""
+        made: Any = boto3.session.Session().client  # the stubs have a type for each service
+        return made(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(s3={"addressing_style": "path"}, proxies={}),
+        )
 
 
 @contextlib.contextmanager
@@ -201,13 +213,5 @@ def _container(access_key: str, secret_key: str) -> Iterator[str]:
 
 
 def _create_bucket(server: S3Server) -> None:
-    client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        config=Config(s3={"addressing_style": "path"}, proxies={}),
-    )
-    with contextlib.closing(client):
+    with contextlib.closing(server.client()) as client:
         client.create_bucket(Bucket=server.bucket)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+from app.chunking import CHUNK_KEYS
 from app.serializers.arguments import Arguments
 from app.serializers.options import coerced
 from stores.keys import Key, Value, read, unknown
@@ -14,54 +16,24 @@ from transforms.assembly import Limits
 __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "arguments_of", "limits"]
 
 _DEFAULTS = Limits()
+# The worker takes these from `in.flight.bytes`, which clients have not.
+_OWN_DEFAULTS: Mapping[str, int] = {
+    "chunk.max.message.bytes": _DEFAULTS.message_bytes,
+    "max.pending.chunked.bytes": _DEFAULTS.pending_bytes,
+}
+_KEYS = {key.name: replace(key, default=_OWN_DEFAULTS.get(key.name, key.default)) for key in CHUNK_KEYS}
 
-_MESSAGE_BYTES = Key(
-    "chunk.max.message.bytes",
-    "int",
-    "The largest value that travels as chunks.",
-    default=_DEFAULTS.message_bytes,
-    minimum=1,
-)
+PRODUCER_KEYS: Sequence[Key] = tuple(_KEYS[name] for name in ("chunk.max.bytes", "chunk.max.message.bytes"))
 
-PRODUCER_KEYS: Sequence[Key] = (
-    Key(
-        "chunk.max.bytes",
-        "int",
-        "The most bytes of a chunk as a batch of one; by default `max.message.bytes` of the topic.",
-        minimum=1,
-    ),
-    _MESSAGE_BYTES,
-)
-
-CONSUMER_KEYS: Sequence[Key] = (
-    _MESSAGE_BYTES,
-    Key(
+CONSUMER_KEYS: Sequence[Key] = tuple(
+    _KEYS[name]
+    for name in (
+        "chunk.max.message.bytes",
         "max.pending.chunked.message",
-        "int",
-        "How many messages may be incomplete; where there are more, the oldest is discarded.",
-        default=_DEFAULTS.messages,
-        minimum=1,
-    ),
-    Key(
         "max.pending.chunked.bytes",
-        "int",
-        "How many bytes their chunks may hold; where there are more, the oldest is discarded.",
-        default=_DEFAULTS.pending_bytes,
-        minimum=1,
-    ),
-    Key(
         "expire.time.of.incomplete.chunked.message.ms",
-        "int",
-        "How long a message may be incomplete while its partition is read; 0 for ever.",
-        default=_DEFAULTS.expire_ms,
-        minimum=0,
-    ),
-    Key(
         "auto.ack.oldest.chunked.message.on.queue.full",
-        "boolean",
-        "Whether the oldest message is given up without a word where there are too many, and only counted.",
-        default=False,
-    ),
+    )
 )
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-import boto3
-
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server, free_port
 
@@ -112,14 +110,7 @@ def delete_payload(server: S3Server, reference: bytes | None) -> None:
     """As a lifecycle rule does; `reference` is the key or the value of a record."""
     assert reference is not None
     bucket, _, key = reference.decode().removeprefix("s3://").partition("/")
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-    )
-    with contextlib.closing(client):
+    with contextlib.closing(server.client()) as client:
         client.delete_object(Bucket=bucket, Key=key)
 
 

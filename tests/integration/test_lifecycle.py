@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
@@ -54,14 +52,7 @@ class Place:
         self.make_topic = make_topic
         self.store = {S3: "s3", **found.config("p")}
         self.raw = make_topic()
-        self.client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=found.endpoint,
-            region_name=found.region,
-            aws_access_key_id=found.access_key,
-            aws_secret_access_key=found.secret_key,
-            config=Config(s3={"addressing_style": "path"}, proxies={}),
-        )
+        self.client = found.client()
 
     def topic(self, policy: str = "delete", retention_ms: int = 7 * DAY, segment_ms: int = DAY) -> str:
         config = {"cleanup.policy": policy, "retention.ms": retention_ms, "segment.ms": segment_ms}

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected, mixed
@@ -52,15 +50,7 @@ def make_s3_way(make_way: Callable[..., Way], server: S3Server) -> Callable[...,
 
 def store_theirs(server: S3Server, cases: list[BakdataCase]) -> None:
     """Puts the objects of the vectors where their records say."""
-    client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        config=Config(s3={"addressing_style": "path"}, proxies={}),
-    )
-    with contextlib.closing(client):
+    with contextlib.closing(server.client()) as client:
         for path, data in (case.stored for case in cases if case.stored is not None):
             bucket, _, key = path.removeprefix("s3://").partition("/")
             client.put_object(Bucket=bucket, Key=key, Body=data)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import boto3
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
 
@@ -124,13 +123,7 @@ def test_credentials_come_from_the_chain_of_aws(versitygw: S3Server, monkeypatch
 
 def test_list_passes_over_foreign_objects(server: S3Server) -> None:
     """Whatever else lies in the bucket, a sweep does not see it."""
-    client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-    )
+    client = server.client()
     with opened(server.config("foreign/ours")) as store, contextlib.closing(client):
         path = store.publish("orders", b"mine")
         for key in ("readme.txt", "~a/id", "orders/~b", "orders/deeper/id", "orders/an id", "orders/é"):

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,14 +47,7 @@ class Bucket:
 
     def __init__(self, server: S3Server) -> None:
         self.server = server
-        self._client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=server.endpoint,
-            region_name=server.region,
-            aws_access_key_id=server.access_key,
-            aws_secret_access_key=server.secret_key,
-            config=Config(s3={"addressing_style": "path"}, proxies={}),
-        )
+        self._client = server.client()
         events = self._client.meta.events
         events.register("before-call.s3.PutBucketLifecycleConfiguration", self._send)
         events.register("after-call.s3.GetBucketLifecycleConfiguration", self._keep)
@@ -234,15 +225,7 @@ def test_permissions_that_it_takes(minio: S3Server, bucket: Bucket) -> None:
 def allowed(server: S3Server, *actions: str) -> dict[str, object]:
     """The keys of a store whose user may do this and nothing else."""
     statement = {"Effect": "Allow", "Action": actions, "Resource": ["arn:aws:s3:::*"]}
-    client = boto3.session.Session().client(
-        "sts",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        config=Config(proxies={}),
-    )
-    with contextlib.closing(client):
+    with contextlib.closing(server.client("sts")) as client:
         given = client.assume_role(
             RoleArn="arn:aws:iam::000000000000:role/any",
             RoleSessionName="test",
