@@ -169,6 +169,7 @@ def check(config: str, *, show: bool) -> int:
     Example:
       wideload check -c wideload.toml --print
     """
+    from app import capacity
     from app.check import effective, plan_table
     from app.expiry import warnings_within
     from app.settings import load
@@ -192,7 +193,7 @@ def check(config: str, *, show: bool) -> int:
         out.print(plan_table(settings, plans))
     click.echo(table.get(), nl=False)
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
-        for warning in warnings_within(pipeline, plan):
+        for warning in (*capacity.warnings(pipeline, plan), *warnings_within(pipeline, plan)):
             click.echo(f"warning: [pipeline.{pipeline.name}] {warning}")
     click.echo("OK")
     return 0

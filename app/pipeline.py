@@ -11,6 +11,7 @@ from typing import Literal
 
 from faust import Service
 
+from app import capacity
 from app.budget import Budget
 from app.clients import ClusterError
 from app.expiry import warn_in_background
@@ -136,6 +137,9 @@ class Pipeline(Service):
                     raise ClusterError(str(exc), retriable=True) from exc
                 raise
         plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
+        if self.status == "STARTING":
+            for warning in capacity.warnings(self.settings, plan):
+                log.warning("pipeline %s: %s", self.settings.name, warning)
         if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
             warn_in_background(self.settings, plan, self._store)

@@ -1,0 +1,87 @@
+"""What is warned of at start: topics that would not take what may have to be written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.capacity import warnings
+from app.preflight import Plan, Topic
+from app.settings import PipelineSettings, parse
+
+MESSAGE = 1_000_000
+LARGEST = MESSAGE + 80
+
+
+def settings_of(transforms: list[str], **keys: Any) -> PipelineSettings:
+    """A pipeline that assembles messages up to a size; keys have `_` for dots."""
+    dotted = {name.replace("_", "."): value for name, value in keys.items()}
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms, **dotted}
+    table["chunk.max.message.bytes"] = MESSAGE
+    table["large.message.payload.store.class"] = "memory"
+    table["large.message.threshold.bytes"] = 1_000
+    if "chunk" in transforms:
+        del table["large.message.threshold.bytes"]
+    return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
+
+
+def plan_of(sink_bytes: int, dead_bytes: int | None = None, source_bytes: int = 1_000) -> Plan:
+    """Topics with these limits."""
+    dead = None if dead_bytes is None else Topic("dead", 1, dead_bytes, "delete")
+    return Plan("p", (Topic("raw", 1, source_bytes, "delete"),), Topic("orders", 1, sink_bytes, "delete"), dead)
+
+
+def test_warnings_sink_at_the_boundary() -> None:
+    """A sink with room for the largest message, its batch included, is enough; one byte less is told with both keys."""
+    pipeline = settings_of(["assemble"])
+    assert warnings(pipeline, plan_of(LARGEST)) == []
+    assert warnings(pipeline, plan_of(LARGEST - 1)) == [
+        (
+            "chunk.max.message.bytes is 1,000,000, and max.message.bytes of the sink orders is 1,000,079: a message "
+            "that is assembled and over that stops the pipeline; let the topic have 1,000,080 and room for key and headers, "
+            "lower chunk.max.message.bytes, or add offload or chunk to transforms"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dead_bytes", "then"),
+    [
+        (LARGEST, "over that goes to topic dead;"),
+        (LARGEST - 1, "over that stops the pipeline if topic dead, whose limit is 1,000,079, refuses it too;"),
+    ],
+)
+def test_warnings_sink_say_what_happens(dead_bytes: int, then: str) -> None:
+    """Where a dead-letter topic takes the message it goes there."""
+    (told,) = warnings(settings_of(["assemble"]), plan_of(1_000, dead_bytes))
+    assert then in told
+
+
+@pytest.mark.parametrize(
+    ("transforms", "strategy", "count"),
+    [
+        (["assemble", "offload"], "offload", 0),
+        (["assemble", "chunk"], "offload", 0),
+        (["offload"], "offload", 0),
+        (["inflate"], "offload", 0),
+        (["inflate"], "auto", 1),
+        (["assemble", "inflate"], "offload", 1),
+    ],
+)
+def test_warnings_sink_only_where_nothing_makes_it_smaller(transforms: list[str], strategy: str, count: int) -> None:
+    """Who does not assemble, or offloads or splits behind it, hears nothing."""
+    pipeline = settings_of(transforms, large_message_strategy=strategy)
+    assert len(warnings(pipeline, plan_of(1_000))) == count
+
+
+def test_warnings_dead_letters_at_the_boundary() -> None:
+    """A dead-letter topic takes what the source does, or it is told, whatever the transforms are."""
+    pipeline = settings_of(["offload"])
+    assert warnings(pipeline, plan_of(1_000, 1_000)) == []
+    assert warnings(pipeline, plan_of(1_000, 999)) == [
+        (
+            "max.message.bytes of the dead-letter topic dead is 999, and of topic raw 1,000: a record that fails and "
+            "is over the former stops the pipeline; raise it to the latter, and more where producers compress"
+        )
+    ]

@@ -1,0 +1,38 @@
+"""Topics that would not take what may have to be written, as a user is told of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess
+
+
+def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """`wideload check` and the worker's log say once what would not fit, with the pipeline's name; both go on."""
+    chunks, orders, dead = make_topic(**{"max.message.bytes": 2_000_000}), make_topic(), make_topic()
+    pipelines: dict[str, dict[str, object]] = {
+        "back": {
+            "topics": [chunks],
+            "output.topic": orders,
+            "transforms": ["assemble"],
+            "errors.tolerance": "all",
+            "errors.deadletterqueue.topic.name": dead,
+        }
+    }
+    told = (
+        f"chunk.max.message.bytes is 67,108,864, and max.message.bytes of the sink {orders} is 1,048,588: ",
+        f"max.message.bytes of the dead-letter topic {dead} is 1,048,588, and of topic {chunks} 2,000,000: ",
+    )
+    with WorkerProcess(tmp_path, {"bootstrap.servers": broker}, pipelines) as worker:
+        check = [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config)]
+        done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+        worker.wait_ready()
+        log = worker.log.read_text()
+        assert worker.terminate() == 0
+    assert (done.returncode, done.stdout.endswith("OK\n")) == (0, True)
+    for sentence in told:
+        assert done.stdout.count(f"warning: [pipeline.back] {sentence}") == 1
+        assert log.count(f"WARNING app.pipeline: pipeline back: {sentence}") == 1
