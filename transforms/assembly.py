@@ -71,6 +71,8 @@ class _Partition:
     contexts: dict[str, _Context] = field(default_factory=dict)
     ended: OrderedDict[str, _End] = field(default_factory=OrderedDict)
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)  # first chunk, and the chunk that ended it
+    # Messages that were delivered and are just being written again: the first chunk of that, and when it came.
+    repeats: dict[str, tuple[int, int]] = field(default_factory=dict)
     last: int = -1
     delivered: int = 0
 
@@ -140,10 +142,16 @@ class Assembler:
             events.append(self._drop(partition, uuid, "expired", f"{have} of {count} chunks came in {limit:,} ms"))
         for event in events:
             self._count(event)
+        for state in self._partitions.values() if limit else ():
+            for uuid in [uuid for uuid, (_, began_ms) in state.repeats.items() if now_ms - began_ms >= limit]:
+                self._settle(state, state.repeats.pop(uuid)[0])
         return events
 
     def safe_offset(self, partition: Hashable, position: int) -> int:
         """What may be committed: `position`, or the lowest first chunk of a message that is not delivered.
+
+        Nor does it pass the first chunk of a message that was delivered and is being written again: after a restart in
+        the middle of that, nobody could know the rest for what it is.
 
         Args:
             partition: as in `add`.
@@ -156,6 +164,7 @@ class Assembler:
             state.unsettled.popleft()
         firsts = [first for first, _ in state.unsettled]
         firsts += [context.records[0].offset for context in state.contexts.values()]
+        firsts += [first for first, _ in state.repeats.values()]
         return min(position, min(firsts, default=position))
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
@@ -200,7 +209,7 @@ class Assembler:
                 return
             end = state.ended.get(chunk.uuid)
             if end is not None and end.reason is None and record.offset > end.last and _same(chunk, end.chunk):
-                self.counts.duplicates += 1
+                self._repeat(state, chunk, record, now_ms)
                 return
             if (detail := self._too_large(chunk)) is not None:
                 self._end(state, chunk, "oversized")
@@ -222,6 +231,15 @@ class Assembler:
         if chunk.uuid in state.contexts and len(context.records) == context.chunk.count:
             yield self._finish(partition, state, context)
 
+    def _repeat(self, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int | None) -> None:
+        """A chunk of a message that was delivered; `now_ms` where it is the first one."""
+        self.counts.duplicates += 1
+        if now_ms is not None and chunk.count > 1:
+            first, _ = state.repeats.get(chunk.uuid, (record.offset, 0))
+            state.repeats[chunk.uuid] = first, now_ms
+        elif chunk.id == chunk.count - 1 and chunk.uuid in state.repeats:
+            self._settle(state, state.repeats.pop(chunk.uuid)[0])
+
     def _too_large(self, chunk: Chunk) -> str | None:
         if chunk.size > self.limits.message_bytes:
             return f"a message of {chunk.size:,} bytes, allowed are {self.limits.message_bytes:,}"
@@ -234,7 +252,7 @@ class Assembler:
     def _late(self, state: _Partition, chunk: Chunk, record: LoggedRecord) -> Iterator[Discarded]:
         end = state.ended.get(chunk.uuid)
         if end is not None and end.reason is None and _same(chunk, end.chunk):
-            self.counts.duplicates += 1
+            self._repeat(state, chunk, record, None)
         elif end is not None and end.reason is not None:
             self._end(state, end.chunk, end.reason)
             detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {end.reason}"
@@ -313,18 +331,23 @@ class Assembler:
         context = state.contexts.pop(uuid)
         del self._order[partition, uuid]
         self._held -= context.held
-        # Delivered or not: who knows that is who asks for the safe offset.
-        state.unsettled.append((context.records[0].offset, state.last))
+        self._settle(state, context.records[0].offset)
+        return context
+
+    def _settle(self, state: _Partition, first: int) -> None:
+        """Notes that what began at `first` has ended. Delivered or not: that knows who asks for the safe offset."""
+        state.unsettled.append((first, state.last))
         if len(state.unsettled) > _UNSETTLED:
             (low, _), (lower, last) = state.unsettled.popleft(), state.unsettled.popleft()
             state.unsettled.appendleft((min(low, lower), last))
-        return context
 
     def _end(self, state: _Partition, chunk: Chunk, reason: Reason | None) -> None:
         state.ended[chunk.uuid] = _End(chunk, reason, state.last)
         state.ended.move_to_end(chunk.uuid)
+        state.repeats.pop(chunk.uuid, None)
         if len(state.ended) > _REMEMBERED:
-            state.ended.popitem(last=False)
+            forgotten, _ = state.ended.popitem(last=False)
+            state.repeats.pop(forgotten, None)
 
     def _count(self, event: Assembled | Discarded) -> None:
         if isinstance(event, Assembled):

@@ -74,6 +74,7 @@ def reasons(events: Iterable[Assembled | Discarded]) -> list[str]:
 def settled(assembler: Assembler) -> None:
     """Nothing is held any more."""
     assert (assembler.pending, assembler.pending_bytes) == (0, 0)
+    assert assembler.expire(10**9) == []
     assert assembler.safe_offset(0, 10**9) == 10**9
 
 
@@ -627,29 +628,66 @@ def test_restart_delivers_each_once(
     settled(assembler)
 
 
-@given(logs(), st.integers(1, 3), st.integers(1_500, 6_000), st.data())
-def test_limits_hold(
-    found: tuple[dict[str, Record], list[Logged]], messages: int, held: int, data: st.DataObject
-) -> None:
-    """Whatever comes, and goes: no more is pending than may be, and each chunk is delivered or given back, once."""
-    _, log = found
-    log = [record for record in log if is_chunk(record.headers)]
-    assembler = Assembler(Limits(messages=messages, pending_bytes=held, expire_ms=5))
-    events: list[Assembled | Discarded] = []
-    back = 0
-    for now, record in enumerate(log):
-        events += assembler.add(0, record, now)
+def bytes_of(records: Sequence[Logged]) -> int:
+    """What records take, as `Limits` says: their bytes, and what Python holds for each and for each header."""
+    parts = [part for r in records for part in (r.key, r.value, *(each for _, each in r.headers))]
+    names = [name for r in records for name, _ in r.headers]
+    own = sum(len(part or b"") for part in parts) + sum(map(len, names))
+    return own + 400 * len(records) + 160 * len(names)
+
+
+@given(st.lists(logs(), min_size=1, max_size=3), st.integers(1, 6), st.integers(3_000, 40_000), st.integers(0, 2**32))
+def test_limits_hold(found: list[tuple[dict[str, Record], list[Logged]]], messages: int, held: int, seed: int) -> None:
+    """What is pending is what came and was not given, at each step and within the limits; each chunk is given once.
+
+    Chunks are dropped, doubled and changed, partitions are taken away, and the clock goes on in jumps.
+    """
+    rng = random.Random(seed)
+    assembler = Assembler(Limits(messages=messages, pending_bytes=held, message_bytes=58, expire_ms=8))
+    logs_left = [[record for record in log if is_chunk(record.headers)] for _, log in found]
+    pending: dict[tuple[int, str], list[Logged]] = {}
+    now_ms = 0
+
+    def take(events: Iterable[Assembled | Discarded], last: Logged | None) -> None:
+        for event in events:
+            if isinstance(event, Discarded):
+                # That of a message is pending from its first chunk on; others were never kept.
+                places = [place for place, kept in pending.items() if kept[0] is event.records[0]]
+                kept = pending.pop(places[0]) if places else []
+                rest = list(event.records[len(kept) :])
+                assert list(event.records[: len(kept)]) == kept
+                assert rest in ([], [last])
+            else:
+                (place,) = [place for place, kept in pending.items() if kept[-1] is last]
+                assert b"".join(record.value or b"" for record in pending.pop(place)) == event.record.value
+
+    while any(logs_left):
+        partition = rng.choice([number for number, log in enumerate(logs_left) if log])
+        record = logs_left[partition].pop(0)
+        chance = rng.random()
+        if chance < 0.05:
+            continue
+        if chance < 0.1:
+            record = replace(record, value=bytes(byte ^ 1 for byte in record.value or b""))
+        elif chance < 0.15:
+            logs_left[partition].insert(0, record)
+        elif chance < 0.18:
+            assembler.clear(partition)
+            pending = {place: kept for place, kept in pending.items() if place[0] != partition}
+        now_ms += rng.choice((0, 0, 0, 1, 5))
+        uuid = Chunk.parse(record)[0].uuid
+        before = assembler.counts.duplicates, pending.get((partition, uuid), [])
+        events = assembler.add(partition, record, now_ms)
+        mine = [event for event in events if isinstance(event, Assembled) or event.records[-1] is record]
+        if assembler.counts.duplicates == before[0] and not (mine and isinstance(mine[0], Discarded)):
+            pending[partition, uuid] = [*before[1], record]
+        take(events, record)
+        take(assembler.expire(now_ms) if rng.random() < 0.3 else [], None)
+        assert (assembler.pending, assembler.pending_bytes) == (len(pending), sum(map(bytes_of, pending.values())))
         assert assembler.pending <= messages
         assert assembler.pending_bytes <= held
-        if data.draw(st.booleans()):
-            events += assembler.expire(now)
-    events += assembler.expire(10**9)
-    for event in events:
-        if isinstance(event, Discarded):
-            back += len(event.records)
-        else:
-            back += sum(Chunk.parse(record)[0].uuid == str(event.record.timestamp) for record in log)
-    assert back == len(log)
+    take(assembler.expire(10**9), None)
+    assert pending == {}
     settled(assembler)
 
 
@@ -670,4 +708,58 @@ def test_writer_that_begins_again_gives_one_message(found: tuple[int, list[int]]
     events = feed(assembler, logged([*first, *mixed]))
     assert reasons(events) == ["abcdef"[:count]]
     assert assembler.counts.duplicates == len(first) + late
+    settled(assembler)
+
+
+@given(
+    st.lists(st.tuples(st.integers(2, 5), st.lists(st.integers(0, 5), max_size=4)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 5)), max_size=4),
+    st.integers(0, 2**32),
+)
+def test_restart_while_writers_begin_again(
+    found: list[tuple[int, list[int]]], stops: list[tuple[float, int]], seed: int
+) -> None:
+    """However often writers and the reader are killed: nothing is discarded, and each message comes, but not too often.
+
+    A message comes at most as often as it stands in the log as a whole, so a restart alone repeats none.
+    """
+    queues: list[list[Record]] = []
+    times = dict[str, int]()
+    for number, (count, cuts) in enumerate(found):
+        whole = letters(str(number), "abcde"[:count])
+        queues.append([chunk for cut in (*cuts, count) for chunk in whole[:cut]])
+        times[str(number)] = 1 + sum(cut >= count for cut in cuts)
+    order = [number for number, queue in enumerate(queues) for _ in queue]
+    random.Random(seed).shuffle(order)
+    log = logged(queues[number].pop(0) for number in order)
+    committed, noted, lowest = 0, 0, 0
+    delivered = dict.fromkeys(times, 0)
+    for stop, on_their_way in [*stops, (1.0, 0)]:
+        assembler = Assembler(UNLIMITED)
+        assembler.resume(0, noted)
+        end = committed + round(stop * (len(log) - committed))
+        position = max(committed, end - on_their_way)  # what ended from here on is lost with the process
+        for record in log[committed:end]:
+            for event in assembler.add(0, record, 0):
+                assert isinstance(event, Assembled), event
+                delivered[Chunk.parse(record)[0].uuid] += record.offset < position
+        committed, noted = assembler.safe_offset(0, position), assembler.delivered_below(0, position)
+        assert committed >= lowest
+        lowest = committed
+    assert all(1 <= delivered[uuid] <= times[uuid] for uuid in times)
+    settled(assembler)
+
+
+def test_repeat_that_ends_nowhere_expires() -> None:
+    """Where a writer dies writing again what was delivered, the commit waits for it no longer than for a message."""
+    assembler = Assembler(Limits(expire_ms=100))
+    log = logged([*ABC, *ABC[:2], *ABC[:1]])
+    for now_ms, record in enumerate(log):
+        assembler.add(0, record, now_ms)
+    assert assembler.safe_offset(0, 6) == 3
+    assert assembler.expire(104) == []
+    assert assembler.safe_offset(0, 6) == 3
+    assert assembler.expire(105) == []
+    assert assembler.safe_offset(0, 6) == 6
+    assert reasons(feed(assembler, logged(ABC[1:], 6))) == []
     settled(assembler)
