@@ -39,8 +39,8 @@ def test_warnings_sink_at_the_boundary() -> None:
     assert warnings(pipeline, plan_of(LARGEST - 1)) == [
         (
             "chunk.max.message.bytes is 1,000,000, and max.message.bytes of the sink orders is 1,000,079: a message "
-            "that is assembled and over that stops the pipeline; let the topic have 1,000,080 and room for key and headers, "
-            "lower chunk.max.message.bytes, or add offload or chunk to transforms"
+            "that is assembled and over that stops the pipeline; let the topic have 1,000,080 and room for key and "
+            "headers, lower chunk.max.message.bytes, or add offload or chunk to transforms"
         )
     ]
 
