@@ -54,9 +54,9 @@ def assemble(source: DataFrame, limit_bytes: int = Limits().message_bytes) -> Da
         limit_bytes: the largest value of a message.
 
     Raises:
-        ValueError: a column is missing.
+        ValueError: a column is missing, the rows are a stream, or `limit_bytes` is below 1.
     """
-    columns = _columns(source)
+    columns = _columns(source, limit_bytes)
     ordinary = source.where(~_is_chunk()).withColumn("chunk_message_id", F.lit(None).cast(CHUNK_MESSAGE_ID))
     assembled = F.udf(lambda rows: _assembled(rows, limit_bytes), ArrayType(_MESSAGE))
     messages = _messages(source, limit_bytes).where(~F.col(_TOO_MUCH))
@@ -71,9 +71,9 @@ def incomplete(source: DataFrame, limit_bytes: int = Limits().message_bytes) -> 
     """The messages that `assemble` leaves out, as `INCOMPLETE`; the arguments are the same.
 
     Raises:
-        ValueError: a column is missing.
+        ValueError: a column is missing, the rows are a stream, or `limit_bytes` is below 1.
     """
-    _columns(source)
+    _columns(source, limit_bytes)
     reported = F.udf(lambda rows, too_much: _reports(rows, limit_bytes, too_much), ArrayType(_REPORT))
     reports = _messages(source, limit_bytes).select(
         "topic", "partition", F.explode(reported("rows", _TOO_MUCH)).alias("report")
@@ -81,7 +81,11 @@ def incomplete(source: DataFrame, limit_bytes: int = Limits().message_bytes) -> 
     return reports.select("topic", "partition", "report.*")
 
 
-def _columns(source: DataFrame) -> list[str]:
+def _columns(source: DataFrame, limit_bytes: int) -> list[str]:
+    if source.isStreaming:
+        raise ValueError("found a stream, allowed is a batch: use spark.read, or foreachBatch")
+    if limit_bytes < 1:
+        raise ValueError(f"limit_bytes: found {limit_bytes:,}, allowed is 1 or more")
     missing = [name for name in _NEEDED if name not in source.columns]
     if missing:
         hint = "; read with the option includeHeaders" if "headers" in missing else ""

@@ -12,6 +12,7 @@ from app.serializers.arguments import Arguments
 from app.serializers.options import coerced
 from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
+from transforms.errors import ConfigurationError
 
 __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "arguments_of", "limits"]
 
@@ -60,10 +61,20 @@ def apart(
 
 
 def limits(values: Mapping[str, Value | None]) -> Limits:
-    """What the keys of a consumer allow."""
+    """What the keys of a consumer allow.
+
+    Raises:
+        ConfigurationError: a message may be larger than all that may be pending.
+    """
+    pending, message = cast("int", values["max.pending.chunked.bytes"]), cast("int", values["chunk.max.message.bytes"])
+    if message > pending:
+        raise ConfigurationError(
+            "chunk.max.message.bytes",
+            f"found {message:,}, allowed is no more than max.pending.chunked.bytes, which is {pending:,}",
+        )
     return Limits(
         messages=cast("int", values["max.pending.chunked.message"]),
-        pending_bytes=cast("int", values["max.pending.chunked.bytes"]),
-        message_bytes=cast("int", values["chunk.max.message.bytes"]),
+        pending_bytes=pending,
+        message_bytes=message,
         expire_ms=cast("int", values["expire.time.of.incomplete.chunked.message.ms"]),
     )

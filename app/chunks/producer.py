@@ -123,22 +123,26 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         Raises:
             ChunkError: the record cannot be split, is over `chunk.max.message.bytes`, or the topic is compacted.
             ConfigurationError: the topic does not say what it takes.
+            TypeError: key or value are not bytes.
         """
         if self._closed:
             raise ProducerClosed
         own = list(headers or ())
         key_bytes = key if self._own_key_serializer is None else self._own_key_serializer(key)
         value_bytes = value if self._own_value_serializer is None else self._own_value_serializer(value)
+        for name, found in (("key", key_bytes), ("value", value_bytes)):
+            if found is not None and not isinstance(found, (bytes, bytearray, memoryview)):
+                raise TypeError(f"{name}: found {type(found).__name__}, allowed are bytes; set {name}_serializer")
         record = Record(key_bytes, value_bytes, own, -1 if timestamp_ms is None else timestamp_ms)
         await self.partitions_for(topic)
-        found = await self._topic(topic)
-        limit = self._limit_bytes(found)
+        described = await self._topic(topic)
+        limit = self._limit_bytes(described)
         if not Chunking(limit).wants(record):
             future: asyncio.Future[Any] = await super().send(
                 topic, value_bytes, key_bytes, partition, timestamp_ms, own
             )
             return future
-        self._check(topic, found, len(value_bytes), limit)
+        self._check(topic, described, len(value_bytes), limit)
         stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
         pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value

@@ -14,6 +14,7 @@ from app.chunks.pending import AssembledRecord, Pending, ReadingClock, note, not
 from app.chunks.producer import ChunkedRecordMetadata
 from app.chunks.rate import Rate
 from app.serializers.arguments import Arguments
+from stores.keys import read
 from transforms.assembly import ChunkMessageId, Limits
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError
@@ -205,6 +206,18 @@ def test_keys_apart() -> None:
 def test_keys_defaults_are_the_limits() -> None:
     """Without keys, the limits are their defaults."""
     assert limits(apart(CONSUMER_KEYS, Arguments({}), {})[0]) == Limits()
+
+
+def test_keys_limits_that_contradict() -> None:
+    """A message that could never be pending is refused, with both numbers and both keys."""
+    values = read(CONSUMER_KEYS, {"chunk.max.message.bytes": 134_217_728})
+    assert limits(values).message_bytes == 134_217_728
+    with pytest.raises(ConfigurationError) as caught:
+        limits(read(CONSUMER_KEYS, {"chunk.max.message.bytes": 134_217_729}))
+    assert str(caught.value) == (
+        "chunk.max.message.bytes: found 134,217,729, allowed is no more than max.pending.chunked.bytes, which is "
+        "134,217,728"
+    )
 
 
 def test_metadata_is_that_of_the_last_chunk() -> None:

@@ -205,6 +205,21 @@ async def test_send_limits(broker: str, make_topic: MakeTopic) -> None:
     assert [max(sizes[:11]) <= 5_000, max(sizes) <= LIMIT, len(sizes)] == [True, True, 11 + 3 + 11]
 
 
+async def test_send_takes_bytes(broker: str, make_topic: MakeTopic) -> None:
+    """A key or a value that is none, large or small, is told with what to do; nothing is sent."""
+    topic = make_topic(**SMALL_TOPIC)
+    async with producing(broker) as producer:
+        for size in (1, 50_000):
+            with pytest.raises(TypeError, match=r"^value: found str, allowed are bytes; set value_serializer$"):
+                _ = await producer.send(topic, "x" * size)
+        with pytest.raises(TypeError, match=r"^key: found int, allowed are bytes; set key_serializer$"):
+            _ = await producer.send(topic, value_of(50_000), 7)
+        await producer.send_and_wait(topic, bytearray(value_of(50_000)), memoryview(b"k"))
+    async with consuming(broker, topic) as consumer:
+        record = await one(consumer)
+    assert (record.key, record.value) == (b"k", value_of(50_000))
+
+
 async def test_send_near_the_request_size(broker: str, make_topic: MakeTopic) -> None:
     """What aiokafka would refuse, by an estimate that is a little too high, goes as chunks."""
     topic = make_topic()

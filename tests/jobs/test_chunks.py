@@ -225,6 +225,15 @@ def test_assemble_no_headers(spark: SparkSession) -> None:
         assemble(frame(spark, ABC).drop("headers"))
 
 
+@pytest.mark.parametrize("function", [assemble, incomplete])
+def test_arguments_refused(spark: SparkSession, function: Callable[..., DataFrame]) -> None:
+    """A stream has no end at which a message could be called incomplete, and no message fits into no bytes."""
+    with pytest.raises(ValueError, match=r"found a stream, allowed is a batch"):
+        function(spark.readStream.format("rate").load())
+    with pytest.raises(ValueError, match=r"limit_bytes: found 0, allowed is 1 or more"):
+        function(frame(spark, ABC), 0)
+
+
 def test_assemble_from_kafka(spark: SparkSession, broker: str, make_topic: Callable[..., str]) -> None:
     """Messages of several megabytes come out of a real topic, beside ordinary records and one that is not whole."""
     topic = make_topic(2)
