@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -13,10 +12,11 @@ from typing import Any, Literal, cast
 
 from app.chunking import ChunkSettings, check_order, chunk_settings
 from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
 from app.foreign import check_readable
-from app.secret import as_kind, fill_in, hidden
+from app.secret import as_kind, hidden
 from app.topology import check_apart, check_no_circle
-from stores.keys import Key, Value, read, unknown
+from stores.keys import Key, Value, read
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import Codec
@@ -32,7 +32,6 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
-_TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +132,17 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     tables = document.get("pipeline", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigurationError("pipeline", "found a value, allowed are tables: [pipeline.NAME]")
-    flat = _flatten({name: value for name, value in document.items() if name != "pipeline"}, environ)
+    flat = flatten({name: value for name, value in document.items() if name != "pipeline"}, environ)
     shared = {name: value for name, value in flat.items() if name.startswith(("consumer.", "producer."))}
     own = {name: value for name, value in flat.items() if name not in shared}
-    _check_top_names(own)
-    _check_client_names(shared)
+    check_top_names(own)
+    check_client_names(shared)
     worker = _read(WORKER_KEYS, own)
     client = client_settings(own)
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
     pipelines = tuple(
-        _pipeline(name, worker["in.flight.bytes"], shared, _flatten_in(name, table, environ))
+        _pipeline(name, worker["in.flight.bytes"], shared, flatten_in(name, table, environ))
         for name, table in tables.items()
     )
     check_apart(pipelines)
@@ -179,45 +178,6 @@ def _read(keys: Sequence[Key], config: Mapping[str, object]) -> dict[str, Any]:
     """As `read`; what a placeholder gave is taken as its key's kind, and what is secret is hidden."""
     values = read(keys, {key.name: as_kind(config[key.name], key.kind) for key in keys if key.name in config})
     return {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in keys}
-
-
-def _flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
-    """Dotted names from the nested tables that TOML makes of them; a quoted name with dots means the same."""
-    flat: dict[str, object] = {}
-    for name, value in table.items():
-        nested = isinstance(value, dict)
-        for key, item in _flatten(value, environ, f"{prefix}{name}.").items() if nested else [(prefix + name, value)]:
-            if key in flat:
-                raise ConfigurationError(key, "is given twice: with quotes and without")
-            flat[key] = item if nested else fill_in(key, item, environ)
-    return flat
-
-
-def _flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, object]:
-    try:
-        return _flatten(table, environ)
-    except ConfigurationError as exc:
-        raise exc.within(pipeline) from exc
-
-
-def _check_top_names(names: Iterable[str]) -> None:
-    known = [key.name for key in WORKER_KEYS]
-    for name in names:
-        if name in known:
-            continue
-        if difflib.get_close_matches(name.partition(".")[0], ["pipeline"], cutoff=0.8):
-            raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
-        if name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
-            raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
-        raise unknown(name, known)
-
-
-def _check_client_names(names: Iterable[str]) -> None:
-    for name in names:
-        for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
-            known = [key.name for key in keys]
-            if name.startswith(prefix) and name not in known:
-                raise unknown(name, known)
 
 
 def _check_addresses(addresses: str) -> None:
@@ -268,7 +228,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
     own_names = {key.name for key in own}
     handed = {key: value for key, value in config.items() if key not in own_names}
     # Names first: a key that is misspelt would else be reported as one that is missing.
-    _check_names(name, handed, config.get(_STORE_CLASS), own_names)
+    check_pipeline_names(name, handed, config.get(_STORE_CLASS), own_names)
     values = _read(own, config)
     common = _read(COMMON_KEYS, config)
     _check_topics(values)
@@ -357,23 +317,6 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
 
 def _needs_store(transforms: Sequence[str], chunks: ChunkSettings) -> bool:
     return "inflate" in transforms or ("offload" in transforms and chunks.strategy != "chunk")
-
-
-def _check_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
-    """A key that is not the pipeline's own is the store's, or nobody's."""
-    _check_client_names(handed)
-    keys = store_keys(store_class) if isinstance(store_class, str) else None
-    known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
-    worker = {key.name for key in WORKER_KEYS}
-    for name in handed:
-        if name in worker:
-            raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
-        nested = re.fullmatch(r"(.+)\.(?:topics|output\.topic|transforms)", name)
-        if nested and (keys is not None or store_class is None):
-            quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
-            raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
-        if name not in known and (keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO)):
-            raise unknown(name, known)
 
 
 def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, needed: bool) -> Mapping[str, object]:

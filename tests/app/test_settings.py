@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.chunking import ChunkSettings
 from app.secret import Secret
-from app.settings import PipelineSettings, Settings, load, parse
+from app.settings import PipelineSettings, load
+from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
-
-HEAD = 'bootstrap.servers = "localhost:9092"\n'
-STORE = 'large.message.payload.store.class = "memory"\n'
-ORDERS = f"""
-[pipeline.orders]
-topics = ["raw"]
-output.topic = "orders"
-transforms = ["offload"]
-{STORE}"""
-OWN_CLASS = ORDERS.replace('"memory"', '"shop.store.ShopStore"')
-S3 = ORDERS.replace('"memory"', '"s3"')
-
-
-def settings_of(text: str, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a file with this text."""
-    return parse(tomllib.loads(text), environ or {})
-
-
-def refusal_of(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The sentence with which a file with this text is refused."""
-    with pytest.raises(ConfigurationError) as caught:
-        settings_of(text, environ)
-    return str(caught.value)
-
-
-def only_pipeline(text: str, environ: Mapping[str, str] | None = None) -> PipelineSettings:
-    """The one pipeline of a file with this text."""
-    (pipeline,) = settings_of(text, environ).pipelines
-    return pipeline
-
 
 # --- what the file means ---------------------------------------------------------------------------------------------
 
@@ -382,95 +349,6 @@ def test_pipeline_name_is_of_the_alphabet_of_groups_and_ids(name: str) -> None:
     assert message.endswith(f"pipeline: found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
 
 
-# --- pipelines side by side ------------------------------------------------------------------------------------------
-
-
-def pipeline_table(name: str, source: str, sink: str, more: str = "") -> str:
-    """A pipeline from one topic to another."""
-    return (
-        f"[pipeline.{name}]\ntopics = ['{source}']\noutput.topic = '{sink}'\ntransforms = ['offload']\n{STORE}{more}\n"
-    )
-
-
-def test_pipelines_of_one_group_are_refused() -> None:
-    """A group that stands twice, given or by default, is an error of the second pipeline."""
-    text = HEAD + pipeline_table("a", "x", "y") + pipeline_table("b", "x", "z", "group.id = 'wideload-a'")
-    assert refusal_of(text) == (
-        "[pipeline.b] group.id: found 'wideload-a', which pipeline a has too; groups are one each"
-    )
-
-
-def test_pipelines_in_a_row_are_taken() -> None:
-    """What one pipeline writes another may read; two may read, and two may write, one topic."""
-    tables = [("a", "raw", "refs"), ("b", "refs", "whole"), ("c", "refs", "copy"), ("d", "other", "refs")]
-    settings = settings_of(HEAD + "".join(pipeline_table(*table) for table in tables))
-    assert [pipeline.name for pipeline in settings.pipelines] == ["a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize(
-    ("tables", "expected"),
-    [
-        (
-            [("a", "raw", "orders"), ("b", "orders", "raw")],
-            (
-                "[pipeline.b] output.topic: found 'raw', which closes a circle of topics: orders → raw → "
-                "orders; records "
-                "would go round for ever"
-            ),
-        ),
-        (
-            [("a", "x", "y"), ("b", "z", "x"), ("c", "y", "z")],
-            (
-                "[pipeline.c] output.topic: found 'z', which closes a circle of topics: y → z → x → y; "
-                "records would go "
-                "round for ever"
-            ),
-        ),
-        (
-            [("a", "x", "y", TOLERANT + '"dead"'), ("again", "dead", "x")],
-            (
-                "[pipeline.again] output.topic: found 'x', which closes a circle of topics: dead → x → dead; "
-                "records would "
-                "go round for ever"
-            ),
-        ),
-        (
-            [("again", "dead", "x"), ("a", "x", "y", TOLERANT + '"dead"')],
-            (
-                "[pipeline.a] errors.deadletterqueue.topic.name: found 'dead', which closes a circle of "
-                "topics: x → dead → "
-                "x; records would go round for ever"
-            ),
-        ),
-    ],
-)
-def test_circle_of_topics_is_refused(tables: list[tuple[str, ...]], expected: str) -> None:
-    """Records and dead letters that come back to where they were would go round for ever."""
-    assert refusal_of(HEAD + "".join(pipeline_table(*table) for table in tables)) == expected
-
-
-def test_circle_may_close_at_any_source() -> None:
-    """A pipeline that reads several topics is in a circle where one of them is fed by its sink."""
-    closing = pipeline_table("b", "y", "x").replace("['y']", "['z', 'y']")
-    expected = "[pipeline.b] output.topic: found 'x', which closes a circle of topics: y → x → y;"
-    assert refusal_of(HEAD + pipeline_table("a", "x", "y") + closing).startswith(expected)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)).filter(lambda edge: edge[0] != edge[1]), max_size=7))
-def test_circle_is_refused_exactly_where_one_is(edges: list[tuple[int, int]]) -> None:
-    """A set of pipelines is taken if, and only if, its topics can be put in a line."""
-    left = set(edges)
-    while ends := {edge for edge in left if edge[1] not in {source for source, _ in left}}:
-        left -= ends
-    text = HEAD + "".join(pipeline_table(f"p{i}", f"t{a}", f"t{b}") for i, (a, b) in enumerate(edges))
-    if not edges:
-        return
-    if left:
-        assert "closes a circle of topics" in refusal_of(text)
-    else:
-        assert len(settings_of(text).pipelines) == len(edges)
-
-
 # --- values from elsewhere -------------------------------------------------------------------------------------------
 
 
@@ -606,48 +484,3 @@ def test_secret_compares_as_what_it_is() -> None:
     """Only printing hides a secret: clients and stores use it like any string."""
     secret = Secret("pa ss")
     assert (secret == "pa ss", secret.encode(), f"{secret}", len(secret)) == (True, b"pa ss", "pa ss", 5)
-
-
-# --- formats of others -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["wideload", "bakdata-headers", "bakdata-flag"])
-def test_reference_format_is_taken(name: str) -> None:
-    """Each format can be read from any store, and written to S3 and to a store of one's own."""
-    for text in (
-        ORDERS.replace("offload", "inflate"),
-        S3 + 's3.bucket = "2-pay.loads"\ns3.prefix = "a/b-c~1"\n',
-        OWN_CLASS,
-    ):
-        assert only_pipeline(HEAD + text + f'reference.format = "{name}"\n').reference_format == name
-
-
-def test_reference_format_that_is_none() -> None:
-    """A format that is not known is refused with the list of those that are."""
-    found = refusal_of(HEAD + ORDERS + 'reference.format = "bakdata"\n')
-    assert found == (
-        "[pipeline.orders] reference.format: found 'bakdata', allowed is one of: "
-        "wideload, bakdata-headers, bakdata-flag"
-    )
-
-
-@pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (ORDERS, "large.message.payload.store.class: found 'memory'"),
-        (S3 + 's3.bucket = "pay_loads"\n', "s3.bucket: found 'pay_loads'"),
-        (S3 + 's3.bucket = "pay.2024"\n', "s3.bucket: found 'pay.2024'"),
-        (S3 + 's3.bucket = "b"\ns3.prefix = "a b"\n', "s3.prefix: found 'a b'"),
-        (S3 + 's3.bucket = "b"\ns3.prefix = "a%20b"\n', "s3.prefix: found 'a%20b'"),
-    ],
-)
-def test_reference_format_that_nobody_could_follow(name: str, text: str, found: str) -> None:
-    """A store whose paths the format's readers cannot take is refused at start, where it would be written to."""
-    assert f"{found}; reference.format = '{name}' needs, for its readers, " in refusal_of(
-        HEAD + text + f'reference.format = "{name}"\n'
-    )
-    both = text.replace('"offload"', '"inflate", "offload"')
-    assert found in refusal_of(HEAD + both + f'reference.format = "{name}"\n')
-    only_pipeline(HEAD + text)
-    only_pipeline(HEAD + text.replace('"offload"', '"inflate"') + f'reference.format = "{name}"\n')
