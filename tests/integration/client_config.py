@@ -11,10 +11,30 @@ from tests.integration.client_stores import GatedStore
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3Server
 
-__all__ = ["LARGE", "ON_GATE", "THRESHOLD", "Config", "consuming", "on_s3", "producing", "to_json", "worker_both_ways"]
+__all__ = [
+    "LARGE",
+    "MIXED",
+    "ON_GATE",
+    "THRESHOLD",
+    "Config",
+    "consuming",
+    "on_s3",
+    "producing",
+    "to_json",
+    "worker_both_ways",
+]
 
 THRESHOLD = 1_000
 LARGE = b"x" * 5_000
+MIXED: list[tuple[object, str | None]] = [
+    ({"n": 1}, "small"),
+    ({"n": 2, "x": "x" * 5_000}, "large"),
+    (None, "tombstone"),
+    ({"n": 3}, "k" * 5_000),
+    ({"n": 4, "x": "x" * 3_000_000}, "k" * 5_000),
+    ({"n": 5}, None),
+]
+"""Values and keys: the large ones are over the threshold, and two of the keys."""
 
 Config = dict[str, Any]
 

@@ -16,6 +16,7 @@ from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import becomes, many, one, produce
 from tests.integration.client_config import (
     LARGE,
+    MIXED,
     ON_GATE,
     Config,
     consuming,
@@ -39,21 +40,13 @@ async def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: 
     """Small, large and null keys and values come back in order, with their headers; the caller's list stays his own."""
     topic = make_topic()
     headers = [("a", b"1"), ("b", None), ("a", b"2")]
-    sent = [
-        ({"n": 1}, "small"),
-        ({"n": 2, "x": "x" * 5_000}, "large"),
-        (None, "tombstone"),
-        ({"n": 3}, "k" * 5_000),
-        ({"n": 4, "x": "x" * 3_000_000}, "k" * 5_000),
-        ({"n": 5}, None),
-    ]
     there: Config = {
         "value.serializer": None,
         "value.serializers": [to_json, LargeMessageSerializer],
         "key.serializers": [str.encode, LargeMessageSerializer],
     }
     async with SerializingProducer(producing(broker, on_s3(versitygw), **there), linger_ms=5) as producer:
-        for value, key in sent:
+        for value, key in MIXED:
             await producer.send_and_wait(topic, value, key, headers=headers)
     assert headers == [("a", b"1"), ("b", None), ("a", b"2")]
     back: Config = {
@@ -62,10 +55,10 @@ async def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: 
         "key.deserializers": [LargeMessageDeserializer, bytes.decode],
     }
     async with DeserializingConsumer(consuming(broker, on_s3(versitygw), **back), topic) as consumer:
-        found = [await one(consumer) for _ in sent]
-    assert [(record.value, record.key) for record in found] == sent
-    assert [record.headers for record in found] == [tuple(headers)] * len(sent)
-    assert [record.offset for record in found] == list(range(len(sent)))
+        found = [await one(consumer) for _ in MIXED]
+    assert [(record.value, record.key) for record in found] == MIXED
+    assert [record.headers for record in found] == [tuple(headers)] * len(MIXED)
+    assert [record.offset for record in found] == list(range(len(MIXED)))
     raw = (await asyncio.to_thread(read_all, broker, topic))[0]
     paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
     assert paths == [False, True, False, False, True, False]

@@ -19,7 +19,7 @@ from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.confluent import async_consumer_config, consumer_config, producer_config
-from tests.integration.client_config import LARGE, Config, on_s3, to_json, worker_both_ways
+from tests.integration.client_config import LARGE, MIXED, Config, on_s3, to_json, worker_both_ways
 from tests.integration.client_stores import CuttableWay, delete_payload, delete_payloads, run_example
 from tests.integration.topics import committed, end_offsets, read_all
 from tests.integration.way import MakeTopic
@@ -92,20 +92,12 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
     """Small, large and null keys and values come back in order, with their headers; a dict of headers serves too."""
     topic = make_topic()
     headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("b", None), ("a", b"2")]
-    sent: list[tuple[object, str | None]] = [
-        ({"n": 1}, "small"),
-        ({"n": 2, "x": "x" * 5_000}, "large"),
-        (None, "tombstone"),
-        ({"n": 3}, "k" * 5_000),
-        ({"n": 4, "x": "x" * 3_000_000}, "k" * 5_000),
-        ({"n": 5}, None),
-    ]
     there: Config = {
         "value.serializers": [to_json, LargeMessageSerializer],
         "key.serializers": [StringSerializer(), LargeMessageSerializer],
     }
     with producing(broker, on_s3(versitygw), **there) as producer:
-        for value, key in sent:
+        for value, key in MIXED:
             producer.produce(topic, key=key, value=value, headers=list(headers))
         producer.produce(topic, value={"x": "x" * 5_000}, headers={"a": b"1"})
     back: Config = {
@@ -113,11 +105,11 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
         "key.deserializers": [LargeMessageDeserializer, StringDeserializer],
     }
     with consuming(broker, on_s3(versitygw), topic, **back) as consumer:
-        found = [one(consumer) for _ in sent]
+        found = [one(consumer) for _ in MIXED]
         last = one(consumer)
-    assert [(message.deserialized_value(), message.deserialized_key()) for message in found] == sent
-    assert [message.headers() for message in found] == [headers] * len(sent)
-    assert [message.offset() for message in found] == list(range(len(sent)))
+    assert [(message.deserialized_value(), message.deserialized_key()) for message in found] == MIXED
+    assert [message.headers() for message in found] == [headers] * len(MIXED)
+    assert [message.offset() for message in found] == list(range(len(MIXED)))
     assert last.deserialized_value() == {"x": "x" * 5_000}
     assert last.headers() == [("a", b"1")]
     raw = read_all(broker, topic)[0]

@@ -17,6 +17,7 @@ from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
 from tests.integration.client_config import (
     LARGE,
+    MIXED,
     ON_GATE,
     THRESHOLD,
     Config,
@@ -60,14 +61,6 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
     """Small, large and null keys and values come back in order, with their headers; the caller's list stays his own."""
     topic = make_topic()
     headers = [("a", b"1"), ("b", b""), ("a", b"2")]
-    sent = [
-        ({"n": 1}, "small"),
-        ({"n": 2, "x": "x" * 5_000}, "large"),
-        (None, "tombstone"),
-        ({"n": 3}, "k" * 5_000),
-        ({"n": 4, "x": "x" * 3_000_000}, "k" * 5_000),
-        ({"n": 5}, None),
-    ]
     there: Config = {
         "value.serializer": None,
         "value.serializers": [to_json, LargeMessageSerializer],
@@ -75,7 +68,7 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
         "linger.ms": "5",
     }
     with SerializingProducer(producing(broker, on_s3(versitygw), **there), acks="all") as producer:
-        for value, key in sent:
+        for value, key in MIXED:
             producer.send(topic, value, key, headers)
     assert headers == [("a", b"1"), ("b", b""), ("a", b"2")]
     back: Config = {
@@ -84,10 +77,10 @@ def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Serv
         "key.deserializers": [LargeMessageDeserializer, bytes.decode],
     }
     with DeserializingConsumer(consuming(broker, on_s3(versitygw), **back), topic) as consumer:
-        ((_, found),) = many(consumer, len(sent)).items()
-    assert [(record.value, record.key) for record in found] == sent
-    assert [record.headers for record in found] == [headers] * len(sent)
-    assert [record.offset for record in found] == list(range(len(sent)))
+        ((_, found),) = many(consumer, len(MIXED)).items()
+    assert [(record.value, record.key) for record in found] == MIXED
+    assert [record.headers for record in found] == [headers] * len(MIXED)
+    assert [record.offset for record in found] == list(range(len(MIXED)))
     raw = read_all(broker, topic)[0]
     paths = [(record.value or b"").startswith(b"s3://payloads/clients/") for record in raw]
     assert paths == [False, True, False, False, True, False]
