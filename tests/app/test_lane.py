@@ -63,3 +63,13 @@ async def test_lane_that_is_discarded_stops_its_work() -> None:
     partition.discard()
     await asyncio.wait([task], timeout=2)
     assert (task.cancelled(), list(partition.slots)) == (True, [])
+
+
+def test_slot_that_is_finished_holds_its_result() -> None:
+    """What comes free is what the record held beyond its result; a result that is larger takes more."""
+    small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
+    slot = Slot(large, held=5_000)
+    freed = slot.finish((small, small))
+    assert (freed, slot.held, slot.result, slot.dead) == (5_000 - 2 * 412, 2 * 412, (small, small), False)
+    assert (slot.finish((large,), dead=True), slot.held, slot.dead) == (2 * 412 - 1_400, 1_400, True)
+    assert (slot.finish(()), slot.held, slot.result) == (1_400, 0, ())

@@ -17,7 +17,8 @@ from aiokafka.producer import message_accumulator
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from app.budget import Budget, Share
-from app.flow import Flow, RecordError
+from app.ending import RecordError
+from app.flow import Flow
 from app.preflight import plan_pipeline
 from app.settings import parse
 from app.sink import Sink
@@ -96,7 +97,7 @@ class Careless:
         """None."""
         return 0
 
-    def apply(self, record: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
         """A record whose timestamp is no number."""
         return (Written(record.key, record.value, timestamp=cast(int, "now")),)
 

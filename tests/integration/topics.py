@@ -72,10 +72,10 @@ def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
 async def _read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
     ends = await _end_offsets(bootstrap, topic)
     found: dict[int, list[Found]] = defaultdict(list)
+    partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
+    if not partitions:
+        return found  # a consumer that stops as soon as it has started may raise CancelledError
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, max_partition_fetch_bytes=_LARGE) as consumer:
-        partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
-        if not partitions:
-            return found
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         while any([await consumer.position(partition) < ends[partition.partition] for partition in partitions]):

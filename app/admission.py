@@ -1,0 +1,135 @@
+"""Admission: records that were read wait here until the budget takes them, and go on to where they belong."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from app.lane import RECORD_OVERHEAD_BYTES, held_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from aiokafka import TopicPartition
+
+    from app.assembly import Assembly
+    from app.budget import Share
+    from app.lane import Lane, SourceRecord
+    from app.lanes import Lanes
+    from app.outlet import Outlet
+    from app.passage import Passage
+    from app.stages import Chain
+    from app.stats import PipelineStats
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Admits records in the order in which they were read. Belongs to one event loop.
+
+    Args:
+        chain: says which records pass.
+        lanes: of the flow.
+        share: of the budget.
+        assembly: takes chunks; None where none are assembled.
+        outlet: where records go that pass.
+        passage: which the others take.
+        stats: what is counted.
+    """
+
+    # State that changes: `_waiting`, by the poll loop and by rebalances. Between two awaits, so there is no lock.
+
+    def __init__(
+        self,
+        chain: Chain,
+        lanes: Lanes,
+        share: Share,
+        *,
+        assembly: Assembly | None,
+        outlet: Outlet,
+        passage: Passage,
+        stats: PipelineStats,
+    ) -> None:
+        self._chain = chain
+        self._lanes = lanes
+        self._share = share
+        self._assembly = assembly
+        self._outlet = outlet
+        self._passage = passage
+        self._stats = stats
+        self._waiting: deque[tuple[Lane, deque[SourceRecord]]] = deque()
+
+    @property
+    def waits(self) -> bool:
+        """True while records wait."""
+        return bool(self._waiting)
+
+    def add(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
+        """Takes what was read; no await may stand between the poll and this.
+
+        A rebalance in between would leave records of lost partitions.
+        """
+        for partition, records in polled.items():
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                self._waiting.append((lane, deque(records)))
+
+    def clear(self) -> None:
+        """Forgets the records that wait; they are read again from the committed offset."""
+        self._waiting.clear()
+
+    def admit(self) -> None:
+        """Lets records go on, up to the first for which there is no room."""
+        # Every record comes through here, and one that passes is to cost next to nothing: the calls that stand here and
+        # in `Outlet.append`, and none of a part in between.
+        share = self._share
+        assembly = self._assembly
+        passes = self._chain.passes
+        append = self._outlet.append
+        while self._waiting:
+            lane, records = self._waiting[0]
+            while records:
+                record = records[0]
+                held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
+                if assembly is not None and assembly.takes(lane, record):
+                    if not share.admits(held + assembly.reserve_bytes(record)):
+                        return
+                    self._assemble(assembly, lane, record)
+                elif not lane.slots and passes(record):
+                    if not share.admits(held):
+                        return
+                    share.take(held)
+                    append(lane, record, record.offset, held)
+                else:
+                    held += self._chain.reserve_bytes(record)
+                    if not share.admits(held):
+                        return
+                    self._passage.enter(lane, record, held)
+                records.popleft()
+                self._stats.records_in += 1
+                self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
+            self._waiting.popleft()
+
+    def _assemble(self, assembly: Assembly, lane: Lane, record: SourceRecord) -> None:
+        """Takes a chunk. What is pending is not of the budget, or chunks could wait in it for those behind them."""
+        whole, discarded = assembly.add(lane, record)
+        if whole is None:
+            self._passage.enter_nothing(lane, record)
+        else:
+            self._passage.enter(lane, whole, held_bytes(whole) + self._chain.reserve_bytes(whole))
+        for event in discarded:
+            self._passage.give_up(event)
+        self._passage.release(lane)
+
+    def expire(self, *, reading: bool) -> None:
+        """Gives up messages whose chunks have not come in time, which goes by only while the flow reads.
+
+        Args:
+            reading: whether the flow was ready to read since the last call.
+        """
+        if self._assembly is None:
+            return
+        self._assembly.tick(reading=reading and not self._lanes.stalled)
+        if not self._waiting:
+            for event in self._assembly.expire():
+                self._passage.give_up(event)

@@ -1,0 +1,150 @@
+"""The outlet of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiokafka.errors import MessageSizeTooLargeError
+from aiokafka.partitioner import murmur2
+
+from app import clients
+from app.clients import ClusterError, translated
+from app.lane import held_bytes
+from app.sink import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokafka import AIOKafkaProducer
+
+    from app.budget import Share
+    from app.ending import Ending
+    from app.lane import Lane, Slot
+    from app.preflight import Plan
+    from app.settings import ClientSettings, PipelineSettings
+    from app.stats import PipelineStats
+    from transforms.record import RecordLike
+
+__all__ = ["Outlet"]
+
+
+class Outlet:
+    """Writes what leaves the lanes, in the order in which it leaves. Belongs to one event loop.
+
+    Args:
+        client: how to reach the cluster.
+        settings: the pipeline's.
+        plan: what the preflight found.
+        share: the budget's bytes are given back when records are durable.
+        stats: what is counted.
+        ending: of the flow, where a write fails.
+        durable: called whenever more may have become durable.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        settings: PipelineSettings,
+        plan: Plan,
+        share: Share,
+        *,
+        stats: PipelineStats,
+        ending: Ending,
+        durable: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._share = share
+        self._stats = stats
+        self._ending = ending
+        self._durable = durable
+        self._partitions = plan.sink.partitions
+        self._producer: AIOKafkaProducer = clients.producer(client, settings)
+        self._large = asyncio.Semaphore(1)
+        self._sink = self._make_sink(plan.sink.name)
+        self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters.name)
+
+    def _make_sink(self, topic: str) -> Sink:
+        def failed(error: BaseException) -> None:
+            told = translated(error, f"writing to topic {topic}")
+            # The next flow asks for the limit, and splits by that.
+            retriable = told.retriable or (isinstance(error, MessageSizeTooLargeError) and self._settings.chunks.splits)
+            self._ending.fail(ClusterError(str(told), retriable=retriable))
+
+        return Sink(
+            self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged, large=self._large
+        )
+
+    def _acknowledged(self, records: int, size: int) -> None:
+        self._stats.records_out += records
+        self._stats.bytes_out += size
+        self._durable()
+
+    async def start(self) -> None:
+        """Reaches the cluster; raises aiokafka's errors."""
+        await self._producer.start()
+
+    # Each record that passes comes through here: what is called for it is counted (see `Admission.admit`).
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
+        """Puts one record behind the others of its sink partition; `flush` sends them on.
+
+        Args:
+            lane: which it leaves.
+            record: what to write.
+            offset: what the commit of the lane stays at or below until the record is durable.
+            held: bytes of the budget that the record holds until then.
+        """
+        partition = lane.sink_partition
+        if partition is None:
+            if record.key is None:
+                # Any would do; one for each source partition keeps their order.
+                partition = lane.partition.partition % self._partitions
+            else:
+                partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
+        self._sink.append(partition, record, lane.tracked(offset), offset, held)
+
+    def write(self, lane: Lane, slot: Slot) -> None:
+        """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
+        assert slot.result is not None
+        tracker = lane.tracked(slot.source.offset)
+        # What was discarded has no place of its own any more: it is written with the record that left last.
+        offset = max(slot.source.offset, tracker.released - 1)
+        if slot.hold is not None:
+            slot.hold.last = offset
+        if not slot.result:
+            tracker.released = offset + 1
+            self._durable()
+        for result in slot.result:
+            if slot.dead:
+                assert self._dead_letters is not None
+                assert self._plan.dead_letters is not None
+                partition = slot.source.partition % self._plan.dead_letters.partitions
+                self._dead_letters.append(partition, result, tracker, offset, held_bytes(result))
+            else:
+                self.append(lane, result, offset, held_bytes(result))
+
+    def flush(self) -> None:
+        """Sends what has been written, as soon as the client takes it; does not wait."""
+        self._sink.flush()
+        if self._dead_letters is not None:
+            self._dead_letters.flush()
+
+    def discard(self) -> None:
+        """Stops sending; what was not sent is forgotten."""
+        self._sink.discard()
+        if self._dead_letters is not None:
+            self._dead_letters.discard()
+
+    async def stop(self) -> None:
+        """Stops the producer without waiting for batches that it still holds.
+
+        `stop` of aiokafka would flush first, and with a broker that is down it never ends; nor may an old batch be
+        sent once the next flow has begun. Drained flows hold none.
+        """
+        await self._producer.client.close()
+        await self._producer._sender.close()  # noqa: SLF001  # the one way to stop it without a flush
+        await self._producer.stop()

@@ -1,0 +1,120 @@
+"""The passage of a record that has work: its slot in the lane, the chain, and out again in source order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiokafka import TopicPartition
+
+from app.assembly import chunks_of
+from app.lane import Hold, Slot
+
+if TYPE_CHECKING:
+    from app.attempts import Attempts
+    from app.budget import Share
+    from app.ending import Ending
+    from app.lane import Lane, SourceRecord
+    from app.lanes import Lanes
+    from app.outlet import Outlet
+    from app.stages import Chain
+    from app.verdicts import Verdicts
+    from transforms.assembly import Discarded
+
+__all__ = ["Passage"]
+
+
+class Passage:
+    """Takes records through the slots of their lanes. Belongs to one event loop.
+
+    Args:
+        chain: the transforms.
+        lanes: of the flow.
+        share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
+        attempts: applies the chain where it blocks.
+        verdicts: on records that fail.
+        outlet: where results go.
+        ending: of the flow; once it has failed, nothing leaves.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        lanes: Lanes,
+        share: Share,
+        *,
+        attempts: Attempts,
+        verdicts: Verdicts,
+        outlet: Outlet,
+        ending: Ending,
+    ) -> None:
+        self._chain = chain
+        self._lanes = lanes
+        self._share = share
+        self._attempts = attempts
+        self._verdicts = verdicts
+        self._outlet = outlet
+        self._ending = ending
+
+    def enter(self, lane: Lane, record: SourceRecord, held: int) -> None:
+        """Gives a record its slot at the end of the lane, and begins the work on it.
+
+        Args:
+            lane: of its partition.
+            record: as it was read, or assembled.
+            held: bytes of the budget to take for it, with what the chain reserves.
+        """
+        lane.tracked(record.offset)
+        slot = Slot(record, held)
+        lane.slots.append(slot)
+        self._share.take(held)
+        if self._chain.passes(record):
+            slot.result = (record,)
+            return
+        if not self._chain.blocks(record):
+            with self._verdicts.of(slot):
+                results, _ = self._chain.apply(record)
+                self._share.give(slot.finish(results))
+            self.release(lane)
+            return
+        task = asyncio.get_running_loop().create_task(self._transform(lane, slot))
+        lane.tasks.add(task)
+        task.add_done_callback(lane.tasks.discard)
+
+    def enter_nothing(self, lane: Lane, record: SourceRecord) -> None:
+        """Gives a record its slot of which nothing is to be written: what it has to say is held elsewhere."""
+        lane.tracked(record.offset)
+        lane.slots.append(Slot(record, 0, ()))
+
+    def give_up(self, event: Discarded) -> None:
+        """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
+        if self._verdicts.drops(event):
+            return
+        chunks = chunks_of(event)
+        lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
+        assert lane is not None, "the assembly forgets the chunks of a lane that is discarded"
+        hold = Hold(chunks[0].offset)
+        slot = Slot(chunks[-1], 0, hold=hold)
+        lane.holds.append(hold)
+        lane.slots.append(slot)
+        self._verdicts.discard(event, slot)
+        self.release(lane)
+
+    async def _transform(self, lane: Lane, slot: Slot) -> None:
+        with self._verdicts.of(slot):
+            results = await self._attempts.apply(lane, slot.source)
+            self._share.give(slot.finish(results))
+        self.release(lane)
+
+    def release(self, lane: Lane) -> None:
+        """Lets go of what is done, up to the first record that is not."""
+        if self._ending.error is not None or not self._lanes.holds(lane):
+            return
+        while lane.slots and lane.slots[0].result is not None:
+            slot = lane.slots.popleft()
+            try:
+                self._outlet.write(lane, slot)
+            except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
+                self._ending.fail_by_defect(exc, slot.source)
+                return
+        self._outlet.flush()
