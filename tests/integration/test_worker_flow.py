@@ -106,7 +106,7 @@ def test_flow_unwritable_result_stops(broker: str, make_topic: MakeTopic, tmp_pa
     """A result that cannot be put into a batch stops the flow with the record's place; it does not wait for ever."""
     source, sink = make_topic(1), make_topic(1)
     send(broker, source, [(0, b"k", b"v", [], 1_700_000_000_000)])
-    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 0"):
+    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 0: an integer"):
         run_flow(broker, source, sink, tmp_path, [Careless()])
 
 
