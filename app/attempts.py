@@ -1,4 +1,4 @@
-"""Attempts at a record: the chain on a thread, again and again while the store is down, and how the store fares."""
+"""Attempts at a record: the chain, on a thread where it blocks, again while the store is down; how the store fares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RETRY_DELAY_S = 0.2
 
 
 class Attempts:
-    """Applies the chain to records that wait for a store. Belongs to the event loop that runs when it is made.
+    """Applies the chain to records that do not pass. Belongs to the event loop that runs when it is made.
 
     Args:
         chain: the transforms.
@@ -51,12 +51,23 @@ class Attempts:
         unstalled: Callable[[], None],
     ) -> None:
         self.degraded: str | None = None
+        self._chain = chain
         self._executor = executor
         self._settings = settings
         self._stats = stats
         self._unstalled = unstalled
         self._loop = asyncio.get_running_loop()
         self._apply_on_thread = Fallback(chain, self._fell_back_on_thread).apply if chain.falls_back else chain.apply
+
+    def apply_now(self, record: SourceRecord) -> Sequence[RecordLike]:
+        """What the chain makes of a record of which it says that it does not block.
+
+        Raises:
+            TransformError: this record can never succeed.
+        """
+        results, applied = self._chain.apply(record)
+        self._count(applied, record, results)
+        return results
 
     async def apply(self, lane: Lane, record: SourceRecord) -> Sequence[RecordLike]:
         """What the chain makes of a record; tries until it succeeds or can never do so.

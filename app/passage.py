@@ -28,10 +28,10 @@ class Passage:
     """Takes records through the slots of their lanes. Belongs to one event loop.
 
     Args:
-        chain: the transforms.
+        chain: says which records pass, and which block.
         lanes: of the flow.
         share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
-        attempts: applies the chain where it blocks.
+        attempts: applies the chain.
         verdicts: on records that fail.
         outlet: where results go.
         ending: of the flow; once it has failed, nothing leaves.
@@ -73,8 +73,7 @@ class Passage:
             return
         if not self._chain.blocks(record):
             with self._verdicts.of(slot):
-                results, _ = self._chain.apply(record)
-                self._share.give(slot.finish(results))
+                self._share.give(slot.finish(self._attempts.apply_now(record)))
             self.release(lane)
             return
         task = asyncio.get_running_loop().create_task(self._transform(lane, slot))

@@ -127,3 +127,17 @@ async def test_attempts_that_are_cancelled_leave_no_lane_stalled(executor: Execu
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (task.cancelled(), lane.stalled) == (True, 0)
+
+
+def test_attempts_at_once_raise_what_the_chain_raises(executor: Executor) -> None:
+    """Work that blocks nobody is done where it is asked for, once, and counted like any other."""
+
+    async def apply() -> tuple[Sequence[RecordLike], PipelineStats]:
+        stats = PipelineStats()
+        attempts = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+        with pytest.raises(PayloadStoreError, match="access denied"):
+            attempts.apply_now(Read())
+        return attempts.apply_now(Read()), stats
+
+    results, stats = asyncio.run(apply())
+    assert (list(results), stats.offloaded_records, stats.retries) == ([Read()], 1, 0)
