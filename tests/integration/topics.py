@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from transforms.record import Header
 
-__all__ = ["Found", "Sent", "committed", "end_offsets", "read_all", "send"]
+__all__ = ["Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send"]
 
 _LARGE = 64 * 1024 * 1024
 
@@ -102,3 +104,33 @@ async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
 def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     """The committed offset of each partition; 0 where there is none."""
     return asyncio.run(_committed(bootstrap, group, topic))
+
+
+async def _marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
+    partitions = [TopicPartition(topic, number) for number in await _end_offsets(bootstrap, topic)]
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        found = await client.list_consumer_group_offsets(group, partitions=partitions)
+    finally:
+        await client.close()
+    return {each.partition: (max(0, found[each].offset), found[each].metadata) for each in partitions}
+
+
+def marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
+    """What is committed of each partition: the offset, 0 where there is none, and what stands beside it."""
+    return asyncio.run(_marks(bootstrap, group, topic))
+
+
+async def _alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, dict(configs))])
+    finally:
+        await client.close()
+
+
+def alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
+    """Gives a topic these configs, and takes all others that it had from it."""
+    asyncio.run(_alter(bootstrap, topic, configs))
