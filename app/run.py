@@ -9,6 +9,7 @@ import sys
 
 import faust
 
+from app.allocation import keep_freed
 from app.application import Application, PipelinesFailedError
 from app.preflight import check
 from app.repeats import Repeats
@@ -40,6 +41,7 @@ def run_worker(settings: Settings, log_level: str) -> int:
         ConfigurationError: the configuration, the cluster or the stores are not as they must be; nothing was consumed.
     """
     _check_port(settings)
+    keep_freed(settings.in_flight_bytes)
     plans = asyncio.run(check(settings))  # before there is a log: what is wrong is one line, and the caller's to print
     set_up_logging(log_level)
     loop = asyncio.new_event_loop()

@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 
+from app.allocation import keep_freed
 from app.application import Application
 from app.preflight import check
 from app.settings import load
@@ -24,6 +25,7 @@ def _build() -> Application:
     if not path:
         raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the file")
     settings = load(path)
+    keep_freed(settings.in_flight_bytes)
     # Faust imports the app for each of its commands, but only the worker is about to use the cluster.
     plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
     return Application(settings, plans)
