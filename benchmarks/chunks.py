@@ -60,7 +60,7 @@ async def chunks(bench: Bench) -> list[Result]:
     """Splits values of 8 MiB for a topic that takes 1 MiB, and assembles them, beside two copies of the same bytes.
 
     The copies are of the values, to a topic that takes them, and of the chunks. The worker reads one and writes the
-    other, so it is compared with whichever copy was the faster one in that round.
+    other, so it is compared with whichever copy was the better one in that round.
 
     Raises:
         BenchmarkError: a value is not what went in, an order was lost, or less was pending than the limit allows.
@@ -68,19 +68,23 @@ async def chunks(bench: Bench) -> list[Result]:
     source = _Source(await bench.topics.make("large", max_message_bytes=_TOPIC_LIMIT_BYTES), bench.records or RECORDS)
     source.digests = await bench.topics.load(source.topic, source.records())
     runs: dict[str, list[Run]] = {"chunk": [], "assemble": [], "copy of values": [], "copy of chunks": []}
+    chunked = ""
     for number in range(bench.repeat):
         bench.console.print(f"chunks, round {number + 1} of {bench.repeat}: {source.count} records of 8 MiB")
-        # The chunks of the worker are what is assembled and copied, so it goes first; the others take turns.
-        chunked = await _chunk(bench, source, runs["chunk"])
-        turns = ("assemble", "copy of values", "copy of chunks")
-        for name in turns if number % 2 == 0 else reversed(turns):
-            await _whole_or_copy(bench, name, source, chunked, runs[name])
-        await bench.topics.delete(chunked)
+        # Whoever comes later finds a disk that is busy; so they take turns, with the chunks of the round before.
+        for name in runs if number % 2 == 0 else reversed(runs):
+            if name == "chunk":
+                stale, chunked = chunked, await _chunk(bench, source, runs[name])
+                await bench.topics.delete(*filter(None, [stale]))
+            else:
+                await _whole_or_copy(bench, name, source, chunked, runs[name])
+    await bench.topics.delete(chunked)
     await bench.topics.delete(source.topic)
-    return [*(_compared(name, runs) for name in ("chunk", "assemble")), await _memory(bench)]
+    compared = [compare(name, runs) for name in ("chunk", "assemble") for compare in (_speed, _cpu)]
+    return [*compared, await _memory(bench)]
 
 
-def _compared(name: str, runs: dict[str, list[Run]]) -> Result:
+def _speed(name: str, runs: dict[str, list[Run]]) -> Result:
     ours = [_mib(name, run) for run in runs[name]]
     theirs = [
         max(_mib("copy of values", values), _mib("copy of chunks", copied))
@@ -90,6 +94,17 @@ def _compared(name: str, runs: dict[str, list[Run]]) -> Result:
     return Result(f"chunks.{name}.vs_copy", median(ours), "MiB/s", median(theirs), ratio)
 
 
+def _cpu(name: str, runs: dict[str, list[Run]]) -> Result:
+    """Of the client alone, so it varies less than the speed where the machine has other work."""
+    ours = [_cpu_ms(name, run) for run in runs[name]]
+    theirs = [
+        min(_cpu_ms("copy of values", values), _cpu_ms("copy of chunks", copied))
+        for values, copied in zip(runs["copy of values"], runs["copy of chunks"], strict=True)
+    ]
+    ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+    return Result(f"chunks.{name}.cpu_ms_per_value", median(ours), "ms", median(theirs), ratio)
+
+
 def _record_mib(name: str) -> float:
     """What a record has that ends this race; the chunks of a value have different lengths, but come all."""
     return _VALUE_MIB / _CHUNKS if name in {"chunk", "copy of chunks"} else _VALUE_MIB
@@ -97,6 +112,10 @@ def _record_mib(name: str) -> float:
 
 def _mib(name: str, run: Run) -> float:
     return run.per_second * _record_mib(name)
+
+
+def _cpu_ms(name: str, run: Run) -> float:
+    return run.cpu_us / 1000 * _VALUE_MIB / _record_mib(name)
 
 
 async def _chunk(bench: Bench, source: _Source, runs: list[Run]) -> str:

@@ -56,7 +56,13 @@ def test_bench_offload(broker: str, server_kind: str, tmp_path: Path) -> None:
 def test_bench_chunks(broker: str, tmp_path: Path) -> None:
     """Large values go as chunks and come back, beside copies, and the peak is taken while all that may is pending."""
     rows = _measured(broker, tmp_path, "chunks", 5)
-    assert set(rows) == {"chunks.chunk.vs_copy", "chunks.assemble.vs_copy", "chunks.memory.peak_mib"}
+    assert set(rows) == {
+        "chunks.chunk.vs_copy",
+        "chunks.chunk.cpu_ms_per_value",
+        "chunks.assemble.vs_copy",
+        "chunks.assemble.cpu_ms_per_value",
+        "chunks.memory.peak_mib",
+    }
     assert all(row["value"] > 0 and row["ratio"] > 0 for row in rows.values())
     assert rows["chunks.memory.peak_mib"]["against"] == 378
 
