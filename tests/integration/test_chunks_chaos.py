@@ -246,7 +246,9 @@ class Road:
 
     def join(self, **more: object) -> WorkerProcess:
         """From chunked to whole. By itself it tolerates nothing: it ends with the first chunk that makes no message."""
-        keys = {"transforms": ["assemble"], "max.pending.chunked.bytes": PENDING, "chunk.max.message.bytes": LARGEST}
+        limits = {"max.pending.chunked.bytes": PENDING, "chunk.max.message.bytes": LARGEST}
+        # On a machine that is busy with other things no message is to expire.
+        keys = {"transforms": ["assemble"], **limits, "expire.time.of.incomplete.chunked.message.ms": 300_000}
         return self._worker("join", {**keys, **more})
 
     def kill(self, name: str, worker: WorkerProcess) -> Kill:
