@@ -40,6 +40,7 @@ __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "L
 
 _REMEMBERED = 1000  # messages of a partition that have ended, so that a late chunk of theirs is known for what it is
 _UNSETTLED = 100  # messages of a partition that have ended, and perhaps are not delivered; more are taken together
+_BEGINNINGS = 10  # times the time that a message may wait: as long may its writer begin again
 # What Python holds of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
@@ -52,6 +53,7 @@ _BY_CHANCE = frozenset({"expired", "evicted"})
 class _Context:
     chunk: Chunk
     headers: tuple[Header, ...]
+    first_ms: int
     began_ms: int
     digest: _Hash | None
     records: list[LoggedRecord] = field(default_factory=list)
@@ -64,6 +66,7 @@ class _End:
     chunk: Chunk
     reason: Reason | None  # None where it was delivered
     last: int
+    first: int | None = None  # a hash of its first chunk, where it was delivered
 
 
 @dataclass(slots=True)
@@ -71,8 +74,9 @@ class _Partition:
     contexts: dict[str, _Context] = field(default_factory=dict)
     ended: OrderedDict[str, _End] = field(default_factory=OrderedDict)
     unsettled: deque[tuple[int, int]] = field(default_factory=deque)  # first chunk, and the chunk that ended it
-    # Messages that were delivered and are just being written again: the first chunk of that, and when it came.
-    repeats: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # Messages that were delivered and are just being written again: the first chunk of that, when it came, and when one
+    # came last.
+    repeats: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     last: int = -1
     delivered: int = 0
 
@@ -143,7 +147,7 @@ class Assembler:
         for event in events:
             self._count(event)
         for state in self._partitions.values() if limit else ():
-            for uuid in [uuid for uuid, (_, began_ms) in state.repeats.items() if now_ms - began_ms >= limit]:
+            for uuid in [uuid for uuid, (_, _, began_ms) in state.repeats.items() if now_ms - began_ms >= limit]:
                 self._settle(state, state.repeats.pop(uuid)[0])
         return events
 
@@ -164,7 +168,7 @@ class Assembler:
             state.unsettled.popleft()
         firsts = [first for first, _ in state.unsettled]
         firsts += [context.records[0].offset for context in state.contexts.values()]
-        firsts += [first for first, _ in state.repeats.values()]
+        firsts += [first for first, _, _ in state.repeats.values()]
         return min(position, min(firsts, default=position))
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
@@ -203,26 +207,28 @@ class Assembler:
             yield Discarded("malformed", None, (record,), str(exc))
             return
         context = state.contexts.get(chunk.uuid)
+        if context is not None and not chunk.id and self._too_long(context.first_ms, now_ms):
+            times = f"its writer began again and again for {now_ms - context.first_ms:,} ms"
+            yield self._drop(partition, chunk.uuid, "expired", times)
+            context = None
         if context is None:
             if chunk.id:
                 yield from self._late(state, chunk, record)
                 return
             end = state.ended.get(chunk.uuid)
-            if end is not None and end.reason is None and record.offset > end.last and _same(chunk, end.chunk):
+            # Whoever can write may know the uuid beforehand: what is not the same in all is no duplicate.
+            if end is not None and record.offset > end.last and end.first == _hash(record) and _same(chunk, end.chunk):
                 self._repeat(state, chunk, record, now_ms)
                 return
             if (detail := self._too_large(chunk)) is not None:
                 self._end(state, chunk, "oversized")
                 yield Discarded("oversized", chunk.uuid, (record,), detail)
                 return
-            context = _Context(chunk, headers, now_ms, None if chunk.checksum is None else hashlib.sha256())
+            context = _Context(chunk, headers, now_ms, now_ms, None if chunk.checksum is None else hashlib.sha256())
         elif (problem := self._problem(context, chunk, record)) is not None:
             reason, detail = problem
             if reason is None:
-                self.counts.duplicates += 1
-                if not chunk.id:  # the writer begins again, and has as long as the first time
-                    context.began_ms = now_ms
-                    self._order.move_to_end((partition, chunk.uuid))
+                self._duplicate(partition, context, chunk, now_ms)
                 return
             dropped = self._drop(partition, chunk.uuid, reason, detail)
             yield Discarded(reason, chunk.uuid, (*dropped.records, record), detail)
@@ -231,14 +237,28 @@ class Assembler:
         if chunk.uuid in state.contexts and len(context.records) == context.chunk.count:
             yield self._finish(partition, state, context)
 
+    def _duplicate(self, partition: Hashable, context: _Context, chunk: Chunk, now_ms: int) -> None:
+        self.counts.duplicates += 1
+        if not chunk.id:  # the writer begins again, and has as long as the first time
+            context.began_ms = now_ms
+            self._order.move_to_end((partition, chunk.uuid))
+
     def _repeat(self, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int | None) -> None:
         """A chunk of a message that was delivered; `now_ms` where it is the first one."""
         self.counts.duplicates += 1
         if now_ms is not None and chunk.count > 1:
-            first, _ = state.repeats.get(chunk.uuid, (record.offset, 0))
-            state.repeats[chunk.uuid] = first, now_ms
+            first, first_ms, _ = state.repeats.get(chunk.uuid, (record.offset, now_ms, now_ms))
+            if self._too_long(first_ms, now_ms):
+                self._settle(state, first)
+                first, first_ms = record.offset, now_ms
+            state.repeats[chunk.uuid] = first, first_ms, now_ms
         elif chunk.id == chunk.count - 1 and chunk.uuid in state.repeats:
             self._settle(state, state.repeats.pop(chunk.uuid)[0])
+
+    def _too_long(self, first_ms: int, now_ms: int) -> bool:
+        """Whether a message that begins again and again has kept commits back, and others out, for long enough."""
+        limit = self.limits.expire_ms
+        return bool(limit) and now_ms - first_ms >= _BEGINNINGS * limit
 
     def _too_large(self, chunk: Chunk) -> str | None:
         if chunk.size > self.limits.message_bytes:
@@ -313,8 +333,8 @@ class Assembler:
             detail = f"{len(value):,} of {chunk.size:,} bytes, SHA-256 {found}"
             return self._drop(partition, chunk.uuid, "corrupt", detail)
         self._forget(partition, state, chunk.uuid)
-        self._end(state, chunk, None)
         first, last = records[0], records[-1]
+        self._end(state, chunk, None, _hash(first))
         return Assembled(
             Record(first.key, value, context.headers, first.timestamp), ChunkMessageId(first.offset, last.offset)
         )
@@ -338,11 +358,12 @@ class Assembler:
         """Notes that what began at `first` has ended. Delivered or not: that knows who asks for the safe offset."""
         state.unsettled.append((first, state.last))
         if len(state.unsettled) > _UNSETTLED:
-            (low, _), (lower, last) = state.unsettled.popleft(), state.unsettled.popleft()
-            state.unsettled.appendleft((min(low, lower), last))
+            # The newest two: if it were the oldest, a commit would never pass them as long as so many are on their way.
+            (low, last), (lower, _) = state.unsettled.pop(), state.unsettled.pop()
+            state.unsettled.append((min(low, lower), last))
 
-    def _end(self, state: _Partition, chunk: Chunk, reason: Reason | None) -> None:
-        state.ended[chunk.uuid] = _End(chunk, reason, state.last)
+    def _end(self, state: _Partition, chunk: Chunk, reason: Reason | None, first: int | None = None) -> None:
+        state.ended[chunk.uuid] = _End(chunk, reason, state.last, first)
         state.ended.move_to_end(chunk.uuid)
         state.repeats.pop(chunk.uuid, None)
         if len(state.ended) > _REMEMBERED:
@@ -360,3 +381,7 @@ class Assembler:
 
 def _same(one: Chunk, other: Chunk) -> bool:
     return (one.count, one.size, one.checksum) == (other.count, other.size, other.checksum)
+
+
+def _hash(record: LoggedRecord) -> int:
+    return hash((record.key, record.value, tuple(record.headers)))

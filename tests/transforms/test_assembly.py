@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -334,6 +335,21 @@ def test_expire_counts_anew_when_the_writer_begins_again() -> None:
     assert reasons(feed(assembler, logged([again[2]], 5), 189)) == ["abc"]
 
 
+def test_expire_whose_writer_begins_again_and_again() -> None:
+    """After ten times the time what came is given back, and the attempt that begins is a message of its own."""
+    assembler = Assembler(Limits(expire_ms=100))
+    first = letters("u", "abc")[0]
+    events: list[Assembled | Discarded] = []
+    for offset, now_ms in enumerate(range(0, 1_001, 50)):
+        assert events == []
+        events = assembler.add(0, logged([first], offset)[0], now_ms)
+        assert assembler.expire(now_ms) == []
+    assert reasons(events) == ["expired"]
+    assert assembler.safe_offset(0, 21) == 20
+    assert reasons(feed(assembler, logged(letters("u", "abc")[1:], 21), 1_099)) == ["abc"]
+    settled(assembler)
+
+
 def test_expire_never() -> None:
     """0 is never."""
     assembler = Assembler(Limits(expire_ms=0))
@@ -414,6 +430,15 @@ def test_safe_offset_is_not_asked_for() -> None:
     assert [assembler.safe_offset(0, position) for position in (0, 1)] == [0, 0]
     assert assembler.safe_offset(0, 1_999) <= 1_998
     assert assembler.safe_offset(0, 2_000) == 2_000
+
+
+def test_safe_offset_goes_on_under_load() -> None:
+    """However many messages are on their way all the time, a commit follows them: it never stays at the first one."""
+    assembler = Assembler(UNLIMITED)
+    for i in range(0, 6_000, 2):
+        feed(assembler, logged(letters(str(i), "ab"), i))
+        position = max(0, i - 1_000)  # five hundred messages are not delivered yet
+        assert position - 2_000 < assembler.safe_offset(0, position) <= position
 
 
 def test_safe_offset_is_cheap() -> None:
@@ -762,4 +787,29 @@ def test_repeat_that_ends_nowhere_expires() -> None:
     assert assembler.expire(105) == []
     assert assembler.safe_offset(0, 6) == 6
     assert reasons(feed(assembler, logged(ABC[1:], 6))) == []
+    settled(assembler)
+
+
+def test_repeat_that_begins_again_and_again() -> None:
+    """A commit stays behind no longer than ten times the time, though the message is begun again all the time."""
+    assembler = Assembler(Limits(expire_ms=100))
+    feed(assembler, logged(ABC))
+    for offset, now_ms in enumerate(range(0, 1_001, 50), 3):
+        assert assembler.safe_offset(0, offset) == 3
+        assert assembler.add(0, logged(ABC[:1], offset)[0], now_ms) == []
+        assert assembler.expire(now_ms) == []
+    assert assembler.safe_offset(0, 24) == 23
+    assert reasons(feed(assembler, logged(ABC[1:], 24))) == []
+    settled(assembler)
+
+
+@pytest.mark.parametrize("other", [{"key": b"other"}, {"headers": (("own", b"2"),)}])
+def test_repeat_is_the_same_in_all(other: dict[str, Any]) -> None:
+    """Who writes the value of a message beforehand, under another key or with other headers, does not silence it."""
+    record = Record(b"k", b"0123456789", (("own", b"1"),), 7)
+    forged, real = (split(each, 3, "u") for each in (replace(record, **other), record))
+    assembler = Assembler(UNLIMITED)
+    events = feed(assembler, logged([*forged, *real, *real]))
+    assert [event.record for event in events if isinstance(event, Assembled)] == [replace(record, **other), record]
+    assert assembler.counts.duplicates == len(real)
     settled(assembler)
