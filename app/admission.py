@@ -114,7 +114,7 @@ class Admission:
         """Takes a chunk. What is pending is not of the budget, or chunks could wait in it for those behind them."""
         whole, discarded = assembly.add(lane, record)
         if whole is None:
-            self._passage.enter_nothing(lane, record)
+            lane.skip(record)
         else:
             self._passage.enter(lane, whole, held_bytes(whole) + self._chain.reserve_bytes(whole))
         for event in discarded:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from app.tracker import OffsetTracker
-from transforms.record import RecordLike
+from transforms.record import Header, RecordLike
 
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
@@ -55,6 +55,7 @@ class Slot:
             known.
         dead: True where they go to the dead-letter topic.
         hold: where they are dead letters of chunks.
+        skipped: True where nothing is to be written, of this record and others before it.
     """
 
     source: SourceRecord
@@ -62,6 +63,7 @@ class Slot:
     result: Sequence[RecordLike] | None = None
     dead: bool = False
     hold: Hold | None = None
+    skipped: bool = False
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, which is what it holds from here on.
@@ -74,6 +76,19 @@ class Slot:
         freed = self.held - held
         self.result, self.dead, self.held = result, dead, held
         return freed
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is left of a record of which nothing is to be written."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Sequence[Header] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +125,18 @@ class Lane:
         if self.tracker is None:
             self.tracker = OffsetTracker(offset)
         return self.tracker
+
+    def skip(self, record: SourceRecord) -> None:
+        """Gives a record its slot of which nothing is to be written: what it has to say is held elsewhere, or nowhere.
+
+        Its bytes are not of the budget, so they must not wait here behind a record that takes its time.
+        """
+        self.tracked(record.offset)
+        place = _Place(record.topic, record.partition, record.offset, record.timestamp)
+        if self.slots and self.slots[-1].skipped:
+            self.slots[-1].source = place
+        else:
+            self.slots.append(Slot(place, 0, (), skipped=True))
 
     def held_back(self, safe: int) -> int:
         """What may be committed where all before `safe` is durable: that, or the first chunk of what is not."""

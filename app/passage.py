@@ -80,11 +80,6 @@ class Passage:
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
 
-    def enter_nothing(self, lane: Lane, record: SourceRecord) -> None:
-        """Gives a record its slot of which nothing is to be written: what it has to say is held elsewhere."""
-        lane.tracked(record.offset)
-        lane.slots.append(Slot(record, 0, ()))
-
     def give_up(self, event: Discarded) -> None:
         """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
         if self._verdicts.drops(event):

@@ -65,6 +65,24 @@ async def test_lane_that_is_discarded_stops_its_work() -> None:
     assert (task.cancelled(), list(partition.slots)) == (True, [])
 
 
+def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
+    """Behind a record that takes its time they wait as one offset: their values are nowhere counted."""
+    partition = lane()
+    first = Source(3)
+    partition.slots.append(Slot(first, held=1))
+    for offset in range(4, 1_000):
+        partition.skip(Source(offset, value=bytes(100)))
+    partition.slots.append(Slot(Source(1_000), held=1))
+    partition.skip(Source(1_001))
+    assert [(slot.source.offset, slot.source.value, slot.result) for slot in partition.slots] == [
+        (3, b"v", None),
+        (999, None, ()),
+        (1_000, b"v", None),
+        (1_001, None, ()),
+    ]
+    assert partition.tracked(0).safe() == 4
+
+
 def test_slot_that_is_finished_holds_its_result() -> None:
     """What comes free is what the record held beyond its result; a result that is larger takes more."""
     small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
