@@ -14,7 +14,8 @@ WideloadError
 ├── PayloadStoreError             the store; `retriable` says whether to try again
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
-└── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
+├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
+└── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, or will take; final
 
 Each carries its data as attributes and builds its message from them. Each can be copied and pickled, so it may cross
 from one process to another.
@@ -37,6 +38,7 @@ __all__ = [
     "PayloadTooLargeError",
     "RecordTooLargeError",
     "ReferenceRefusedError",
+    "ResourceIdentifierTooLargeError",
     "SerializationError",
     "TransformError",
     "WideloadError",
@@ -330,3 +332,27 @@ class SerializationError(WideloadError):
             partition=partition,
             offset=offset,
         )
+
+
+class ResourceIdentifierTooLargeError(WideloadError):
+    """A name is longer than its kind allows (seed 003: "ResourceIdentifierTooLargeException … is not retriable").
+
+    Attributes:
+        kind: what is named, as `transforms.identifiers.IDENTIFIERS` has it: `group-id`.
+        length: how long the name is, in `unit`.
+        limit: how long it may be.
+        unit: `characters` or `bytes`.
+        retriable: False: the same name is always as long.
+    """
+
+    retriable = False
+
+    def __init__(self, kind: str, length: int, limit: int, unit: str = "characters") -> None:
+        super().__init__(kind, length, limit, unit)
+        self.kind = kind
+        self.length = length
+        self.limit = limit
+        self.unit = unit
+
+    def __str__(self) -> str:
+        return f"the {self.kind} has {self.length:,} {self.unit}, the limit is {self.limit:,}"

@@ -21,6 +21,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     RecordTooLargeError,
     ReferenceRefusedError,
+    ResourceIdentifierTooLargeError,
     SerializationError,
     TransformError,
     WideloadError,
@@ -94,6 +95,14 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         ReferenceRefusedError("file:///data/../x", "file:///data", "'..' leads out of"),
         "reference 'file:///data/../x' is refused: '..' leads out of 'file:///data'",
+    ),
+    (
+        ResourceIdentifierTooLargeError("group-id", 32_768, 249),
+        "the group-id has 32,768 characters, the limit is 249",
+    ),
+    (
+        ResourceIdentifierTooLargeError("offset-metadata", 4_097, 4_096, "bytes"),
+        "the offset-metadata has 4,097 bytes, the limit is 4,096",
     ),
 ]
 

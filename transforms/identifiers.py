@@ -1,0 +1,190 @@
+"""How long the names may be that Kafka's requests carry: the table of seed 003, as data.
+
+Kafka 5.0 refuses what is longer, and Kafka 4.x where `resource.identifier.limit.enable` says so. Today only topic names
+and the metadata of offset commits have a limit; all else ends where a string of the protocol does, at 32,767 bytes.
+
+Names are counted in characters, which in brokers are Java's: one beyond U+FFFF counts as two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from transforms.errors import ResourceIdentifierTooLargeError
+
+__all__ = [
+    "CLIENT_KEYS",
+    "FIRST_VERSION",
+    "IDENTIFIERS",
+    "INVALID_REQUEST",
+    "LIMIT_KEY",
+    "STRING_BYTES",
+    "TOO_LARGE",
+    "ErrorCode",
+    "Identifier",
+    "Kind",
+    "Unit",
+    "check",
+    "enabled_by_default",
+    "transactional_id",
+]
+
+Kind = Literal[
+    "topic",
+    "group-id",
+    "member-id",
+    "group-instance-id",
+    "client-id",
+    "transactional-id",
+    "offset-metadata",
+    "rack-id",
+    "resource-name",
+    "acl-principal",
+    "acl-host",
+]
+Unit = Literal["characters", "bytes"]
+
+LIMIT_KEY = "resource.identifier.limit.enable"
+"""The brokers' property, and the worker's key of the same name."""
+
+FIRST_VERSION = 5
+"""The major version of Kafka in which `LIMIT_KEY` is true where it is not set."""
+
+STRING_BYTES = 32_767
+"""The longest string that most of Kafka's requests can carry."""
+
+_CHARACTERS = 249
+_UUID_CHARACTERS = 36
+_METADATA_BYTES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
+    """An error of Kafka's protocol.
+
+    Attributes:
+        name: as Kafka calls it.
+        number: None where it is not assigned yet.
+    """
+
+    name: str
+    number: int | None
+
+    def __str__(self) -> str:
+        return self.name if self.number is None else f"{self.name} ({self.number})"
+
+
+_INVALID_TOPIC = ErrorCode("INVALID_TOPIC_EXCEPTION", 17)
+_METADATA_TOO_LARGE = ErrorCode("OFFSET_METADATA_TOO_LARGE", 12)
+TOO_LARGE = ErrorCode("RESOURCE_IDENTIFIER_TOO_LARGE", None)
+INVALID_REQUEST = ErrorCode("INVALID_REQUEST", 42)
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """One row of the table.
+
+    Attributes:
+        name: for people.
+        limit: the most that it may have, in `unit`.
+        unit: what is counted.
+        error: what a broker answers to one that is longer.
+        enforced: True where brokers refuse it today; False where they do if `LIMIT_KEY` is true.
+    """
+
+    name: str
+    limit: int
+    unit: Unit
+    error: ErrorCode
+    enforced: bool = False
+
+    def length(self, text: str) -> int:
+        """How long `text` is, in `unit`."""
+        if self.unit == "bytes":
+            return len(text.encode("utf-8", "surrogatepass"))
+        return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+    def answer(self, *, new_client: bool) -> ErrorCode:
+        """The error that a client gets; one whose requests are too old for the new one gets another."""
+        return INVALID_REQUEST if self.error is TOO_LARGE and not new_client else self.error
+
+
+def _named(name: str) -> Identifier:
+    return Identifier(name, _CHARACTERS, "characters", TOO_LARGE)
+
+
+IDENTIFIERS: Mapping[Kind, Identifier] = MappingProxyType(
+    {
+        "topic": Identifier("topic name", _CHARACTERS, "characters", _INVALID_TOPIC, enforced=True),
+        "group-id": _named("group id"),
+        "member-id": Identifier("group member id", _UUID_CHARACTERS, "characters", INVALID_REQUEST),
+        "group-instance-id": _named("group instance id"),
+        "client-id": _named("client id"),
+        "transactional-id": _named("transactional id"),
+        "offset-metadata": Identifier(
+            "offset commit metadata", _METADATA_BYTES, "bytes", _METADATA_TOO_LARGE, enforced=True
+        ),
+        "rack-id": _named("rack id"),
+        "resource-name": _named("resource name for configs and ACLs"),
+        "acl-principal": _named("ACL principal"),
+        "acl-host": _named("ACL host"),
+    }
+)
+"""The table, in the order of the document."""
+
+CLIENT_KEYS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "client.id": "client-id",
+        "group.id": "group-id",
+        "group.instance.id": "group-instance-id",
+        "client.rack": "rack-id",
+        "transactional.id": "transactional-id",
+    }
+)
+"""Which keys of a client's configuration are names of which kind."""
+
+
+def enabled_by_default(major: int) -> bool:
+    """Whether brokers of this major version enforce the limits where `LIMIT_KEY` is not set."""
+    return major >= FIRST_VERSION
+
+
+def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
+    """Refuses a name that is too long.
+
+    Args:
+        kind: what it names.
+        text: the name.
+        enabled: `LIMIT_KEY`. False: only what brokers refuse in any case, and what no request can carry.
+
+    Raises:
+        ResourceIdentifierTooLargeError: it is over the limit.
+    """
+    identifier = IDENTIFIERS[kind]
+    if enabled or identifier.enforced:
+        length = identifier.length(text)
+        if length > identifier.limit:
+            raise ResourceIdentifierTooLargeError(kind, length, identifier.limit, identifier.unit)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > STRING_BYTES:
+        raise ResourceIdentifierTooLargeError(kind, size, STRING_BYTES, "bytes")
+
+
+_DIGEST_CHARACTERS = 40  # 160 bits: two that are equal are not to be expected
+
+
+def transactional_id(pipeline: str, topic: str, partition: int) -> str:
+    """The `transactional.id` of a pipeline's transactions for one source partition; always the same, and its own.
+
+    `pipeline:topic:partition`: both names may have dashes, and `a-b-c-0` would be that of two pipelines, which then
+    fence each other. Where that is over the limit: the pipeline's name, as far as there is room, and a digest.
+    """
+    whole = f"{pipeline}:{topic}:{partition}"
+    if IDENTIFIERS["transactional-id"].length(whole) <= _CHARACTERS:
+        return whole
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return f"{pipeline[: _CHARACTERS - _DIGEST_CHARACTERS - 1]}:{digest}"
