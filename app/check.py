@@ -13,6 +13,7 @@ from app.secret import Secret
 from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
+from transforms.identifiers import LIMIT_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +38,7 @@ def effective(settings: Settings) -> str:
     worker: dict[str, object] = {
         "bootstrap.servers": client.bootstrap_servers,
         "client.id": client.client_id,
+        LIMIT_KEY: client.limit_names,
         **client.security,
         "in.flight.bytes": settings.in_flight_bytes,
         "store.threads": settings.store_threads,

@@ -27,6 +27,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
     "Work with topics": ("produce", "consume", "inspect"),
     "Work with payloads": ("store",),
+    "Work with names": ("names",),
 }
 
 # By name: a command's module, and with it aiokafka or Faust, is imported when the command is run.
@@ -34,6 +35,7 @@ _COMMANDS: Mapping[str, str] = {
     "consume": "app.consume",
     "demo": "app.demo",
     "inspect": "app.inspection",
+    "names": "app.names",
     "produce": "app.produce",
     "store": "app.lifecycle",
 }
@@ -123,6 +125,7 @@ def cli() -> None:
       wideload inspect orders -c wideload.toml
       wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
       wideload store lifecycle -c wideload.toml
+      wideload names audit -b localhost:9092
     """
 
 

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import collect_hosts, create_conn
 
+from app.naming import client_id
 from app.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -144,7 +145,7 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
     values: Mapping[str, Any] = pipeline.consumer
     return AIOKafkaConsumer(
         **security_arguments(settings),
-        client_id=f"{settings.client_id}-{pipeline.name}",
+        client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
         auto_offset_reset=values["consumer.auto.offset.reset"],
@@ -173,7 +174,7 @@ def producer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaPr
     codec = values["producer.compression.type"]
     return AIOKafkaProducer(
         **security_arguments(settings),
-        client_id=f"{settings.client_id}-{pipeline.name}",
+        client_id=client_id(settings, pipeline.name),
         acks="all",
         enable_idempotence=True,
         compression_type=None if codec == "none" else codec,

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from app.definitions import CONNECTION_KEYS
-from app.secret import fill_in
+from app.secret import Secret, as_kind, fill_in
 from app.settings import ClientSettings, PipelineSettings, Settings, client_settings, load
 from stores.keys import unknown
 from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
 
 __all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "pipeline_of"]
 
@@ -74,6 +75,7 @@ def client_of(
     if config is not None:
         client = load(config).client
         values |= {"bootstrap.servers": client.bootstrap_servers, "client.id": client.client_id}
+        values[LIMIT_KEY] = client.limit_names
         values |= {name: value for name, value in client.security.items() if value is not None}
     values |= _pairs(extra, environ)
     if bootstrap_servers is not None:
@@ -86,16 +88,18 @@ def client_of(
 
 
 def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
-    known = [key.name for key in CONNECTION_KEYS]
+    keys = {key.name: key for key in CONNECTION_KEYS}
     pairs: dict[str, object] = {}
     for text in extra:
         name, separator, value = text.partition("=")
         if not separator:
             # The text may be a secret that was put in the wrong place; it is not repeated.
             raise ConfigurationError("-X", "is KEY=VALUE, and one that was given has no '='")
-        if name not in known:
-            raise unknown(name, known)
-        pairs[name] = fill_in(name, value, environ)
+        if name not in keys:
+            raise unknown(name, keys)
+        filled = fill_in(name, value, environ)
+        taken = as_kind(Secret(filled), keys[name].kind)
+        pairs[name] = filled if isinstance(taken, str) else taken
     return pairs
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TextIO
 
-__all__ = ["Column", "Progress", "Rows", "Unit", "bytes_text", "printable", "progress"]
+__all__ = ["Column", "Progress", "Rows", "Unit", "brief", "bytes_text", "printable", "progress"]
 
 Unit = Literal["bytes", "messages"] | None
 
@@ -39,8 +39,20 @@ def printable(data: bytes | None, limit: int = 200) -> str:
         return "-"
     # Four bytes make a character at most, so the rest of a key of a megabyte need not be looked at.
     text = data[: 4 * limit + 4].decode(errors="backslashreplace")
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    escaped = _escaped(text[: limit + 1])
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 1]}…"
+
+
+def brief(text: str, limit: int = 40) -> str:
+    """`text` as it may stand in a line: what is not printable is escaped, and what is long is cut in its middle."""
+    if len(text) <= limit:
+        return _escaped(text)
+    end = limit // 3
+    return f"{_escaped(text[: limit - end - 1])}…{_escaped(text[-end:])}"
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from app.chunking import CHUNK_KEYS
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
 from transforms.formats import FORMATS
+from transforms.identifiers import LIMIT_KEY
 from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
@@ -59,6 +60,14 @@ SECURITY_KEYS: Sequence[Key] = (
 CONNECTION_KEYS: Sequence[Key] = (
     Key("bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED),
     Key("client.id", "string", "The name by which the brokers' logs and quotas know the worker.", default="wideload"),
+    Key(
+        LIMIT_KEY,
+        "boolean",
+        "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). `false` lets "
+        "pass what brokers of Kafka 4.x take, as their property of this name does; topic names have their limit in any "
+        "case.",
+        default=True,
+    ),
     *SECURITY_KEYS,
 )
 

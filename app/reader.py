@@ -13,6 +13,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.clients import security_arguments, translated
 from app.lane import SourceRecord
+from app.naming import check_name
 from transforms.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
         ConfigurationError: there is no such partition or offset.
         ClusterError: the cluster failed.
     """
+    if selection.group is not None:
+        check_name("group-id", selection.group, "--group", enabled=client.limit_names)
     if selection.partition is not None and selection.partition >= topic.partitions:
         raise ConfigurationError(
             "--partition",

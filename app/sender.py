@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from app.clients import admin, security_arguments, translated
+from app.naming import check_name
 from app.preflight import Topic, topics
 from app.settings import ClientSettings
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
@@ -134,6 +135,7 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
         ConfigurationError: no broker answers, or there is no such topic.
         ClusterError: the cluster does not say.
     """
+    check_name("topic", name, "TOPIC")
     async with admin(client) as connection:
         found = await topics(connection, [name])
     if name not in found:

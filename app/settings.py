@@ -14,6 +14,7 @@ from app.chunking import ChunkSettings, check_order, chunk_settings
 from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
 from app.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
 from app.foreign import check_readable
+from app.naming import check_client, check_name, check_pipeline
 from app.secret import as_kind, hidden
 from app.topology import check_apart, check_no_circle
 from stores.keys import Key, Value, read
@@ -22,6 +23,7 @@ from stores.store import COMMON_KEYS
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
+from transforms.identifiers import LIMIT_KEY
 
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
@@ -42,11 +44,13 @@ class ClientSettings:
         bootstrap_servers: `host:port`, separated by commas.
         client_id: the name that brokers see.
         security: the values of `SECURITY_KEYS`, by name.
+        limit_names: `resource.identifier.limit.enable`.
     """
 
     bootstrap_servers: str
     client_id: str = "wideload"
     security: Mapping[str, Value | None] = field(default_factory=lambda: read(SECURITY_KEYS, {}))
+    limit_names: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,8 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
         _pipeline(name, worker["in.flight.bytes"], shared, flatten_in(name, table, environ))
         for name, table in tables.items()
     )
+    for pipeline in pipelines:
+        check_pipeline(client, pipeline)
     check_apart(pipelines)
     check_no_circle(pipelines)
     _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
@@ -168,8 +174,12 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
     values = _read(CONNECTION_KEYS, config)
     _check_addresses(values["bootstrap.servers"])
     client = ClientSettings(
-        values["bootstrap.servers"], values["client.id"], {key.name: values[key.name] for key in SECURITY_KEYS}
+        values["bootstrap.servers"],
+        values["client.id"],
+        {key.name: values[key.name] for key in SECURITY_KEYS},
+        values[LIMIT_KEY],
     )
+    check_client(client)
     _check_security(client.security)
     return client
 
@@ -286,6 +296,8 @@ def _check_topics(values: Mapping[str, Any]) -> None:
         ("errors.deadletterqueue.topic.name", values["errors.deadletterqueue.topic.name"]),
     ]
     for key, topic in named:
+        if topic is not None:
+            check_name("topic", topic, key)
         if topic is not None and not _TOPIC.fullmatch(topic):
             raise ConfigurationError(key, f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]")
     if len(set(values["topics"])) != len(values["topics"]):

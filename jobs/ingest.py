@@ -29,6 +29,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from jobs.checkpoint import bind
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
+from jobs.names import check_names
 from jobs.progress import Tally, bar, follow, measured, table
 from jobs.schemas import RECORD, conform
 from jobs.session import SessionSettings, connector_jars, open_session, submitted
@@ -191,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status, message = 0, None
     try:
         settings, session = _settings(arguments), _session(arguments)
+        check_names(settings.topics, settings.kafka_options)
         require_broker(settings.bootstrap_servers)
         with open_session(session) as spark, _stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)

@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
@@ -19,6 +19,7 @@ from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.positions import Subscriptions
 from app.chunks.rate import Rate
+from app.naming import check_topics
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 
 __all__ = ["AssemblingConsumer"]
@@ -76,6 +77,7 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         on_discarded: Callable[[Discarded], Awaitable[None] | None] = _warn,
         **options: object,
     ) -> None:
+        check_topics(topics)
         values, client = apart(CONSUMER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
         arguments = _ARGUMENTS.read(client)
         self._own_key_deserializer = arguments.pop("key_deserializer", None)
@@ -129,6 +131,17 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
             left_s = max(0.0, deadline - self._loop.time())
             last = not left_s
             await self._read(partitions, left_s, most)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
+    ) -> None:
+        """As `AIOKafkaConsumer.subscribe`.
+
+        Raises:
+            ConfigurationError: a topic's name is over its limit.
+        """
+        check_topics(topics)
+        super().subscribe(topics, pattern, listener)
 
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; an id of a message means its first chunk, so that the message comes next.

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from app.chunking import CHUNK_KEYS
+from app.naming import check_config
 from app.serializers.arguments import Arguments
-from app.serializers.options import coerced
+from app.serializers.options import LIMIT, coerced, limits_names
 from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
@@ -24,17 +25,23 @@ _OWN_DEFAULTS: Mapping[str, int] = {
 }
 _KEYS = {key.name: replace(key, default=_OWN_DEFAULTS.get(key.name, key.default)) for key in CHUNK_KEYS}
 
-PRODUCER_KEYS: Sequence[Key] = tuple(_KEYS[name] for name in ("chunk.max.bytes", "chunk.max.message.bytes"))
+PRODUCER_KEYS: Sequence[Key] = (
+    *(_KEYS[name] for name in ("chunk.max.bytes", "chunk.max.message.bytes")),
+    LIMIT,
+)
 
-CONSUMER_KEYS: Sequence[Key] = tuple(
-    _KEYS[name]
-    for name in (
-        "chunk.max.message.bytes",
-        "max.pending.chunked.message",
-        "max.pending.chunked.bytes",
-        "expire.time.of.incomplete.chunked.message.ms",
-        "auto.ack.oldest.chunked.message.on.queue.full",
-    )
+CONSUMER_KEYS: Sequence[Key] = (
+    *(
+        _KEYS[name]
+        for name in (
+            "chunk.max.message.bytes",
+            "max.pending.chunked.message",
+            "max.pending.chunked.bytes",
+            "expire.time.of.incomplete.chunked.message.ms",
+            "auto.ack.oldest.chunked.message.on.queue.full",
+        )
+    ),
+    LIMIT,
 )
 
 
@@ -50,8 +57,10 @@ def apart(
     """The values of our keys, and what is left for the client.
 
     Raises:
-        ConfigurationError: a key is neither ours nor the client's, or a value may not stand under ours.
+        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value may not stand
+            under ours.
     """
+    check_config(whole, enabled=limits_names(whole))
     ours = {key.name: key for key in keys}
     for name in whole:
         if name not in ours and not arguments.knows(name):

@@ -28,6 +28,7 @@ from aiokafka.structs import RecordMetadata
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
 from app.chunks.rate import Rate
 from app.clients import ClusterError, describe
+from app.naming import check_name
 from app.preflight import topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
@@ -122,11 +123,12 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
         Raises:
             ChunkError: the record cannot be split, is over `chunk.max.message.bytes`, or the topic is compacted.
-            ConfigurationError: the topic does not say what it takes.
+            ConfigurationError: the topic does not say what it takes, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
         if self._closed:
             raise ProducerClosed
+        check_name("topic", topic, "topic")
         own = list(headers or ())
         key_bytes = key if self._own_key_serializer is None else self._own_key_serializer(key)
         value_bytes = value if self._own_value_serializer is None else self._own_value_serializer(value)

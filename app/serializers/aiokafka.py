@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
+from app.naming import check_name, check_topics
 from app.serializers import config as taken
 from app.serializers.arguments import Arguments
 from app.serializers.demand import Allowance, Demand
@@ -85,9 +86,11 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         Raises:
             SerializationError: a stage raised an error; nothing is sent. `__cause__` has the reason, `retriable` says
                 whether the same may succeed later.
+            ConfigurationError: the topic's name is over its limit.
         """
         if self._closed:
             raise ProducerClosed
+        check_name("topic", topic, "topic")
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that is not there
         own = list(headers or ())
@@ -177,6 +180,7 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
+        check_topics(topics)
         self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
         self._threads = Threads()
         try:
@@ -191,6 +195,17 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
             raise
         self._holds: dict[TopicPartition, _Hold] = {}
         self._failures: dict[TopicPartition, _Failure] = {}
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
+    ) -> None:
+        """As `AIOKafkaConsumer.subscribe`.
+
+        Raises:
+            ConfigurationError: a topic's name is over its limit.
+        """
+        check_topics(topics)
+        super().subscribe(topics, pattern, listener)
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`; then closes the deserializers and their stores, once no call is under way."""

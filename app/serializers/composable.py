@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from app.serializers.stage import Context, Direction, Headers, Stage, appended_headers, load, shared_headers
-from transforms.errors import ConfigurationError, SerializationError
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
+from transforms.identifiers import check
 
 __all__ = ["ComposableDeserializer", "ComposableSerializer"]
 
@@ -122,8 +123,13 @@ class ComposableSerializer(_Composable):
             data: the key or the value of the application.
 
         Raises:
-            SerializationError: a stage raised an error, or gave something other than `bytes` or None.
+            SerializationError: a stage raised an error, or gave something other than `bytes` or None; or the topic's
+                name is over its limit.
         """
+        try:
+            check("topic", topic)
+        except ResourceIdentifierTooLargeError as exc:
+            raise self._error(Context(topic, self._field, headers), str(exc)) from exc
         return cast("bytes | None", self._run(data, Context(topic, self._field, headers)))
 
     def __call__(self, data: Any, context: Any) -> bytes | None:

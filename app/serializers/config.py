@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from app.naming import check_config
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.options import (
@@ -19,11 +20,13 @@ from app.serializers.options import (
     check_time,
     coerced,
     is_store_key,
+    limits_names,
 )
 from stores.keys import Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
 
 __all__ = ["ClientConfig", "consumer", "producer"]
 
@@ -66,8 +69,9 @@ def producer(
             the message.
 
     Raises:
-        ConfigurationError: a list and its singular stand together; a stage cannot be had; a key is known to neither the
-            client nor the store; the store calls of one record may together take longer than `max.block.ms`.
+        ConfigurationError: a name, such as `group.id`, is over its limit; a list and its singular stand together; a
+            stage cannot be had; a key is known to neither the client nor the store; the store calls of one record may
+            together take longer than `max.block.ms`.
     """
     return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own, names)
 
@@ -102,8 +106,9 @@ def _apart(
     own: Callable[[str], bool] | None,
     names: Iterable[str],
 ) -> ClientConfig[_Composable]:
+    check_config(config, enabled=limits_names(config))
     found: dict[str, _Composable | None] = {}
-    taken: set[str] = set()
+    taken: set[str] = {LIMIT_KEY}
     for field in ("key", "value"):
         singular = f"{field}.{kind}"
         plural = f"{singular}s"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -24,8 +24,9 @@ from faust.types import AppT, CodecArg, EventT, K, ModelArg, SchemaT, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message, RecordMetadata
 
+from app.naming import check_name, check_topics
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.options import check_time
+from app.serializers.options import check_time, limits_names
 from transforms.errors import (
     PayloadNotFoundError,
     ReferenceRefusedError,
@@ -85,8 +86,8 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         allow_empty: likewise.
 
     Raises:
-        ConfigurationError: by what first uses it, `app.topic` as a rule: a key of `config` is missing or wrong, or the
-            store may take longer than `broker_max_poll_interval`.
+        ConfigurationError: by what first uses it, `app.topic` as a rule: a key of `config` is missing or wrong, the
+            store may take longer than `broker_max_poll_interval`, or the app's id is over the limit of a group id.
     """
 
     def __init__(
@@ -263,6 +264,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     def _opened(self, app: AppT) -> dict[Field, _Side]:
         if self._sides is None:
+            _check_names(app, enabled=limits_names(self._config))
             config = {**_of_app(app), **self._config}
             sides = {}
             try:
@@ -316,7 +318,14 @@ class LargeMessageTopic(faust.Topic):
     """A topic that uploads payloads off the event loop; for the app's setting `Topic`.
 
     Without a `LargeMessageSchema` it is as any other topic, so it may serve the whole app.
+
+    Raises:
+        ConfigurationError: a topic's name is over its limit.
     """
+
+    def __init__(self, app: AppT, *, topics: Sequence[str] | None = None, **more: Any) -> None:
+        check_topics(topics or ())
+        super().__init__(app, topics=topics, **more)
 
     async def send(
         self,
@@ -355,6 +364,12 @@ class LargeMessageTopic(faust.Topic):
             value_serializer=value_serializer,
             **more,
         )
+
+
+def _check_names(app: AppT, *, enabled: bool) -> None:
+    """What the app is called in Kafka: its id is its consumer group."""
+    check_name("group-id", app.conf.id, "id", enabled=enabled)
+    check_name("client-id", app.conf.broker_client_id, "broker_client_id", enabled=enabled)
 
 
 def _of_app(app: AppT) -> dict[str, object]:

@@ -15,6 +15,7 @@ from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import CODECS, Codec
 from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONSUMER_KEYS",
     "DESERIALIZER_KEYS",
+    "LIMIT",
     "PRODUCER_KEYS",
     "SERIALIZER_KEYS",
     "STORE_KEY",
@@ -32,6 +34,7 @@ __all__ = [
     "client_settings",
     "coerced",
     "is_store_key",
+    "limits_names",
 ]
 
 _GENERATOR = "large.message.id.generator"
@@ -53,11 +56,20 @@ _STAGES = (
     "beside"
 )
 
+LIMIT = Key(
+    LIMIT_KEY,
+    "boolean",
+    "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). The client does not "
+    "see this key.",
+    default=True,
+)
+
 SERIALIZER_KEYS: Sequence[Key] = (
     Key("value.serializers", "list", f"{_STAGES} `value.serializer`. The first takes what the application has."),
     Key("key.serializers", "list", f"{_STAGES} `key.serializer`."),
     Key("value.serializer", "string", "One, in place of a list."),
     Key("key.serializer", "string", "One, in place of a list."),
+    LIMIT,
 )
 
 DESERIALIZER_KEYS: Sequence[Key] = (
@@ -65,6 +77,7 @@ DESERIALIZER_KEYS: Sequence[Key] = (
     Key("key.deserializers", "list", f"{_STAGES} `key.deserializer`."),
     Key("value.deserializer", "string", "One, in place of a list."),
     Key("key.deserializer", "string", "One, in place of a list."),
+    LIMIT,
 )
 
 PRODUCER_KEYS: Sequence[Key] = (
@@ -256,8 +269,20 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
     values = read(CONNECTION_KEYS, _coerced_all(CONNECTION_KEYS, given))
     security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
     return ClientSettings(
-        str(values["bootstrap.servers"]), str(values["client.id"]), cast("dict[str, Value | None]", security)
+        str(values["bootstrap.servers"]),
+        str(values["client.id"]),
+        cast("dict[str, Value | None]", security),
+        values[LIMIT_KEY] is True,
     )
+
+
+def limits_names(config: Mapping[str, object]) -> bool:
+    """Whether names in this configuration are held to the limits of Kafka 5.0.
+
+    Raises:
+        ConfigurationError: the key says neither yes nor no.
+    """
+    return read([LIMIT], _coerced_all([LIMIT], config))[LIMIT_KEY] is True
 
 
 def coerced(key: Key, value: object) -> object:

@@ -1,0 +1,59 @@
+"""The names that a job gives to Kafka through Spark: checked before Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
+from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check
+
+__all__ = ["LIMIT_OPTION", "check_names"]
+
+LIMIT_OPTION = f"kafka.{LIMIT_KEY}"
+"""The option that turns the limits off where it is `false`; Kafka's client in Spark warns of it, and does no more."""
+
+_PREFIX = "groupIdPrefix"
+# What Spark puts around: PREFIX-UUID-HASH-driver-NUMBER, of numbers of 32 bits; and Kafka's client, where it is not
+# told a client id: consumer-GROUP-NUMBER.
+_GROUP = "{}-" + "0" * 36 + "-" + "0" * 11 + "-driver-" + "0" * 10
+_CLIENT = "consumer-{}-" + "0" * 10
+
+
+def check_names(topics: Iterable[str], options: Mapping[str, str]) -> None:
+    """Checks every name that a job gives, or has Spark make.
+
+    Args:
+        topics: the topics that it names.
+        options: of Spark's Kafka source or sink, as Spark takes them.
+
+    Raises:
+        ConfigurationError: one is over its limit.
+    """
+    enabled = options.get(LIMIT_OPTION, "true").lower() != "false"
+    for kind, text, key, made in _names(topics, options):
+        try:
+            check(kind, text, enabled=enabled)
+        except ResourceIdentifierTooLargeError as exc:
+            row = IDENTIFIERS[kind]
+            what = f"the {row.name} that is made of it" if made else f"the {row.name}"
+            reason = f"{what} has {exc.length:,} {exc.unit}, allowed are {exc.limit:,}; shorten it"
+            if enabled and not row.enforced:
+                reason += f", or set {LIMIT_OPTION}=false where the brokers take it"
+            raise ConfigurationError(key, reason) from exc
+
+
+def _names(topics: Iterable[str], options: Mapping[str, str]) -> Iterator[tuple[Kind, str, str, bool]]:
+    for topic in topics:
+        yield "topic", topic, "--topic", False
+    for name, kind in CLIENT_KEYS.items():
+        if f"kafka.{name}" in options:
+            yield kind, options[f"kafka.{name}"], f"kafka.{name}", False
+    # Spark's options, unlike those of Kafka's client, are the same in capitals.
+    prefix = next((value for name, value in options.items() if name.lower() == _PREFIX.lower()), None)
+    group = options.get("kafka.group.id")
+    key = "kafka.group.id" if group else _PREFIX
+    if group is None and prefix is not None:
+        group = _GROUP.format(prefix)
+        yield "group-id", group, _PREFIX, True
+    if group is not None and "kafka.client.id" not in options:
+        yield "client-id", _CLIENT.format(group), key, True

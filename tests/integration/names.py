@@ -1,0 +1,328 @@
+"""Names of any length in a real cluster, by requests of our own: clients refuse some of what brokers take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.protocol.types import (
+    Array,
+    Boolean,
+    CompactArray,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+)
+
+from app.queries import OLD_TEXT, TAGS, TEXT, Query, version
+
+__all__ = ["Names", "properties"]
+
+_LOAD_SECONDS = 30
+_LOADING = {14, 15, 16}  # the coordinator is loading, not available, another one
+_HEARD = Schema(
+    ("throttle_time_ms", Int32),
+    ("error_code", Int16),
+    ("error_message", TEXT),
+    ("member_id", TEXT),
+    ("epoch", Int32),
+    ("interval_ms", Int32),
+)  # and an assignment, which nobody here looks at
+
+
+class _ConsumerHeartbeat(Query):
+    VERSIONS = (
+        version(
+            68,
+            1,
+            Schema(
+                ("group", TEXT),
+                ("member_id", TEXT),
+                ("epoch", Int32),
+                ("instance_id", TEXT),
+                ("rack_id", TEXT),
+                ("timeout_ms", Int32),
+                ("topics", CompactArray(TEXT)),
+                ("regex", TEXT),
+                ("assignor", TEXT),
+                ("partitions", CompactArray(Int32)),
+                TAGS,
+            ),
+            _HEARD,
+        ),
+    )
+
+
+class _ShareHeartbeat(Query):
+    VERSIONS = (
+        version(
+            76,
+            1,
+            Schema(
+                ("group", TEXT),
+                ("member_id", TEXT),
+                ("epoch", Int32),
+                ("rack_id", TEXT),
+                ("topics", CompactArray(TEXT)),
+                TAGS,
+            ),
+            _HEARD,
+        ),
+    )
+
+
+class _CreateAcls(Query):
+    VERSIONS = (
+        version(
+            30,
+            1,
+            Schema(
+                (
+                    "acls",
+                    Array(
+                        ("resource_type", Int8),
+                        ("resource_name", OLD_TEXT),
+                        ("pattern_type", Int8),
+                        ("principal", OLD_TEXT),
+                        ("host", OLD_TEXT),
+                        ("operation", Int8),
+                        ("permission_type", Int8),
+                    ),
+                )
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                ("results", Array(("error_code", Int16), ("error_message", OLD_TEXT))),
+            ),
+            flexible=False,
+        ),
+    )
+
+
+class _AlterQuotas(Query):
+    VERSIONS = (
+        version(
+            49,
+            0,
+            Schema(
+                (
+                    "entries",
+                    Array(
+                        ("entity", Array(("entity_type", OLD_TEXT), ("entity_name", OLD_TEXT))),
+                        ("ops", Array(("key", OLD_TEXT), ("value", Float64), ("remove", Boolean))),
+                    ),
+                ),
+                ("validate_only", Boolean),
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                (
+                    "entries",
+                    Array(
+                        ("error_code", Int16),
+                        ("error_message", OLD_TEXT),
+                        ("entity", Array(("entity_type", OLD_TEXT), ("entity_name", OLD_TEXT))),
+                    ),
+                ),
+            ),
+            flexible=False,
+        ),
+    )
+
+
+class _AlterConfigs(Query):
+    VERSIONS = (
+        version(
+            44,
+            0,
+            Schema(
+                (
+                    "resources",
+                    Array(
+                        ("resource_type", Int8),
+                        ("resource_name", OLD_TEXT),
+                        ("configs", Array(("name", OLD_TEXT), ("operation", Int8), ("value", OLD_TEXT))),
+                    ),
+                ),
+                ("validate_only", Boolean),
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                (
+                    "responses",
+                    Array(
+                        ("error_code", Int16),
+                        ("error_message", OLD_TEXT),
+                        ("resource_type", Int8),
+                        ("resource_name", OLD_TEXT),
+                    ),
+                ),
+            ),
+            flexible=False,
+        ),
+    )
+
+
+class _CommitOffsets(Query):
+    VERSIONS = (
+        version(
+            8,
+            2,
+            Schema(
+                ("group", OLD_TEXT),
+                ("generation", Int32),
+                ("member_id", OLD_TEXT),
+                ("retention_ms", Int64),
+                (
+                    "topics",
+                    Array(
+                        ("topic", OLD_TEXT),
+                        ("partitions", Array(("partition", Int32), ("offset", Int64), ("metadata", OLD_TEXT))),
+                    ),
+                ),
+            ),
+            Schema(
+                (
+                    "topics",
+                    Array(
+                        ("topic", OLD_TEXT),
+                        ("partitions", Array(("partition", Int32), ("error_code", Int16))),
+                    ),
+                )
+            ),
+            flexible=False,
+        ),
+    )
+
+
+class Names:
+    """Makes names; what one of the methods has made is there when it returns.
+
+    Args:
+        bootstrap: of a cluster of one broker.
+        connection: to it.
+    """
+
+    def __init__(self, bootstrap: str, connection: AIOKafkaAdminClient) -> None:
+        self._bootstrap = bootstrap
+        self._connection = connection
+        self._running: list[AIOKafkaConsumer | AIOKafkaProducer] = []
+
+    async def close(self) -> None:
+        """Ends what still runs."""
+        for each in self._running:
+            await each.stop()
+
+    async def topic(self, name: str) -> int:
+        """The error code of creating it."""
+        response = await self._connection.create_topics([NewTopic(name, 1, 1)])
+        return int(response.topic_errors[0][1])
+
+    async def acl(
+        self, principal: str = "User:a", host: str = "*", resource: str = "t", type_number: int = 2, operation: int = 3
+    ) -> None:
+        """Lets `principal` do `operation` (3: Read) with a resource (2: a topic)."""
+        answer = await self._ask(
+            _CreateAcls(acls=[(type_number, resource, 3, principal, host, operation, 3)]),
+        )
+        assert [code for code, _ in answer.results] == [0], answer
+
+    async def quota(self, entity_type: str, name: str) -> None:
+        """Bounds what a client id, or a user, may write."""
+        entry = ([(entity_type, name)], [("producer_byte_rate", 1e9, False)])
+        answer = await self._ask(_AlterQuotas(entries=[entry], validate_only=False))
+        assert answer.entries[0][0] == 0, answer
+
+    async def group_config(self, group: str) -> None:
+        """Sets a property of a group."""
+        configs = [("consumer.session.timeout.ms", 0, "50000")]
+        answer = await self._ask(_AlterConfigs(resources=[(32, group, configs)], validate_only=False))
+        assert answer.responses[0][0] == 0, answer
+
+    async def commit(self, group: str, topic: str, metadata: str) -> int:
+        """The error code of a commit with this metadata."""
+        query = _CommitOffsets(
+            group=group, generation=-1, member_id="", retention_ms=-1, topics=[(topic, [(0, 0, metadata)])]
+        )
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while True:
+            answer = await self._ask(query)
+            code = int(answer.topics[0][1][0][1])
+            if code not in _LOADING or time.monotonic() > deadline:
+                return code
+            await asyncio.sleep(0.1)
+
+    async def classic_member(self, group: str, topic: str, **arguments: Any) -> None:
+        """A consumer of the classic protocol, which stays."""
+        consumer = AIOKafkaConsumer(
+            topic, bootstrap_servers=self._bootstrap, group_id=group, auto_offset_reset="earliest", **arguments
+        )
+        self._running.append(consumer)
+        await consumer.start()
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while not consumer.assignment():
+            assert time.monotonic() < deadline, f"group {group} gave no partition"
+            await consumer.getmany(timeout_ms=100)
+
+    async def transactions(self, transactional_id: str) -> None:
+        """A producer that has asked for this id."""
+        async with AIOKafkaProducer(bootstrap_servers=self._bootstrap, transactional_id=transactional_id):
+            pass
+
+    async def consumer_member(
+        self, group: str, member_id: str, instance_id: str | None = None, rack_id: str | None = None
+    ) -> None:
+        """A member of a group of KIP-848, until its session ends."""
+        await self._join(
+            _ConsumerHeartbeat(
+                group=group,
+                member_id=member_id,
+                epoch=0,
+                instance_id=instance_id,
+                rack_id=rack_id,
+                timeout_ms=60_000,
+                topics=["t"],
+                regex=None,
+                assignor=None,
+                partitions=[],
+            )
+        )
+
+    async def share_member(self, group: str, member_id: str, rack_id: str | None = None) -> None:
+        """A member of a share group, until its session ends."""
+        await self._join(_ShareHeartbeat(group=group, member_id=member_id, epoch=0, rack_id=rack_id, topics=["t"]))
+
+    async def _join(self, query: Query) -> None:
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while True:
+            answer = await self._ask(query)
+            if answer.error_code not in _LOADING or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        assert answer.error_code == 0, answer
+
+    async def _ask(self, query: Query) -> Any:
+        return await self._connection._send_request(query)
+
+
+def properties(users: Mapping[str, str]) -> dict[str, str]:
+    """Of a broker with the standard authorizer, where PLAINTEXT may do all, and these users log in over SASL."""
+    accounts = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    return {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
+        ),
+        "group.coordinator.rebalance.protocols": "classic,consumer,share",
+        "unstable.api.versions.enable": "true",
+        "unstable.feature.versions.enable": "true",
+    }

@@ -1,0 +1,184 @@
+"""`wideload names audit` on a real broker with the standard authorizer, and names that it takes today."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.audit import audit
+from app.broker import EmbeddedBroker
+from app.clients import admin
+from app.findings import Audit, Use
+from app.settings import ClientSettings
+from tests.integration.names import Names, properties
+from transforms.errors import WideloadError
+from transforms.identifiers import Kind
+
+LIMITED = "limited"
+PASSWORD = "of-a-test"
+FITS, OVER = 249, 250
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedBroker]:
+    """A broker that knows users and what they may do."""
+    try:
+        broker = EmbeddedBroker(properties({LIMITED: PASSWORD}), protocols=["SASL_PLAINTEXT"])
+        broker.start()
+    except WideloadError as exc:
+        pytest.fail(f"no broker: {exc}", pytrace=False)
+    with broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def found(cluster: EmbeddedBroker) -> Audit:
+    """What an audit finds where every kind has a name of 249 and one of 250 characters."""
+    return asyncio.run(populate(cluster.bootstrap_servers))
+
+
+def name(kind: str, length: int, letter: str = "x") -> str:
+    """A name of this length that says what it is for."""
+    return kind + letter * (length - len(kind))
+
+
+async def populate(bootstrap: str) -> Audit:
+    client = ClientSettings(bootstrap)
+    async with admin(client) as connection:
+        names = Names(bootstrap, connection)
+        try:
+            assert await names.topic("t") == 0
+            assert await names.topic(name("topic", FITS)) == 0
+            for length in (FITS, OVER):
+                await populate_with(names, length)
+            for text in ("ä" * FITS, "漢" * OVER, "😀" * 125, "e\x1b[31m\u202e" + "y" * OVER):
+                await names.transactions(text)
+            assert await names.commit("plain", "t", "m" * 4096) == 0
+            assert await names.commit("umlauts", "t", "ä" * 2049) == 0
+            # What the controller has taken comes to the brokers a moment later.
+            deadline = time.monotonic() + 30
+            wanted = {(kind, name(prefix, limit + 1)) for kind, prefix, limit in KINDS}
+            while True:
+                found = await audit(client)
+                if wanted <= {(each.kind, each.text) for each in found.uses} or time.monotonic() > deadline:
+                    return found
+        finally:
+            await names.close()
+
+
+async def populate_with(names: Names, length: int) -> None:
+    await names.classic_member(
+        name("group", length),
+        "t",
+        client_id=name("client", length),
+        group_instance_id=name("instance", length),
+    )
+    await names.transactions(name("transaction", length))
+    await names.acl(principal=name("User:", length))
+    await names.acl(host=name("host", length))
+    await names.acl(resource=name("resource", length), type_number=3)
+    await names.quota("client-id", name("quota-client", length))
+    await names.quota("user", name("quota-user", length))
+    await names.group_config(name("config", length))
+    member_id = name("member", 36 if length == FITS else 37)
+    await names.consumer_member(
+        f"new-{length}", member_id, name("new-instance", length), name("rack", length)
+    )
+    await names.share_member(f"share-{length}", name("sharer", len(member_id)), name("share-rack", length))
+
+
+KINDS: list[tuple[Kind, str, int]] = [
+    ("group-id", "group", FITS),
+    ("client-id", "client", FITS),
+    ("group-instance-id", "instance", FITS),
+    ("transactional-id", "transaction", FITS),
+    ("acl-principal", "User:", FITS),
+    ("acl-host", "host", FITS),
+    ("resource-name", "resource", FITS),
+    ("client-id", "quota-client", FITS),
+    ("resource-name", "quota-user", FITS),
+    ("resource-name", "config", FITS),
+    ("group-instance-id", "new-instance", FITS),
+    ("rack-id", "rack", FITS),
+    ("rack-id", "share-rack", FITS),
+    ("member-id", "member", 36),
+    ("member-id", "sharer", 36),
+]
+
+
+def use(found: Audit, kind: Kind, text: str) -> Use:
+    """What the audit says of a name."""
+    (only,) = [each for each in found.uses if (each.kind, each.text) == (kind, text)]
+    return only
+
+
+@pytest.mark.parametrize(("kind", "prefix", "limit"), KINDS, ids=lambda value: str(value))
+def test_audit_finds_what_is_over(found: Audit, kind: Kind, prefix: str, limit: int) -> None:
+    """Of names that the broker takes today, the audit finds the one that is a character too long, and only that."""
+    fits, over = use(found, kind, name(prefix, limit)), use(found, kind, name(prefix, limit + 1))
+    assert (fits.length, fits.over) == (limit, False)
+    assert (over.length, over.limit, over.over) == (limit + 1, limit, True)
+    assert over in found.over
+
+
+def test_audit_topic(found: Audit, cluster: EmbeddedBroker) -> None:
+    """A topic of 249 characters is within the limit; the broker itself refuses one of 250, with error 17."""
+    assert use(found, "topic", name("topic", FITS)).over is False
+
+    async def create() -> int:
+        async with admin(ClientSettings(cluster.bootstrap_servers)) as connection:
+            return await Names(cluster.bootstrap_servers, connection).topic(name("topic", OVER))
+
+    assert asyncio.run(create()) == 17
+
+
+def test_audit_counts_characters(found: Audit) -> None:
+    """Letters of several bytes count as one each; those beyond U+FFFF as two, as brokers in Java count them."""
+    lengths = {each.text[0]: (each.length, each.over) for each in found.of("transactional-id")}
+    assert lengths["ä"] == (249, False)
+    assert lengths["漢"] == (250, True)
+    assert lengths["😀"] == (250, True)
+
+
+def test_audit_metadata_in_bytes(found: Audit) -> None:
+    """Metadata of commits is counted in bytes: 4,096 letters fit, 2,049 of two bytes do not."""
+    assert use(found, "offset-metadata", "m" * 4096).over is False
+    over = use(found, "offset-metadata", "ä" * 2049)
+    assert (over.length, over.limit, over.over) == (4098, 4096, True)
+    assert over.where == "group umlauts, t/0"
+
+
+def test_broker_refuses_metadata(cluster: EmbeddedBroker) -> None:
+    """The broker of today refuses 4,097 letters, with error 12; it counts characters, where the document says bytes."""
+
+    async def commit(metadata: str) -> int:
+        async with admin(ClientSettings(cluster.bootstrap_servers)) as connection:
+            return await Names(cluster.bootstrap_servers, connection).commit("refused", "t", metadata)
+
+    assert asyncio.run(commit("m" * 4097)) == 12
+    assert asyncio.run(commit("ä" * 4097)) == 12
+    assert asyncio.run(commit("ä" * 4096)) == 0
+
+
+def test_audit_member_ids_of_classic_groups(found: Audit) -> None:
+    """Those are made by the broker, of the instance id and a UUID: they are shown, and no limit is held against them."""
+    made = [each for each in found.of("member-id") if each.text.startswith("instance")]
+    assert [each.length for each in made] == [OVER + 37, FITS + 37]
+    assert not any(each.over for each in made)
+
+
+def test_audit_says_what_it_did_not_read(found: Audit) -> None:
+    """As the super user all is read but what no request tells, and what a broker would leave out for others."""
+    assert [missed.what for missed in found.not_read] == [
+        "transactional ids that this user may not describe",
+        "client ids and rack ids of clients that are in no group",
+    ]
+    assert found.enforced is False
