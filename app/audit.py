@@ -167,7 +167,7 @@ class _Reading:
     async def _properties(self) -> None:
         if not self._nodes:
             return
-        async with self._part("the brokers' own settings of the limits"):
+        async with self._part("the brokers' own settings of the limits", "grant DescribeConfigs on the cluster"):
             wanted = dict.fromkeys([_METADATA_KEY, LIMIT_KEY])
             resource = ConfigResource(ConfigResourceType.BROKER, str(self._nodes[0]), wanted)
             (response,) = await self._connection.describe_configs([resource])
@@ -311,6 +311,8 @@ def _first(count: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
 
 
 def _error(code: int, message: str | None) -> str:
+    if code in _DENIED:
+        return "this user may not ask for them"
     return message or describe(for_code(code)())
 
 

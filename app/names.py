@@ -134,7 +134,8 @@ def _show(found: Audit) -> None:
     for missed in found.not_read:
         click.echo(f"not read: {brief(missed.what, 200)}: {brief(missed.reason, 500)}")
     click.echo(_enforcement(found))
-    click.echo(f"{len(over):,} names are over a limit" if over else "OK: no name that was read is over a limit")
+    names = "1 name" if len(found.uses) == 1 else f"{len(found.uses):,} names"
+    click.echo(f"{names} read, {len(over):,} over a limit" if over else f"{names} read, none over a limit")
 
 
 def _enforcement(found: Audit) -> str:

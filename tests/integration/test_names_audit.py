@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from transforms.errors import WideloadError
 from transforms.identifiers import Kind
 
 LIMITED = "limited"
+DESCRIBER = "describer"
 PASSWORD = "of-a-test"
 FITS, OVER = 249, 250
 
@@ -31,7 +33,7 @@ FITS, OVER = 249, 250
 def cluster() -> Iterator[EmbeddedBroker]:
     """A broker that knows users and what they may do."""
     try:
-        broker = EmbeddedBroker(properties({LIMITED: PASSWORD}), protocols=["SASL_PLAINTEXT"])
+        broker = EmbeddedBroker(properties({LIMITED: PASSWORD, DESCRIBER: PASSWORD}), protocols=["SASL_PLAINTEXT"])
         broker.start()
     except WideloadError as exc:
         pytest.fail(f"no broker: {exc}", pytrace=False)
@@ -89,9 +91,7 @@ async def populate_with(names: Names, length: int) -> None:
     await names.quota("user", name("quota-user", length))
     await names.group_config(name("config", length))
     member_id = name("member", 36 if length == FITS else 37)
-    await names.consumer_member(
-        f"new-{length}", member_id, name("new-instance", length), name("rack", length)
-    )
+    await names.consumer_member(f"new-{length}", member_id, name("new-instance", length), name("rack", length))
     await names.share_member(f"share-{length}", name("sharer", len(member_id)), name("share-rack", length))
 
 
@@ -120,7 +120,7 @@ def use(found: Audit, kind: Kind, text: str) -> Use:
     return only
 
 
-@pytest.mark.parametrize(("kind", "prefix", "limit"), KINDS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "prefix", "limit"), KINDS, ids=str)
 def test_audit_finds_what_is_over(found: Audit, kind: Kind, prefix: str, limit: int) -> None:
     """Of names that the broker takes today, the audit finds the one that is a character too long, and only that."""
     fits, over = use(found, kind, name(prefix, limit)), use(found, kind, name(prefix, limit + 1))
@@ -169,7 +169,7 @@ def test_broker_refuses_metadata(cluster: EmbeddedBroker) -> None:
 
 
 def test_audit_member_ids_of_classic_groups(found: Audit) -> None:
-    """Those are made by the broker, of the instance id and a UUID: they are shown, and no limit is held against them."""
+    """Those are made by the broker, of the instance id and a UUID: they are shown, and held to no limit."""
     made = [each for each in found.of("member-id") if each.text.startswith("instance")]
     assert [each.length for each in made] == [OVER + 37, FITS + 37]
     assert not any(each.over for each in made)
@@ -182,3 +182,149 @@ def test_audit_says_what_it_did_not_read(found: Audit) -> None:
         "client ids and rack ids of clients that are in no group",
     ]
     assert found.enforced is False
+
+
+def logged_in(cluster: EmbeddedBroker, user: str) -> ClientSettings:
+    """A client of a user who may do what ACLs let him."""
+    client = ClientSettings(cluster.address("SASL_PLAINTEXT"))
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.username": user, "sasl.password": PASSWORD}
+    return replace(client, security={**client.security, **login})
+
+
+def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
+    """Who may see nothing is told of every part that is missing, with the right that would help."""
+    seen = asyncio.run(audit(logged_in(cluster, LIMITED)))
+    assert found.uses
+    assert seen.uses == ()
+    assert seen.enforced is None
+    assert {missed.what: missed.reason.split("; ")[-1] for missed in seen.not_read} == {
+        "the brokers' own settings of the limits": "grant DescribeConfigs on the cluster",
+        "ACLs": "grant Describe on the cluster",
+        "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
+        "topics that this user may not describe, and offset commit metadata of theirs": "grant Describe on all topics",
+        "quotas": "grant DescribeConfigs on the cluster",
+        "groups that this user may not describe": "grant Describe on the cluster",
+        "transactional ids that this user may not describe": (
+            "a super user sees all, and so does one with Describe on all transactional ids"
+        ),
+        "client ids and rack ids of clients that are in no group": (
+            "brokers have client ids in their request logs and metrics"
+        ),
+    }
+
+
+def test_audit_with_rights_on_the_cluster(found: Audit, cluster: EmbeddedBroker) -> None:
+    """Who may describe the cluster, but no topic and no group, sees their names, and how many he sees no more of."""
+
+    async def allow() -> Audit:
+        async with admin(ClientSettings(cluster.bootstrap_servers)) as connection:
+            names = Names(cluster.bootstrap_servers, connection)
+            for operation in (8, 10):  # Describe, DescribeConfigs
+                await names.acl(f"User:{DESCRIBER}", "*", "kafka-cluster", type_number=4, operation=operation)
+        deadline = time.monotonic() + 30
+        while True:
+            seen = await audit(logged_in(cluster, DESCRIBER))
+            if (seen.of("acl-host") and seen.enforced is not None) or time.monotonic() > deadline:
+                return seen
+
+    seen = asyncio.run(allow())
+    groups = {each.text for each in found.of("group-id")}
+    assert {each.text for each in seen.of("topic")} == {each.text for each in found.of("topic")}
+    assert {each.text for each in seen.of("group-id")} >= groups
+    assert seen.of("client-id") == tuple(each for each in found.of("client-id") if each.text.startswith("quota"))
+    missed = {each.what: each.reason for each in seen.not_read}
+    assert any(what.startswith("members of ") and "groups" in what for what in missed)
+    assert missed[f"offset commit metadata of {len(seen.of('topic')):,} topics"].endswith(
+        "grant Describe on all topics"
+    )
+    assert "groups that this user may not describe" not in missed
+    assert "transactional ids that this user may not describe" in missed
+
+
+def wideload(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end."""
+    return subprocess.run([sys.executable, "-m", "app.cli", *arguments], capture_output=True, check=False, text=True)
+
+
+def test_command_json(found: Audit, cluster: EmbeddedBroker) -> None:
+    """`--json` gives every name that is over whole, and what was not read; the status is 1."""
+    done = wideload("names", "audit", "-b", cluster.bootstrap_servers, "--json")
+    assert (done.returncode, done.stderr) == (1, "")
+    document = json.loads(done.stdout)
+    over = {each["kind"]: each for each in document["over"]}
+    assert over["acl-principal"] == {
+        "kind": "acl-principal",
+        "name": name("User:", OVER),
+        "length": OVER,
+        "limit": FITS,
+        "unit": "characters",
+        "over": True,
+        "where": "ACL of topic t",
+        "count": 1,
+        "error": "RESOURCE_IDENTIFIER_TOO_LARGE",
+    }
+    assert any(each["name"].startswith("e\x1b[31m\u202e") for each in document["over"])
+    longest = {each["kind"]: (each["length"], each["over"]) for each in document["longest"]}
+    assert longest["topic"] == (FITS, False)
+    assert longest["offset-metadata"][1] is True
+    assert document["not_read"]
+    assert document["enforced"] is False
+    assert found.over
+
+
+def test_command_table(found: Audit, cluster: EmbeddedBroker) -> None:
+    """The table shows what is over, and the longest of each kind; no name gets to the terminal as it is."""
+    done = wideload("names", "audit", "-b", cluster.bootstrap_servers)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(r"[0-9]+ names read, [0-9]+ over a limit\n$", done.stdout)
+    assert found.over
+    assert r"e\x1b[31m\u202ey" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "\u202e" not in done.stdout
+    assert "not read: client ids and rack ids of clients that are in no group: " in done.stdout
+
+
+def test_command_of_a_user_with_the_wrong_password(cluster: EmbeddedBroker, tmp_path: Path) -> None:
+    """A login that fails is one line, without a traceback, and the password is not in it."""
+    config = tmp_path / "secret"
+    config.write_text("not-the-password")
+    done = wideload(
+        "names", "audit", "-b", cluster.address("SASL_PLAINTEXT"), "-X", "security.protocol=SASL_PLAINTEXT",
+        "-X", f"sasl.username={LIMITED}", "-X", f"sasl.password=${{file:{config}}}",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("wideload: bootstrap.servers: no broker answers")
+    assert "not-the-password" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_audit_of_a_cluster_without_authorizer() -> None:
+    """There nothing is left out: only ACLs, which do not count there, and what no request tells. Status 0.
+
+    A broker that allows more metadata is held to what it allows.
+    """
+    with EmbeddedBroker({"offset.metadata.max.bytes": "5000", "broker.rack": "r" * FITS}) as broker:
+
+        async def fill() -> Audit:
+            client = ClientSettings(broker.bootstrap_servers)
+            async with admin(client) as connection:
+                names = Names(broker.bootstrap_servers, connection)
+                assert await names.topic("t") == 0
+                await names.transactions("makes-the-coordinators")
+                await names.classic_member("g", "t")
+                await names.close()
+                assert await names.commit("plain", "t", "m" * 5000) == 0
+            return await audit(client)
+
+        found = asyncio.run(fill())
+        done = wideload("names", "audit", "-b", broker.bootstrap_servers)
+    assert use(found, "offset-metadata", "m" * 5000).limit == 5000
+    assert use(found, "rack-id", "r" * FITS).where == "broker 1"
+    assert found.over == ()
+    assert [missed.what for missed in found.not_read] == [
+        "ACLs",
+        "client ids and rack ids of clients that are in no group",
+    ]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "over the limit" not in done.stdout
+    assert done.stdout.endswith(f"{len(found.uses)} names read, none over a limit\n")

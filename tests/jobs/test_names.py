@@ -1,0 +1,62 @@
+"""Names that a job gives to Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.ingest import main
+from jobs.names import LIMIT_OPTION, check_names
+from transforms.errors import ConfigurationError
+
+FITS, OVER = "x" * 249, "x" * 250
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("kafka.client.id", "client id"),
+        ("kafka.group.id", "group id"),
+        ("kafka.group.instance.id", "group instance id"),
+        ("kafka.client.rack", "rack id"),
+        ("kafka.transactional.id", "transactional id"),
+    ],
+)
+def test_option_over_the_limit(name: str, kind: str) -> None:
+    """Each option that is a name is held to its limit; the message has kind, length, limit and option."""
+    check_names(["t"], {"kafka.client.id": "c", name: FITS})
+    with pytest.raises(ConfigurationError) as caught:
+        check_names(["t"], {"kafka.client.id": "c", name: OVER})
+    assert str(caught.value) == (
+        f"{name}: the {kind} has 250 characters, allowed are 249; shorten it, or set {LIMIT_OPTION}=false where the "
+        "brokers take it"
+    )
+    check_names(["t"], {name: OVER, LIMIT_OPTION: "false"})
+
+
+def test_topic_over_the_limit() -> None:
+    """A topic has its limit in any case."""
+    check_names([FITS], {})
+    with pytest.raises(
+        ConfigurationError, match="--topic: the topic name has 250 characters, allowed are 249; shorten"
+    ):
+        check_names(["t", OVER], {LIMIT_OPTION: "false"})
+
+
+def test_derived_names() -> None:
+    """What Spark makes of a prefix, and Kafka's client of a group, has room for their numbers."""
+    check_names(["t"], {"groupIdPrefix": "p" * 162})
+    with pytest.raises(ConfigurationError, match="groupIdPrefix: the client id that is made of it has 250 characters"):
+        check_names(["t"], {"groupidprefix": "p" * 163})
+    check_names(["t"], {"kafka.group.id": "g" * 229})
+    with pytest.raises(ConfigurationError, match=r"kafka\.group\.id: the client id that is made of it has 250"):
+        check_names(["t"], {"kafka.group.id": "g" * 230})
+    check_names(["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"})
+
+
+def test_ingest_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job ends with status 2 and one line, before Spark is started or a broker is asked."""
+    arguments = ["--bootstrap-servers", "127.0.0.1:1", "--output", "o", "--checkpoint", "c", "--topic", OVER]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "ingest: --topic: the topic name has 250 characters, allowed are 249; shorten it\n"
+    )
