@@ -107,7 +107,7 @@ def _use(use: Use) -> dict[str, Any]:
         "kind": use.kind,
         "name": use.text,
         "length": use.length,
-        "limit": use.limit,
+        "limit": use.limit if use.judged else None,
         "unit": IDENTIFIERS[use.kind].unit,
         "over": use.over,
         "where": use.where,
@@ -168,7 +168,8 @@ def _table(title: str, columns: Sequence[str], rows: Iterator[tuple[str, ...]] |
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    click.echo(f"{title}:")
+    table = Table()
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column in ("names", "length", "limit") else "left")
     for row in rows:

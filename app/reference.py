@@ -85,7 +85,7 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
     ),
     (
         "Security",
-        "Before the first table. The commands take these and the two first keys of the worker as `-X KEY=VALUE` too.",
+        "Before the first table. The commands take these and the three first keys of the worker as `-X KEY=VALUE` too.",
         SECURITY_KEYS,
     ),
     ("Pipeline", "In `[pipeline.NAME]`.", PIPELINE_KEYS),

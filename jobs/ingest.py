@@ -29,7 +29,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from jobs.checkpoint import bind
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
-from jobs.names import check_names
+from jobs.names import LIMIT_OPTION, check_names
 from jobs.progress import Tally, bar, follow, measured, table
 from jobs.schemas import RECORD, conform
 from jobs.session import SessionSettings, connector_jars, open_session, submitted
@@ -117,7 +117,7 @@ class IngestSettings:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
         if self.min_partitions:
             options["minPartitions"] = str(self.min_partitions)
-        return options | dict(self.kafka_options)
+        return options | {name: value for name, value in self.kafka_options.items() if name != LIMIT_OPTION}
 
 
 def read(spark: SparkSession, settings: IngestSettings) -> DataFrame:

@@ -10,7 +10,7 @@ from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, ch
 __all__ = ["LIMIT_OPTION", "check_names"]
 
 LIMIT_OPTION = f"kafka.{LIMIT_KEY}"
-"""The option that turns the limits off where it is `false`; Kafka's client in Spark warns of it, and does no more."""
+"""The option that turns the limits off where it is `false`; Spark is not given it."""
 
 _PREFIX = "groupIdPrefix"
 # What Spark puts around: PREFIX-UUID-HASH-driver-NUMBER, of numbers of 32 bits; and Kafka's client, where it is not

@@ -20,6 +20,7 @@ from aiokafka.protocol.types import (
     Int64,
     Schema,
 )
+from confluent_kafka import Consumer
 
 from app.queries import OLD_TEXT, TAGS, TEXT, Query, version
 
@@ -213,12 +214,15 @@ class Names:
     def __init__(self, bootstrap: str, connection: AIOKafkaAdminClient) -> None:
         self._bootstrap = bootstrap
         self._connection = connection
-        self._running: list[AIOKafkaConsumer | AIOKafkaProducer] = []
+        self._running: list[AIOKafkaConsumer] = []
+        self._with_rack: list[Consumer] = []
 
     async def close(self) -> None:
         """Ends what still runs."""
         for each in self._running:
             await each.stop()
+        for rack in self._with_rack:
+            await asyncio.to_thread(rack.close)
 
     async def topic(self, name: str) -> int:
         """The error code of creating it."""
@@ -270,6 +274,24 @@ class Names:
         while not consumer.assignment():
             assert time.monotonic() < deadline, f"group {group} gave no partition"
             await consumer.getmany(timeout_ms=100)
+
+    async def rack_member(self, group: str, topic: str, rack: str) -> None:
+        """A consumer of librdkafka's, which tells its group where it is; it stays."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": group,
+                "client.rack": rack,
+                "client.id": "with-a-rack",
+                "partition.assignment.strategy": "range",
+            }
+        )
+        self._with_rack.append(consumer)
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while not consumer.assignment():
+            assert time.monotonic() < deadline, f"group {group} gave no partition"
+            await asyncio.to_thread(consumer.poll, 0.2)
 
     async def transactions(self, transactional_id: str) -> None:
         """A producer that has asked for this id."""

@@ -27,6 +27,7 @@ LIMITED = "limited"
 DESCRIBER = "describer"
 PASSWORD = "of-a-test"
 FITS, OVER = 249, 250
+MANY = 230  # groups, of which a request asks for a hundred
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,7 @@ async def populate_with(names: Names, length: int) -> None:
         client_id=name("client", length),
         group_instance_id=name("instance", length),
     )
+    await names.rack_member(f"racked-{length}", "t", name("classic-rack", length))
     await names.transactions(name("transaction", length))
     await names.acl(principal=name("User:", length))
     await names.acl(host=name("host", length))
@@ -109,6 +111,7 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("group-instance-id", "new-instance", FITS),
     ("rack-id", "rack", FITS),
     ("rack-id", "share-rack", FITS),
+    ("rack-id", "classic-rack", FITS),
     ("member-id", "member", 36),
     ("member-id", "sharer", 36),
 ]
@@ -314,6 +317,8 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
                 await names.classic_member("g", "t")
                 await names.close()
                 assert await names.commit("plain", "t", "m" * 5000) == 0
+                for number in range(MANY):
+                    assert await names.commit(f"many-{number}", "t", f"note {number}") == 0
             return await audit(client)
 
         found = asyncio.run(fill())
@@ -321,6 +326,8 @@ def test_audit_of_a_cluster_without_authorizer() -> None:
     assert use(found, "offset-metadata", "m" * 5000).limit == 5000
     assert use(found, "rack-id", "r" * FITS).where == "broker 1"
     assert found.over == ()
+    assert len([each for each in found.of("group-id") if each.text.startswith("many-")]) == MANY
+    assert len([each for each in found.of("offset-metadata") if each.text.startswith("note ")]) == MANY
     assert [missed.what for missed in found.not_read] == [
         "ACLs",
         "client ids and rack ids of clients that are in no group",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.ingest import main
+from jobs.ingest import IngestSettings, main
 from jobs.names import LIMIT_OPTION, check_names
 from transforms.errors import ConfigurationError
 
@@ -51,6 +51,14 @@ def test_derived_names() -> None:
     with pytest.raises(ConfigurationError, match=r"kafka\.group\.id: the client id that is made of it has 250"):
         check_names(["t"], {"kafka.group.id": "g" * 230})
     check_names(["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"})
+
+
+def test_ingest_keeps_the_option() -> None:
+    """Spark, which knows no such option, does not see it."""
+    settings = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"})
+    options = settings.source_options()
+    assert LIMIT_OPTION not in options
+    assert options["kafka.client.id"] == "c"
 
 
 def test_ingest_refuses(capsys: pytest.CaptureFixture[str]) -> None:

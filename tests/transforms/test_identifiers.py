@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -48,6 +49,15 @@ def test_table_is_that_of_the_document() -> None:
     }
     assert found == TABLE
     assert list(found) == list(get_args(Kind))
+
+
+def test_table_is_that_of_the_docs() -> None:
+    """docs/limits.md has each row as it is."""
+    page = Path(__file__).parents[2].joinpath("docs", "limits.md").read_text(encoding="utf-8")
+    for kind, row in IDENTIFIERS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {row.name} | `{kind}` |")]
+        assert f"| {row.limit:,} {row.unit} | `{row.answer(new_client=True)}` |" in line
+        assert ("| the same |" in line) or f"| `{row.answer(new_client=False)}` |" in line
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
