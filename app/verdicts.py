@@ -53,6 +53,7 @@ class Verdicts:
     ) -> None:
         self._settings = settings
         self._topic = plan.dead_letters
+        self._topic_name = "" if plan.dead_letters is None else plan.dead_letters.name
         self._share = share
         self._stats = stats
         self._ending = ending
@@ -65,6 +66,7 @@ class Verdicts:
                 yield
             except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
                 self._share.give(slot.finish((self._letter(slot.source, exc),), dead=True))
+                self._log(slot.source, f"goes to {self._topic_name}", exc)
         except RecordError as exc:
             self._ending.fail(exc)
         except PayloadStoreError as exc:
@@ -78,6 +80,9 @@ class Verdicts:
         with self.of(slot):
             letters = tuple(self._letter(chunk, error) for chunk in chunks_of(event))
             self._share.give(slot.finish(letters, dead=True))
+            # One line: a message may have a hundred thousand chunks, and nothing else goes on meanwhile.
+            others = f"and {len(letters) - 1} other chunks go" if letters[1:] else "goes"
+            self._log(chunks_of(event)[0], f"{others} to {self._topic_name}", error)
 
     def drops(self, event: Discarded) -> bool:
         """True where a rule of the configuration drops the chunks; that is logged and counted."""
@@ -85,15 +90,8 @@ class Verdicts:
             return False
         chunks = chunks_of(event)
         self._stats.evicted_messages += 1
-        log.warning(
-            "pipeline %s: topic %s, partition %d, offset %d and %d other chunks are dropped: %s",
-            self._settings.name,
-            chunks[0].topic,
-            chunks[0].partition,
-            chunks[0].offset,
-            len(chunks) - 1,
-            DiscardedChunkError(event.uuid, event.reason, event.detail),
-        )
+        error = DiscardedChunkError(event.uuid, event.reason, event.detail)
+        self._log(chunks[0], f"and {len(chunks) - 1} other chunks are dropped", error)
         return True
 
     def _letter(self, source: SourceRecord, error: WideloadError) -> RecordLike:
@@ -117,13 +115,15 @@ class Verdicts:
             too_large = RecordTooLargeError(topic.name, size, topic.max_message_bytes)
             raise RecordError(source, error, f"; and it cannot be a dead letter: {too_large}") from error
         self._stats.dead_letters += 1
+        return letter
+
+    def _log(self, source: SourceRecord, what: str, error: WideloadError) -> None:
         log.warning(
-            "pipeline %s: topic %s, partition %d, offset %d goes to %s: %s",
+            "pipeline %s: topic %s, partition %d, offset %d %s: %s",
             self._settings.name,
             source.topic,
             source.partition,
             source.offset,
-            topic.name,
+            what,
             error,
         )
-        return letter

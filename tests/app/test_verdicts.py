@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -94,13 +95,20 @@ def test_verdict_leaves_the_context_where_it_does_not_fit() -> None:
     assert [list(letter.headers) for letter in slot.result] == [[]]
 
 
-def test_verdict_on_discarded_chunks() -> None:
-    """Each chunk has a dead letter of its own, in order, in one slot."""
+def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
+    """Each chunk has a dead letter of its own, in order, in one slot; the log has one line for the message."""
     bench = Bench(LETTERS)
     slot = bench.slot(0)
     event = Discarded("expired", "u", tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5)), "late")
     dropped = bench.verdicts.drops(event)
-    bench.verdicts.discard(event, slot)
+    with caplog.at_level(logging.WARNING):
+        bench.verdicts.discard(event, slot)
+    assert [line for _, _, line in caplog.record_tuples] == [
+        (
+            "pipeline p: topic raw, partition 3, offset 3 and 1 other chunks go to dlq: "
+            "the chunked message u is discarded, expired: late"
+        )
+    ]
     assert slot.result is not None
     assert ([letter.value for letter in slot.result], slot.dead, dropped) == ([b"3", b"5"], True, False)
     assert (bench.stats.dead_letters, bench.share.used, slot.held) == (2, 802, 802)
