@@ -27,6 +27,7 @@ _UUID = "large-message.chunk.uuid"
 _UUID_FORM = r"\A[a-zA-Z0-9._-]{1,64}\z"
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
 _GROUP = "_wideload_uuid", "_wideload_apart"
+_FIRST = "_wideload_first"
 _TOO_MUCH = "_wideload_too_much"
 _BOUNDLESS = 2**62
 
@@ -98,20 +99,29 @@ def _is_chunk() -> Column:
 
 
 def _messages(source: DataFrame, limit_bytes: int) -> DataFrame:
-    """The chunks of each message, as `rows`; without their values where there are too many bytes of them."""
+    """The chunks of each message, as `rows`; without their values where there are too many bytes of them.
+
+    Bytes that come twice, as from a writer that was killed and begins again, are there once: in the row that is at the
+    offset in `_FIRST`.
+    """
     uuid = F.element_at(F.filter("headers", lambda header: header["key"] == _UUID), -1)["value"]
     # Without a uuid each chunk is for itself.
     apart = F.when(F.col(_GROUP[0]).cast("string").rlike(_UUID_FORM), F.lit(-1)).otherwise(F.col("offset"))
     keys = ["topic", "partition", *_GROUP]
-    found = F.sum(F.length("value")).over(Window.partitionBy(*keys))
-    value = F.when(F.col(_TOO_MUCH), F.lit(None)).otherwise(F.col("value")).alias("value")
+    first = F.min("offset").over(Window.partitionBy(*keys, F.length("value"), F.xxhash64("value")))
+    is_first = F.col("offset") == F.col(_FIRST)
+    found = F.sum(F.when(is_first, F.length("value"))).over(Window.partitionBy(*keys))
+    value = F.when(is_first & ~F.col(_TOO_MUCH), F.col("value")).alias("value")
+    columns = [value if name == "value" else name for name in source.columns]
     return (
         source.where(_is_chunk())
         .withColumn(_GROUP[0], uuid)
         .withColumn(_GROUP[1], apart)
+        .repartition(*keys)  # once for both windows, or values would be shuffled for each
+        .withColumn(_FIRST, first)
         .withColumn(_TOO_MUCH, F.coalesce(found > 2 * limit_bytes, F.lit(False)))
         .groupBy(*keys, _TOO_MUCH)
-        .agg(F.collect_list(F.struct(*(value if name == "value" else name for name in source.columns))).alias("rows"))
+        .agg(F.collect_list(F.struct(*columns, _FIRST)).alias("rows"))
     )
 
 
@@ -136,9 +146,12 @@ def _bytes(value: bytearray | None) -> bytes | None:
 def _events(rows: Sequence[Row], limit_bytes: int) -> Iterator[Assembled | Discarded]:
     """What becomes of the chunks of one uuid; those for which more would have to come expire at the end."""
     assembler = Assembler(Limits(1, _BOUNDLESS, limit_bytes, expire_ms=1))
+    values: dict[int, bytes | None] = {}
     for place, row in sorted(enumerate(rows, 1), key=lambda each: each[1]["offset"]):
         headers = tuple((header["key"], _bytes(header["value"])) for header in row["headers"])
-        chunk = _Chunk(_bytes(row["key"]), _bytes(row["value"]), headers, place, row["offset"])
+        if row[_FIRST] not in values:
+            values[row[_FIRST]] = _bytes(row["value"])
+        chunk = _Chunk(_bytes(row["key"]), values[row[_FIRST]], headers, place, row["offset"])
         yield from assembler.add(0, chunk, 0)
     yield from assembler.expire(1)
 

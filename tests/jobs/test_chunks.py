@@ -213,10 +213,19 @@ def test_report_has_every_chunk_that_is_missing(spark: SparkSession) -> None:
 
 def test_report_too_many_bytes(spark: SparkSession) -> None:
     """Chunks that are far more than they say are not put together at all: Python never has their values."""
-    log = [Record(b"k", bytes(20), Chunk("lies", i, 9, 30).headers(), 1) for i in range(4)]
+    log = [Record(b"k", bytes([i] * 20), Chunk("lies", i, 9, 30).headers(), 1) for i in range(4)]
     (row,) = incomplete(frame(spark, log), 30).collect()
     assert (row.uuid, row.reason, row.chunks, row.offsets) == ("lies", "oversized", 4, [0, 1, 2, 3])
     assert assemble(frame(spark, log), 30).collect() == []
+
+
+def test_assemble_written_again_and_again(spark: SparkSession) -> None:
+    """A writer that was killed three times in the middle has left one message, however many bytes that makes."""
+    whole = list(Chunking(400).split(Record(b"k", bytes(range(256)), (("own", b"1"),), 1), "u"))
+    log = [*whole[:-1], *whole[:-1], *whole[:-1], *whole]
+    (row,) = assemble(frame(spark, log), 256).collect()
+    assert (bytes(row.value), row.chunk_message_id.last) == (bytes(range(256)), len(log) - 1)
+    assert incomplete(frame(spark, log), 256).collect() == []
 
 
 def test_assemble_no_headers(spark: SparkSession) -> None:
