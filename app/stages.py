@@ -209,6 +209,10 @@ class Chain:
         """False where `apply` asks no store. Behind a stage the record may be another, so of several each may ask."""
         return len(self.stages) > 1 or any(stage.moves(record) for stage in self.stages)
 
+    def asks_store(self, record: RecordLike) -> bool:
+        """True where a stage of a store wants the record."""
+        return any(stage.name != ChunkStage.name and stage.wants(record) for stage in self.stages)
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""
         return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
@@ -263,6 +267,8 @@ class Fallback:
 
     def apply(self, record: RecordLike) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
         """As `Chain.apply`; raises a `PayloadStoreError` that may pass only where nothing but the store can help."""
+        if not self._chain.asks_store(record):
+            return self._chain.apply(record)
         if self._is_down() and (done := self._without_store(record)) is not None:
             return done
         try:

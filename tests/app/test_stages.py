@@ -609,6 +609,30 @@ def test_fallback_asks_the_store_now_and_then() -> None:
     assert fallback.apply(record)[1] == ("offload",)
 
 
+def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
+    """What is split in any case does not say that the store is back: one record asks it, those beside it do not."""
+
+    class Slow(Refusing):
+        def publish(self, topic: str, data: bytes) -> str:
+            """While it hangs, another record comes."""
+            if now_s[0] and not beside:
+                beside.append(())
+                beside[0] = fallback.apply(large)[1]
+            return super().publish(topic, data)
+
+    store = Slow()
+    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    now_s, beside = [0.0], list[tuple[str, ...]]()
+    fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
+    medium, large = Record(b"k", b"v" * 1_500), Record(b"k", b"v" * 5_000)
+    store.down = True
+    assert fallback.apply(large)[1] == ("chunk",)
+    now_s[0] = 5.0
+    assert [fallback.apply(record)[1] for record in (medium, large)] == [("chunk",)] * 2
+    assert (beside, store.tried) == ([("chunk",)], 2)
+
+
 def test_fallback_is_none_for_what_is_final() -> None:
     """A store that refuses for good stops the pipeline, whatever else could be done."""
 
