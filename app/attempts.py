@@ -127,6 +127,10 @@ class Attempts:
             elif name == "inflate":
                 stats.inflated_records += 1
                 stats.inflated_bytes += sum(len(result.value or b"") for result in results)
+            elif name == "unwrap":
+                stats.unwrapped_records += 1
+            elif name == "wrap":
+                stats.wrapped_records += 1
             else:
                 stats.chunked_messages += 1
                 stats.chunks_published += len(results)

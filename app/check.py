@@ -14,6 +14,7 @@ from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.identifiers import LIMIT_KEY
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from app.chunking import ChunkSettings
     from app.preflight import Plan, Topic
     from app.settings import PipelineSettings, Settings
+    from app.wrapping import WrapperSettings
 
 __all__ = ["effective", "plan_table", "store_text"]
 
@@ -64,6 +66,7 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "large.message.compression.type": pipeline.codec or "none",
         "reference.format": pipeline.reference_format,
         **_chunks(pipeline.chunks),
+        **_wrapper(pipeline.wrapper),
         **(_store(pipeline.store) if pipeline.store else {}),
         "errors.tolerance": pipeline.errors_tolerance,
         "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic,
@@ -85,6 +88,17 @@ def _chunks(chunks: ChunkSettings) -> dict[str, object]:
         "max.pending.chunked.bytes": chunks.limits.pending_bytes,
         "expire.time.of.incomplete.chunked.message.ms": chunks.limits.expire_ms,
         "auto.ack.oldest.chunked.message.on.queue.full": chunks.drops_oldest,
+    }
+
+
+def _wrapper(wrapper: WrapperSettings) -> dict[str, object]:
+    either = wrapper.unwrap or wrapper.wrap
+    table = HeaderTable() if either is None else either.table
+    return {
+        "unwrap.on.plain.value": wrapper.unwrap.plain if wrapper.unwrap else None,
+        "wrap.on.unmapped.header": wrapper.wrap.unmapped if wrapper.wrap else None,
+        "wrap.on.null.value": wrapper.wrap.null if wrapper.wrap else None,
+        **{f"{UNMAPPED_PREFIX}{number}": name for number, name in table.names.items()},
     }
 
 

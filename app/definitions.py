@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.chunking import CHUNK_KEYS
+from app.wrapping import WRAPPER_KEYS
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
 from transforms.formats import FORMATS
@@ -108,7 +109,8 @@ PIPELINE_KEYS: Sequence[Key] = (
     Key(
         "transforms",
         "list",
-        "What is done to a record, in order: `assemble` (always first), `inflate`, `offload`, `chunk` (always last).",
+        "What is done to a record, in order: `assemble` (always first), `unwrap`, `inflate`, `offload`, `wrap`, "
+        "`chunk` (always last).",
         default=REQUIRED,
     ),
     Key(
@@ -145,6 +147,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
     ),
     *CHUNK_KEYS,
+    *WRAPPER_KEYS,
     Key(
         "errors.tolerance",
         "string",

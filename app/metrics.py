@@ -37,6 +37,8 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_duplicate_chunks", "duplicate_chunks", "Chunks that were there already, and ignored."),
     ("wideload_late_chunks", "late_chunks", "Chunks of messages that had been discarded."),
     ("wideload_evicted_messages", "evicted_messages", "Incomplete messages dropped because too many were pending."),
+    ("wideload_unwrapped_records", "unwrapped_records", "Records that were taken out of a message wrapper."),
+    ("wideload_wrapped_records", "wrapped_records", "Records that were put into a message wrapper."),
     ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
 )
 

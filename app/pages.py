@@ -91,6 +91,8 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "discarded_messages": dict(sorted(stats.discarded.items())),
         "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
         "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
+        "unwrapped_records": stats.unwrapped_records,
+        "wrapped_records": stats.wrapped_records,
         "partitions": partitions,
     }
 

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from app.chunking import check_topics
 from app.clients import ClusterError, admin, describe
 from app.settings import ClientSettings, PipelineSettings, Settings
+from app.wrapping import check_sink
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore
@@ -179,6 +180,7 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> 
     sink = found[pipeline.output_topic]
     _check_limits(pipeline, sink)
     check_topics(pipeline, sources, sink)
+    check_sink(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
 from app.serializers import options
+from app.wrapping import HEADER_KEY
 from stores.keys import REQUIRED, Key
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
@@ -88,7 +89,7 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
         "Before the first table. The commands take these and the three first keys of the worker as `-X KEY=VALUE` too.",
         SECURITY_KEYS,
     ),
-    ("Pipeline", "In `[pipeline.NAME]`.", PIPELINE_KEYS),
+    ("Pipeline", "In `[pipeline.NAME]`.", (*PIPELINE_KEYS, HEADER_KEY)),
     (
         "Stores",
         "In `[pipeline.NAME]`, whatever the store. A class of your own is handed these, and all keys that are not "

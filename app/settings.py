@@ -17,6 +17,8 @@ from app.foreign import check_readable
 from app.naming import check_client, check_name, check_pipeline
 from app.secret import as_kind, hidden
 from app.topology import check_apart, check_no_circle
+from app.wrapping import WrapperSettings, is_header_key, wrapper_settings
+from app.wrapping import check_order as check_wrapper_order
 from stores.keys import Key, Value, read
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
@@ -27,7 +29,7 @@ from transforms.identifiers import LIMIT_KEY
 
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
-TRANSFORMS = ("offload", "inflate", "chunk", "assemble")
+TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
 _FETCH = "consumer.fetch.max.bytes"
 _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
@@ -60,6 +62,7 @@ class PipelineSettings:
     Attributes:
         codec: `large.message.compression.type`; None for `none`.
         chunks: what it does with chunks.
+        wrapper: what it does with wrappers.
         store: what the store is opened with, its class included; empty where the pipeline asks none.
         max_bytes: `large.message.max.bytes`.
         store_timeout_ms: `large.message.store.timeout.ms`.
@@ -76,6 +79,7 @@ class PipelineSettings:
     codec: Codec | None
     reference_format: FormatName
     chunks: ChunkSettings
+    wrapper: WrapperSettings
     store: Mapping[str, object]
     max_bytes: int
     store_timeout_ms: int
@@ -236,7 +240,7 @@ def _check_name(name: str) -> None:
 def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: int) -> PipelineSettings:
     own = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
     own_names = {key.name for key in own}
-    handed = {key: value for key, value in config.items() if key not in own_names}
+    handed = {key: value for key, value in config.items() if key not in own_names and not is_header_key(key)}
     # Names first: a key that is misspelt would else be reported as one that is missing.
     check_pipeline_names(name, handed, config.get(_STORE_CLASS), own_names)
     values = _read(own, config)
@@ -246,6 +250,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
     if values["group.id"] == "":
         raise ConfigurationError("group.id", "found '', allowed is a name, or no such line")
     chunks = chunk_settings(values, config, transforms, in_flight_bytes)
+    wrapper = wrapper_settings(values, config, transforms)
     store = _store_config(values, handed, needed=_needs_store(transforms, chunks))
     check_readable(values["reference.format"], transforms, store)
     if values["errors.tolerance"] == "all" and values["errors.deadletterqueue.topic.name"] is None:
@@ -272,6 +277,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         codec=None if codec == "none" else codec,
         reference_format=values["reference.format"],
         chunks=chunks,
+        wrapper=wrapper,
         store=store,
         max_bytes=common["large.message.max.bytes"],
         store_timeout_ms=store_timeout,
@@ -324,6 +330,7 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
     if tuple(names) == ("offload", "inflate"):
         raise ConfigurationError("transforms", f"found {list(names)}, of which the second undoes the first")
     check_order(names)
+    check_wrapper_order(names)
     return tuple(names)
 
 

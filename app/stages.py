@@ -18,6 +18,7 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.wrapper import Unwrap, Wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +27,20 @@ if TYPE_CHECKING:
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
 
-__all__ = ["Chain", "ChunkStage", "Fallback", "InflateStage", "OffloadStage", "Stage", "build"]
+__all__ = [
+    "Chain",
+    "ChunkStage",
+    "Fallback",
+    "InflateStage",
+    "OffloadStage",
+    "Stage",
+    "UnwrapStage",
+    "WrapStage",
+    "build",
+]
 
 _PROBE_S = 5.0  # how long records go without a store that has failed, before it is asked again
+_COPIED_AT_ONCE_BYTES = 65_536  # what is copied in less time than it takes to hand it to a thread
 
 
 class Stage(Protocol):
@@ -44,7 +56,11 @@ class Stage(Protocol):
         ...
 
     def moves(self, record: RecordLike) -> bool:
-        """True where `apply` takes time; some formats also change records whose values stay where they are."""
+        """True where `apply` is counted; some formats also change records whose values stay where they are."""
+        ...
+
+    def blocks(self, record: RecordLike) -> bool:
+        """True where `apply` takes time; where not, it makes one record of one, the same whenever it is asked."""
         ...
 
     def reserve_bytes(self, record: RecordLike) -> int:
@@ -94,6 +110,8 @@ class OffloadStage:
         """See `Stage.moves`."""
         return self._offload.wants(record)
 
+    blocks = moves
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value where it is compressed or marked, none else."""
         offload = self._offload
@@ -125,6 +143,8 @@ class InflateStage:
         """See `Stage.moves`."""
         return self._inflate.format.refers(record)
 
+    blocks = moves
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """See `Inflate.reserve_bytes`."""
         return self._inflate.reserve_bytes(record)
@@ -154,6 +174,7 @@ class ChunkStage:
     def __init__(self, chunking: Chunking, message_limit_bytes: int, group_id: str) -> None:
         self.wants: Callable[[RecordLike], bool] = chunking.wants
         self.moves: Callable[[RecordLike], bool] = chunking.wants
+        self.blocks: Callable[[RecordLike], bool] = chunking.wants
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
@@ -176,6 +197,56 @@ class ChunkStage:
             return str(uuid.uuid4())
         origin = (self._group_id, source.topic, source.partition, source.offset)
         return self._chunking.uuid(record, digest, origin)
+
+
+class UnwrapStage:
+    """Takes headers and value out of a wrapper. It asks no store, but a large value takes a thread to be copied."""
+
+    name = "unwrap"
+
+    def __init__(self, unwrap: Unwrap) -> None:
+        self.wants: Callable[[RecordLike], bool] = unwrap.wants
+        self.moves: Callable[[RecordLike], bool] = unwrap.wants
+        self._unwrap = unwrap
+
+    def blocks(self, record: RecordLike) -> bool:
+        """See `Stage.blocks`."""
+        return _is_long(record)
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """See `Unwrap.reserve_bytes`."""
+        return self._unwrap.reserve_bytes(record)
+
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+        """See `Stage.apply`."""
+        return (self._unwrap.unwrap(record),)
+
+
+class WrapStage:
+    """Puts headers and value into a wrapper; otherwise as `UnwrapStage`."""
+
+    name = "wrap"
+
+    def __init__(self, wrap: Wrap) -> None:
+        self.wants: Callable[[RecordLike], bool] = wrap.wants
+        self.moves: Callable[[RecordLike], bool] = wrap.wants
+        self._wrap = wrap
+
+    def blocks(self, record: RecordLike) -> bool:
+        """See `Stage.blocks`."""
+        return _is_long(record)
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """A second copy of the value; headers are not counted anywhere."""
+        return len(record.value or b"")
+
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+        """See `Stage.apply`."""
+        return (self._wrap.wrap(record),)
+
+
+def _is_long(record: RecordLike) -> bool:
+    return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
 
 
 class Chain:
@@ -206,8 +277,8 @@ class Chain:
         return batch_of_one_bytes(record) <= self._limit_bytes
 
     def blocks(self, record: RecordLike) -> bool:
-        """False where `apply` asks no store. Behind a stage the record may be another, so of several each may ask."""
-        return len(self.stages) > 1 or any(stage.moves(record) for stage in self.stages)
+        """False where `apply` asks no store, and takes no time."""
+        return any(stage.blocks(seen) for stage, seen in self._seen(record))
 
     def asks_store(self, record: RecordLike) -> bool:
         """True where a stage of a store wants the record."""
@@ -215,7 +286,24 @@ class Chain:
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""
-        return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
+        return max((stage.reserve_bytes(seen) for stage, seen in self._seen(record)), default=0)
+
+    def _seen(self, record: RecordLike) -> Iterator[tuple[Stage, RecordLike]]:
+        """Each stage that wants the record, and the record as it comes there; none behind one that blocks, or fails.
+
+        Behind a stage the record may be another: one that was wrapped may be a reference, or too large.
+        """
+        seen = record
+        for stage in self.stages:
+            if not stage.wants(seen):
+                continue
+            yield stage, seen
+            if stage is self.stages[-1] or stage.blocks(seen):
+                return
+            try:
+                seen = stage.apply(seen, record)[0]
+            except TransformError:
+                return  # `apply` is going to raise it
 
     def apply(self, record: RecordLike, *, offloading: bool = True) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
         """What the stages that want the record make of it, in order, and the names of those that had work with it.
@@ -312,14 +400,20 @@ def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: i
     form = FORMATS[settings.reference_format]
     chunks = settings.chunks
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+    wrapper = settings.wrapper
     stages: list[Stage] = []
+    if wrapper.unwrap is not None:
+        stages.append(UnwrapStage(wrapper.unwrap))
     if "inflate" in settings.transforms:
         assert store is not None
-        stages.append(InflateStage(Inflate(settings.max_bytes, form), store, stats))
+        stages.append(InflateStage(Inflate(settings.max_bytes, form, copied=wrapper.wrap is not None), store, stats))
     if settings.offloads:
         assert store is not None
-        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form)
+        measure = None if wrapper.wrap is None else wrapper.wrap.batch_of_one_bytes
+        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure)
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
+    if wrapper.wrap is not None:
+        stages.append(WrapStage(wrapper.wrap))
     if chunks.splits:
         chunking = Chunking(chunk_limit_bytes(settings, limit_bytes))
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))

@@ -70,6 +70,8 @@ class PipelineStats:
     duplicate_chunks: int = 0
     late_chunks: int = 0
     evicted_messages: int = 0
+    unwrapped_records: int = 0
+    wrapped_records: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
     published_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
     consumed_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))

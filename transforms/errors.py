@@ -5,12 +5,14 @@ WideloadError
 ├── TransformError                this record can never succeed; `errors.tolerance` decides
 │   ├── MalformedError            a field of the record is not what its format allows
 │   │   ├── MalformedReferenceError
-│   │   └── MalformedChunkError
+│   │   ├── MalformedChunkError
+│   │   └── MalformedWrapperError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── DiscardedChunkError       the record is a chunk that did not become a message with others
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
-│   └── RecordTooLargeError       the record is over what the sink topic takes
+│   ├── RecordTooLargeError       the record is over what the sink topic takes
+│   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
@@ -32,6 +34,7 @@ __all__ = [
     "MalformedChunkError",
     "MalformedError",
     "MalformedReferenceError",
+    "MalformedWrapperError",
     "PayloadCorruptError",
     "PayloadNotFoundError",
     "PayloadStoreError",
@@ -42,6 +45,7 @@ __all__ = [
     "SerializationError",
     "TransformError",
     "WideloadError",
+    "WrapError",
 ]
 
 _SHOWN_CHARACTERS = 200
@@ -125,6 +129,12 @@ class MalformedChunkError(MalformedError):
     """The value or a header of a chunk is not what the format allows."""
 
     _WHAT = "chunk"
+
+
+class MalformedWrapperError(MalformedError):
+    """A value is not a message wrapper; the fields have the names of `transforms.wrapper`."""
+
+    _WHAT = "wrapper"
 
 
 class ChunkError(TransformError):
@@ -229,6 +239,23 @@ class RecordTooLargeError(TransformError):
             f"the record takes {self.size:,} bytes as a batch of one, topic {self.topic} takes {self.limit:,}; "
             f"raise max.message.bytes of topic {self.topic}"
         )
+
+
+class WrapError(TransformError):
+    """A message wrapper cannot hold a header of the record.
+
+    Attributes:
+        header: its name.
+        reason: what is in the way.
+    """
+
+    def __init__(self, header: str, reason: str) -> None:
+        super().__init__(header, reason)
+        self.header = header
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"a message wrapper cannot hold the header {shown(self.header)}: {self.reason}"
 
 
 class PayloadStoreError(WideloadError):

@@ -42,10 +42,12 @@ class Inflate:
     Attributes:
         max_bytes: the largest payload, stored or decompressed.
         format: how records are read.
+        copied: whether the value is copied at once by what is behind this.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
     format: Format = WIDELOAD
+    copied: bool = False
 
     def wants(self, record: RecordLike) -> bool:
         """True where the record is a reference, or is marked as one that is not. A tombstone never is."""
@@ -54,8 +56,8 @@ class Inflate:
     def reserve_bytes(self, record: RecordLike) -> int:
         """How much memory restoring the value may take: what the reference says, else all that is allowed.
 
-        Twice that where the payload is compressed, for then both are held. Never raises; what is malformed takes
-        none, since nothing is read for it.
+        Twice that where the payload is compressed, or the value copied, for then both are held. Never raises; what is
+        malformed takes none, since nothing is read for it.
         """
         if self.format.marks and not self.format.refers(record):
             return len(record.value or b"")  # the mark's removal makes a copy
@@ -63,7 +65,7 @@ class Inflate:
             inflation = self.begin(record)
         except TransformError:
             return 0
-        copies = 1 if inflation.reference.codec is None else 2
+        copies = 2 if self.copied or inflation.reference.codec is not None else 1
         return copies * inflation.stored_limit_bytes
 
     def begin(self, record: RecordLike) -> Inflation:

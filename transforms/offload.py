@@ -6,6 +6,7 @@ Source: seed 000, "Serializer"; design, "Reference".
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from transforms.compression import Codec
@@ -50,12 +51,14 @@ class Offload:
             is large whatever the threshold says. None where there is no such limit.
         codec: how payloads are compressed; None for not at all.
         format: how records are written.
+        measure: bytes of what becomes of a record behind this, as a batch of one; None where that is the record.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
     sink_limit_bytes: int | None = None
     codec: Codec | None = None
     format: Format = WIDELOAD
+    measure: Callable[[RecordLike], int] | None = None
 
     def changes(self, record: RecordLike) -> bool:
         """True where the record is not written as it is: its value is to be offloaded, or marked as one that is not."""
@@ -71,8 +74,8 @@ class Offload:
         limit = self.sink_limit_bytes
         if limit is None:
             return False
-        if self.format.marks:
-            return batch_of_one_bytes(self.keep(record)) > limit
+        if self.measure is not None or self.format.marks:
+            return (self.measure or batch_of_one_bytes)(self.keep(record)) > limit
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
             return False  # nearly every record ends here, for a tenth of what the exact size costs
         return batch_of_one_bytes(record) > limit

@@ -6,12 +6,13 @@ The broker compares the whole batch with the topic's `max.message.bytes`.
 
 from __future__ import annotations
 
-from transforms.record import RecordLike
+from transforms.record import Record, RecordLike
 
 __all__ = [
     "BATCH_OVERHEAD_BYTES",
     "HEADERLESS_OVERHEAD_BYTES",
     "batch_of_one_bytes",
+    "headerless_batch_bytes",
     "record_bytes",
     "value_room_bytes",
     "varint_bytes",
@@ -69,3 +70,9 @@ def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
 def batch_of_one_bytes(record: RecordLike) -> int:
     """Bytes of a batch that holds this record alone, uncompressed."""
     return BATCH_OVERHEAD_BYTES + record_bytes(record)
+
+
+def headerless_batch_bytes(key: bytes | None, value_bytes: int) -> int:
+    """Bytes of a batch that holds one record without headers, uncompressed, of a value that need not be there yet."""
+    size = _rest_bytes(Record(key, None)) + varint_bytes(value_bytes) + value_bytes
+    return BATCH_OVERHEAD_BYTES + varint_bytes(size) + size

@@ -1,0 +1,155 @@
+"""Wrappers in the configuration: which pipelines take them off and put them on, and what cannot work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from stores.keys import Key
+from transforms.errors import ConfigurationError
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
+
+if TYPE_CHECKING:
+    from app.preflight import Topic
+    from app.settings import PipelineSettings
+
+__all__ = [
+    "HEADER_KEY",
+    "WRAPPER_KEYS",
+    "WrapperSettings",
+    "check_order",
+    "check_sink",
+    "is_header_key",
+    "wrapper_settings",
+]
+
+_PLAIN = "unwrap.on.plain.value"
+_UNMAPPED = "wrap.on.unmapped.header"
+_NULL = "wrap.on.null.value"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+WRAPPER_KEYS: Sequence[Key] = (
+    Key(
+        _PLAIN,
+        "string",
+        "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it "
+        "goes on as it is.",
+        default="fail",
+        allowed=("fail", "pass"),
+    ),
+    Key(
+        _UNMAPPED,
+        "string",
+        "What a header does at `wrap` that has no int key. `fail`: the record goes by `errors.tolerance`. `drop`: the "
+        "record goes on without it.",
+        default="fail",
+        allowed=("fail", "drop"),
+    ),
+    Key(
+        _NULL,
+        "string",
+        "What a tombstone does at `wrap`. `wrap`: it becomes a wrapper whose value is null, which deletes nothing from "
+        "a compacted topic. `pass`: it stays a tombstone, with its headers.",
+        default="wrap",
+        allowed=("wrap", "pass"),
+    ),
+)
+
+HEADER_KEY = Key(
+    f"{UNMAPPED_PREFIX}NUMBER",
+    "string",
+    'The header whose key in a wrapper is this number: `wrapper.header.3000001 = "trace-id"`. One line for each; a '
+    "number that has none is the header `wrapper.header.NUMBER`.",
+)
+"""For the reference page; there may be any number of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSettings:
+    """What a pipeline does with wrappers.
+
+    Attributes:
+        unwrap: how they are taken off; None where they are not.
+        wrap: how they are put on; None likewise.
+    """
+
+    unwrap: Unwrap | None
+    wrap: Wrap | None
+
+
+def is_header_key(name: str) -> bool:
+    """Whether a key of the file names a header."""
+    return name.startswith(UNMAPPED_PREFIX)
+
+
+def wrapper_settings(
+    values: Mapping[str, Any], given: Mapping[str, object], transforms: Sequence[str]
+) -> WrapperSettings:
+    """The settings of a pipeline.
+
+    Args:
+        values: of the keys of the pipeline, defaults included.
+        given: what the file says.
+        transforms: in order.
+
+    Raises:
+        ConfigurationError: the table cannot be read in both directions, or keys are given that nobody heeds.
+    """
+    table = _table({name: value for name, value in given.items() if is_header_key(name)})
+    heeded: dict[str, tuple[str, ...]] = {_PLAIN: ("unwrap",), _UNMAPPED: ("wrap",), _NULL: ("wrap",)}
+    heeded |= {name: ("unwrap", "wrap") for name in given if is_header_key(name)}
+    for name, heeding in heeded.items():
+        if name in given and not set(heeding) & set(transforms):
+            raise ConfigurationError(name, f"is of {' and '.join(heeding)}; transforms are {list(transforms)}")
+    return WrapperSettings(
+        Unwrap(table, values[_PLAIN]) if "unwrap" in transforms else None,
+        Wrap(table, values[_UNMAPPED], values[_NULL]) if "wrap" in transforms else None,
+    )
+
+
+def _table(given: Mapping[str, object]) -> HeaderTable:
+    names: dict[int, str] = {}
+    for key, value in given.items():
+        number = key.removeprefix(UNMAPPED_PREFIX)
+        if not _NUMBER.fullmatch(number):
+            raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is a number")
+        names[int(number)] = cast("str", Key(key, "string", HEADER_KEY.doc).check(value))
+    try:
+        return HeaderTable(names)
+    except ValueError as exc:
+        number, reason = exc.args
+        raise ConfigurationError(f"{UNMAPPED_PREFIX}{number}", reason) from exc
+
+
+def check_order(transforms: Sequence[str]) -> None:
+    """Refuses transforms in an order in which wrappers cannot be.
+
+    Raises:
+        ConfigurationError: `unwrap` stands behind a transform that is to see what was wrapped, or `wrap` before one.
+    """
+    found = f"found {list(transforms)}"
+    for i, name in enumerate(transforms):
+        before = transforms[:i]
+        if name == "unwrap" and (late := [each for each in before if each != "assemble"]):
+            raise ConfigurationError(
+                "transforms", f"{found}; unwrap goes before {late[0]}, which is to see the value and its headers"
+            )
+        if name not in ("wrap", "chunk") and "wrap" in before:
+            raise ConfigurationError("transforms", f"{found}; wrap goes behind {name}, which would see wrappers")
+
+
+def check_sink(pipeline: PipelineSettings, sink: Topic) -> None:
+    """Refuses a compacted topic in which a deleted key would stay for ever.
+
+    Raises:
+        ConfigurationError: tombstones are wrapped, and only true ones delete.
+    """
+    wrap = pipeline.wrapper.wrap
+    if wrap is not None and wrap.null == "wrap" and "compact" in sink.cleanup_policy:
+        raise ConfigurationError(
+            _NULL,
+            f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is no "
+            f'null value, and deletes nothing; set {_NULL} = "pass"',
+        )

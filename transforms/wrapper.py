@@ -1,0 +1,328 @@
+"""The message wrapper: headers and value of a record as one value, for clients that cannot write headers.
+
+    MessageWrapper => MagicByte HeadersLength Headers ValueLength Value
+      MagicByte     => int8    0
+      HeadersLength => int32   bytes of Headers
+      Headers       => [Key ValueLength Value]
+        Key         => int32   each one once
+        ValueLength => int32   0 or more: a header's value is never null
+        Value       => bytes
+      ValueLength   => int32   bytes of Value; -1 for a null value, the tombstone marker
+      Value         => bytes
+
+Numbers are big-endian, and nothing follows the value. Source: seed 002, "Wire protocol of the Message wrapper"; design,
+"Wrapper" (−1, and that there is one way to read any bytes). Which int key is which header is a table of the
+configuration; see `HeaderTable`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG
+from transforms.chunk import Chunk
+from transforms.errors import MalformedWrapperError, WrapError
+from transforms.record import Header, Record, RecordLike
+from transforms.reference import KEY, VALUE
+from transforms.size import headerless_batch_bytes
+
+__all__ = ["OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
+
+UNMAPPED_PREFIX = "wrapper.header."
+"""What stands before the int key in the name of a header that the table does not name."""
+
+_MAGIC = 0
+_NULL = -1
+_LEAST_KEY, _MOST = -(2**31), 2**31 - 1
+_START = struct.Struct(">bi")
+_ENTRY = struct.Struct(">ii")
+_LENGTH = struct.Struct(">i")
+_BARE_BYTES = _START.size + _LENGTH.size
+_UNMAPPED = re.compile(r"wrapper\.header\.(0|-?[1-9][0-9]{0,9})", re.ASCII)
+_NO_KEY = "no int key has this name; give it one (wrapper.header.NUMBER), or leave it out (wrap.on.unmapped.header)"
+_HEADER_COST = 40  # bytes of a Python header for one of the wrapper, at most: 290 for the shortest, of 8 (CPython 3.11)
+
+
+class KeyRange(Enum):
+    """Who may give a meaning to an int key: seed 002 has the four, the bounds are ours. Negative keys are nobody's.
+
+    Attributes:
+        first: the least key.
+        last: the greatest.
+    """
+
+    OPEN_SOURCE_CLIENTS = (0, 999_999)
+    OPEN_SOURCE_BROKERS = (1_000_000, 1_999_999)
+    VENDORS = (2_000_000, 2_999_999)
+    IN_HOUSE = (3_000_000, _MOST)
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+
+    @classmethod
+    def of(cls, key: int) -> KeyRange | None:
+        """The range of a key; None for a negative one."""
+        return next((each for each in cls if each.first <= key <= each.last), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageWrapper:
+    """What a wrapper holds.
+
+    Attributes:
+        headers: values by int key, in order.
+        value: the value; None is the tombstone marker, b"" is not.
+    """
+
+    headers: Mapping[int, bytes]
+    value: bytes | None
+
+    def serialize(self) -> bytes:
+        """The wrapper as bytes, headers in the order of the mapping.
+
+        Raises:
+            TypeError: a key is no int, or a value is not bytes.
+            ValueError: a key, or a length, is more than an int32 holds.
+        """
+        parts: list[bytes] = []
+        size = 0
+        for key, data in self.headers.items():
+            _check_header(key, data)
+            parts += (_ENTRY.pack(key, len(data)), data)
+            size += _ENTRY.size + len(data)
+        value = b"" if self.value is None else self.value
+        if not isinstance(value, bytes):
+            raise TypeError(f"the value is of type {type(value).__name__}, allowed are bytes and None")
+        if max(size, len(value)) > _MOST:
+            raise ValueError(f"headers of {size:,} bytes and a value of {len(value):,}; allowed are {_MOST:,} each")
+        length = _NULL if self.value is None else len(value)
+        return b"".join((_START.pack(_MAGIC, size), *parts, _LENGTH.pack(length), value))
+
+    @classmethod
+    def parse(cls, data: bytes) -> MessageWrapper:
+        """What the bytes hold: all of it, or an error. `parse(data).serialize()` is `data` again.
+
+        No length is believed before it is checked against the bytes that are there.
+
+        Raises:
+            MalformedWrapperError: the bytes are not exactly as above.
+        """
+        entries, end = _layout(data)
+        length = _LENGTH.unpack_from(data, end)[0]
+        value = None if length == _NULL else bytes(data[end + _LENGTH.size :])
+        return cls({key: bytes(data[start:stop]) for key, start, stop in entries}, value)
+
+    @staticmethod
+    def check(data: bytes) -> bool:
+        """Whether `parse` takes the bytes; nothing is copied. Bytes that begin otherwise cost one comparison."""
+        if len(data) < _BARE_BYTES or data[0] != _MAGIC:
+            return False
+        try:
+            _layout(data)
+        except MalformedWrapperError:
+            return False
+        return True
+
+
+def _check_header(key: object, data: object) -> None:
+    if not isinstance(key, int) or isinstance(key, bool):
+        raise TypeError(f"header {key!r}: the key is of type {type(key).__name__}, allowed is int")
+    if not _LEAST_KEY <= key <= _MOST:
+        raise ValueError(f"header {key}: the key is not an int32")
+    if not isinstance(data, bytes):
+        raise TypeError(f"header {key}: the value is of type {type(data).__name__}, allowed are bytes")
+
+
+def _layout(data: bytes) -> tuple[list[tuple[int, int, int]], int]:
+    """Key, start and end of each header, and where the value's length stands."""
+    size = len(data)
+    if size < _BARE_BYTES:
+        raise MalformedWrapperError("the whole", f"{size} bytes", f"{_BARE_BYTES} bytes or more")
+    magic, headers_length = _START.unpack_from(data)
+    if magic != _MAGIC:
+        raise MalformedWrapperError("MagicByte", str(magic), str(_MAGIC))
+    if not 0 <= headers_length <= size - _BARE_BYTES:
+        raise MalformedWrapperError(
+            "HeadersLength", f"{headers_length:,}", f"0 to {size - _BARE_BYTES:,}, what is there"
+        )
+    end = _START.size + headers_length
+    entries = list(_entries(data, end))
+    length, rest = _LENGTH.unpack_from(data, end)[0], size - end - _LENGTH.size
+    if length != rest and not (length == _NULL and rest == 0):
+        allowed = "0, or -1 for null" if rest == 0 else f"{rest:,}, what follows it"
+        raise MalformedWrapperError("ValueLength", f"{length:,}", allowed)
+    return entries, end
+
+
+def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
+    at = _START.size
+    seen: set[int] = set()
+    while at < end:
+        start = at + _ENTRY.size
+        if start > end:
+            found = f"{end - at} bytes behind header {len(seen)}"
+            raise MalformedWrapperError("Headers", found, f"{_ENTRY.size} or more: a key and a length")
+        key, length = _ENTRY.unpack_from(data, at)
+        if not 0 <= length <= end - start:
+            allowed = f"0 to {end - start:,}, what is there"
+            raise MalformedWrapperError(f"ValueLength of header {key}", f"{length:,}", allowed)
+        if key in seen:
+            raise MalformedWrapperError("Headers", f"key {key} twice", "each key once")
+        seen.add(key)
+        at = start + length
+        yield key, start, at
+
+
+def _numbered(first: int, names: tuple[str, ...]) -> dict[int, str]:
+    return {first + i: name for i, name in enumerate(names)}
+
+
+_FIRST_OWN, _LAST_OWN = 2_082_000, 2_082_099  # of vendors; 82 is the number of the KIP
+
+OWN_KEYS: Mapping[int, str] = {
+    **_numbered(2_082_000, (VALUE.flag, *VALUE.details)),
+    **_numbered(2_082_010, (KEY.flag, *KEY.details)),
+    **_numbered(2_082_020, tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())),
+    **_numbered(2_082_030, (FLAG, "__large.message.backed.key", COMPRESSION, COMPRESSION_ONE_DOT)),
+}
+"""The int keys of the headers that this project and bakdata's serializer write; every table has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderTable:
+    """Which int key is which header. One way to read it in either direction, so nothing changes on a round trip.
+
+    A key that neither `names` nor `OWN_KEYS` has is called `wrapper.header.` and the number.
+
+    Args:
+        names: the user's own, by key.
+
+    Raises:
+        ValueError: a key is none that may be named, a name is empty, stands twice, is one of ours, or is the one of a
+            key without a name. `args` are the key and the reason.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    _by_key: dict[int, str] = field(init=False, repr=False, compare=False)
+    _by_name: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name = {name: key for key, name in OWN_KEYS.items()}
+        for key, name in self.names.items():
+            if KeyRange.of(key) is None:
+                raise ValueError(key, f"found {key}, allowed are 0 to {_MOST:,}")
+            if _FIRST_OWN <= key <= _LAST_OWN:
+                raise ValueError(key, f"keys {_FIRST_OWN} to {_LAST_OWN} are of references and chunks; take another")
+            if not name or name.startswith(UNMAPPED_PREFIX):
+                raise ValueError(key, f"found {name!r}, allowed is a name that does not begin with {UNMAPPED_PREFIX}")
+            if name in by_name:
+                raise ValueError(key, f"found {name!r}, which is the name of key {by_name[name]} already")
+            by_name[name] = key
+        object.__setattr__(self, "_by_name", by_name)
+        object.__setattr__(self, "_by_key", {**OWN_KEYS, **self.names})
+
+    def name(self, key: int) -> str:
+        """The header of an int key; any int32 has one."""
+        return self._by_key.get(key) or f"{UNMAPPED_PREFIX}{key}"
+
+    def key(self, name: str) -> int | None:
+        """The int key whose header this is; None where `name` gives it for no key."""
+        key = self._by_name.get(name)
+        if key is None and (match := _UNMAPPED.fullmatch(name)) is not None:
+            number = int(match[1])
+            key = number if _LEAST_KEY <= number <= _MOST and number not in self._by_key else None
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class Unwrap:
+    """The wrapper comes off: its headers go behind the record's own, its value takes the place of the wrapper.
+
+    A tombstone is no wrapper, and passes.
+
+    Attributes:
+        table: which int key is which header.
+        plain: what a value does that is no wrapper: it is an error of the record, or it passes as it is.
+    """
+
+    table: HeaderTable = field(default_factory=HeaderTable)
+    plain: Literal["fail", "pass"] = "fail"
+
+    def wants(self, record: RecordLike) -> bool:
+        """True where `unwrap` is to be asked."""
+        value = record.value
+        return value is not None and (self.plain == "fail" or MessageWrapper.check(value))
+
+    def reserve_bytes(self, record: RecordLike) -> int:
+        """How much memory `unwrap` may take beside the record; many small headers take far more than their bytes."""
+        value = record.value or b""
+        if len(value) < _BARE_BYTES:
+            return 0
+        headers_length: int = min(max(0, _START.unpack_from(value)[1]), len(value))
+        return len(value) - headers_length + _HEADER_COST * headers_length
+
+    def unwrap(self, record: RecordLike) -> Record:
+        """The record that was wrapped; a true tombstone, with its headers, where its value was null.
+
+        Raises:
+            MalformedWrapperError: the value is no wrapper.
+        """
+        if record.value is None:
+            return Record(record.key, None, record.headers, record.timestamp)
+        wrapper = MessageWrapper.parse(record.value)
+        name = self.table.name
+        headers: tuple[Header, ...] = tuple((name(key), data) for key, data in wrapper.headers.items())
+        return Record(record.key, wrapper.value, (*record.headers, *headers), record.timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """Headers and value go into a wrapper, which becomes the value; the record has no headers then.
+
+    Attributes:
+        table: which header is which int key.
+        unmapped: what becomes of a header that has no int key: it is an error of the record, or it is left out.
+        null: what becomes of a tombstone: it is wrapped, by the marker, or it passes as it is, with its headers.
+    """
+
+    table: HeaderTable = field(default_factory=HeaderTable)
+    unmapped: Literal["fail", "drop"] = "fail"
+    null: Literal["wrap", "pass"] = "wrap"
+
+    def wants(self, record: RecordLike) -> bool:
+        """True where the record is to be wrapped."""
+        return record.value is not None or self.null == "wrap"
+
+    def wrap(self, record: RecordLike) -> Record:
+        """The record with a wrapper for its value.
+
+        Raises:
+            WrapError: a wrapper cannot hold a header: its value is null, its name stands twice, or has no int key.
+        """
+        headers: dict[int, bytes] = {}
+        for name, data in record.headers:
+            key = self.table.key(name)
+            if key is None:
+                if self.unmapped == "drop":
+                    continue
+                raise WrapError(name, _NO_KEY)
+            if data is None:
+                raise WrapError(name, "its value is null")
+            if key in headers:
+                raise WrapError(name, "it stands there twice")
+            headers[key] = data
+        return Record(record.key, MessageWrapper(headers, record.value).serialize(), (), record.timestamp)
+
+    def batch_of_one_bytes(self, record: RecordLike) -> int:
+        """Bytes of a batch that holds nothing but `wrap(record)`; also where that would be refused."""
+        size = _BARE_BYTES + len(record.value or b"")
+        for name, data in record.headers:
+            if self.unmapped == "fail" or self.table.key(name) is not None:
+                size += _ENTRY.size + len(data or b"")
+        return headerless_batch_bytes(record.key, size)
