@@ -3,7 +3,7 @@
 #   make demo INPUT=folder              the files of a folder of your own as messages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench docs lock clean
+.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs lock clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT PYTHON
@@ -62,6 +62,9 @@ types: setup-demo ## Check types
 
 bench: setup-test ## Measure, beside other ways to do the same; writes build/bench.json
 	@$(RUN) -m benchmarks.run $(BENCH)
+
+fuzz: setup-demo ## Feed each parser of foreign bytes a million mutated inputs
+	@$(RUN) -m tests.fuzz.run $(FUZZ)
 
 docs: setup-demo ## Write docs/configuration.md from the settings
 	@$(RUN) -m app.reference

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEADER_KEY",
+    "PLAIN_KEY",
     "WRAPPER_KEYS",
     "WrapperSettings",
     "check_order",
@@ -30,15 +31,17 @@ _UNMAPPED = "wrap.on.unmapped.header"
 _NULL = "wrap.on.null.value"
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
+PLAIN_KEY = Key(
+    _PLAIN,
+    "string",
+    "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it goes on "
+    "as it is.",
+    default="fail",
+    allowed=("fail", "pass"),
+)
+
 WRAPPER_KEYS: Sequence[Key] = (
-    Key(
-        _PLAIN,
-        "string",
-        "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it "
-        "goes on as it is.",
-        default="fail",
-        allowed=("fail", "pass"),
-    ),
+    PLAIN_KEY,
     Key(
         _UNMAPPED,
         "string",

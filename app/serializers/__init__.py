@@ -6,9 +6,11 @@ itself; the module named after a client imports that one.
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers.wrapper import WrapperDeserializer, WrapperSerializer
 from transforms.errors import (
     ConfigurationError,
     MalformedReferenceError,
+    MalformedWrapperError,
     PayloadCorruptError,
     PayloadNotFoundError,
     PayloadStoreError,
@@ -16,6 +18,7 @@ from transforms.errors import (
     ReferenceRefusedError,
     SerializationError,
 )
+from transforms.wrapper import MessageWrapper
 
 __all__ = [
     "ComposableDeserializer",
@@ -24,10 +27,14 @@ __all__ = [
     "LargeMessageDeserializer",
     "LargeMessageSerializer",
     "MalformedReferenceError",
+    "MalformedWrapperError",
+    "MessageWrapper",
     "PayloadCorruptError",
     "PayloadNotFoundError",
     "PayloadStoreError",
     "PayloadTooLargeError",
     "ReferenceRefusedError",
     "SerializationError",
+    "WrapperDeserializer",
+    "WrapperSerializer",
 ]

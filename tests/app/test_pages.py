@@ -80,6 +80,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
     stats.dead_letters, stats.retries, stats.restarts = 5, 6, 7
     stats.chunked_messages, stats.chunks_published, stats.assembled_messages, stats.duplicate_chunks = 2, 9, 8, 10
     stats.late_chunks, stats.store_errors = 11, 12
+    stats.unwrapped_records, stats.wrapped_records = 13, 14
     stats.discarded = {"expired": 1, "corrupt": 2}
     stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
     for rate in (stats.published_rate, stats.published_rate, stats.consumed_rate):
@@ -122,6 +123,8 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "discarded_messages": {"corrupt": 2, "expired": 1},
         "pending_chunked_messages": 3,
         "pending_chunked_bytes": 4,
+        "unwrapped_records": 13,
+        "wrapped_records": 14,
         "partitions": [
             {"topic": "more", "partition": 11, "position": 9, "committed": 9, "end": None, "lag": None},
             {"topic": "raw", "partition": 2, "position": None, "committed": None, "end": None, "lag": None},

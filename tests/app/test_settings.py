@@ -10,6 +10,7 @@ import pytest
 from app.chunking import ChunkSettings
 from app.secret import Secret
 from app.settings import PipelineSettings, load
+from app.wrapping import WrapperSettings
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
@@ -42,6 +43,7 @@ def test_defaults_are_those_of_the_design() -> None:
             limits=Limits(messages=100, pending_bytes=134_217_728, message_bytes=67_108_864, expire_ms=60_000),
             drops_oldest=False,
         ),
+        wrapper=WrapperSettings(unwrap=None, wrap=None),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
         store_timeout_ms=60_000,
@@ -252,11 +254,11 @@ BAD_PIPELINES = [
     (ORDERS + "errors.tolerance = 'some'", "errors.tolerance: found 'some', allowed is one of: none, all"),
     (
         ORDERS.replace('["offload"]', "[]"),
-        "transforms: found an empty list, allowed are: offload, inflate, chunk, assemble",
+        "transforms: found an empty list, allowed are: offload, inflate, chunk, assemble, unwrap, wrap",
     ),
     (
         ORDERS.replace('["offload"]', '["deflate"]'),
-        "transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble",
+        "transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble, unwrap, wrap",
     ),
     (
         ORDERS.replace('["offload"]', '["inflate", "inflate"]'),

@@ -254,7 +254,8 @@ def test_chain_inflates_then_offloads_again() -> None:
         (["offload"], "bakdata-flag", 101, True),
         (["offload"], "wideload", 100, False),
         (["inflate"], "bakdata-flag", 100, False),
-        (["inflate", "offload"], "bakdata-flag", 100, True),
+        (["inflate", "offload"], "bakdata-flag", 101, False),
+        (["inflate", "offload"], "bakdata-flag", 102, True),
     ],
 )
 def test_chain_blocks_only_where_the_store_is_asked(
@@ -263,7 +264,7 @@ def test_chain_blocks_only_where_the_store_is_asked(
     length: int,
     blocks: bool,  # noqa: FBT001
 ) -> None:
-    """What only marks a value needs no thread; behind one stage the next may find another record, so those need one."""
+    """What only marks a value needs no thread; a stage is asked of the record as it is behind those before it."""
     where = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads"}
     settings = settings_of(transforms, **{**where, "reference.format": form})
     chain = build(settings, memory(), ROOMY, PipelineStats())

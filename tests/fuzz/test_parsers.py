@@ -1,0 +1,39 @@
+"""A short run of `make fuzz`, and that it would find something."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.parsers import PARSERS, Parser
+from tests.fuzz.run import Defect, fuzz, main
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_parser_takes_or_refuses_any_bytes(parser: Parser) -> None:
+    """Mutated bytes are taken whole or refused with the documented error; there are enough of both."""
+    outcome = fuzz(parser, 20_000, seed=1)
+    assert outcome.taken + outcome.refused == 20_000
+    assert min(outcome.taken, outcome.refused) > 200
+
+
+def test_a_defect_is_found_and_can_be_had_again() -> None:
+    """A parser that fails on a zero byte is caught, with the input."""
+
+    def examine(data: bytes) -> bool:
+        assert 1 // (data[0] if data else 1) >= 0
+        return True
+
+    parser = Parser("broken", [b"\0\1", b"\1"], examine)
+    with pytest.raises(Defect, match=r"^broken: ZeroDivisionError: .*; the input is bytes.fromhex\('00") as first:
+        fuzz(parser, 1_000, seed=1)
+    with pytest.raises(Defect) as again:
+        fuzz(parser, 1_000, seed=1)
+    assert str(again.value) == str(first.value)
+
+
+def test_command_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a parser, with the seed."""
+    assert main(["--count", "50", "--seed", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [parser.name for parser in PARSERS]
+    assert all("50 inputs" in line and "--seed 3" in line for line in lines)
