@@ -15,6 +15,7 @@ from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.identifiers import LIMIT_KEY
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable
+from transforms.wrapper import UNMAPPED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,13 +93,11 @@ def _chunks(chunks: ChunkSettings) -> dict[str, object]:
 
 
 def _wrapper(wrapper: WrapperSettings) -> dict[str, object]:
-    either = wrapper.unwrap or wrapper.wrap
-    table = HeaderTable() if either is None else either.table
     return {
-        "unwrap.on.plain.value": wrapper.unwrap.plain if wrapper.unwrap else None,
-        "wrap.on.unmapped.header": wrapper.wrap.unmapped if wrapper.wrap else None,
-        "wrap.on.null.value": wrapper.wrap.null if wrapper.wrap else None,
-        **{f"{UNMAPPED_PREFIX}{number}": name for number, name in table.names.items()},
+        "unwrap.on.plain.value": wrapper.unwrap.plain,
+        "wrap.on.unmapped.header": wrapper.wrap.unmapped,
+        "wrap.on.null.value": wrapper.wrap.null,
+        **{f"{UNMAPPED_PREFIX}{number}": name for number, name in wrapper.wrap.table.names.items()},
     }
 
 

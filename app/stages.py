@@ -402,17 +402,17 @@ def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: i
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
     wrapper = settings.wrapper
     stages: list[Stage] = []
-    if wrapper.unwrap is not None:
+    if wrapper.unwraps:
         stages.append(UnwrapStage(wrapper.unwrap))
     if "inflate" in settings.transforms:
         assert store is not None
-        stages.append(InflateStage(Inflate(settings.max_bytes, form, copied=wrapper.wrap is not None), store, stats))
+        stages.append(InflateStage(Inflate(settings.max_bytes, form, copied=wrapper.wraps), store, stats))
     if settings.offloads:
         assert store is not None
-        measure = None if wrapper.wrap is None else wrapper.wrap.batch_of_one_bytes
+        measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
         offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure)
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
-    if wrapper.wrap is not None:
+    if wrapper.wraps:
         stages.append(WrapStage(wrapper.wrap))
     if chunks.splits:
         chunking = Chunking(chunk_limit_bytes(settings, limit_bytes))

@@ -34,8 +34,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 PLAIN_KEY = Key(
     _PLAIN,
     "string",
-    "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it goes on "
-    "as it is.",
+    "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it goes "
+    "on as it is.",
     default="fail",
     allowed=("fail", "pass"),
 )
@@ -74,12 +74,16 @@ class WrapperSettings:
     """What a pipeline does with wrappers.
 
     Attributes:
-        unwrap: how they are taken off; None where they are not.
-        wrap: how they are put on; None likewise.
+        unwraps: whether they are taken off.
+        wraps: whether they are put on.
+        unwrap: how they are taken off, if they are.
+        wrap: how they are put on, likewise.
     """
 
-    unwrap: Unwrap | None
-    wrap: Wrap | None
+    unwraps: bool
+    wraps: bool
+    unwrap: Unwrap
+    wrap: Wrap
 
 
 def is_header_key(name: str) -> bool:
@@ -98,17 +102,14 @@ def wrapper_settings(
         transforms: in order.
 
     Raises:
-        ConfigurationError: the table cannot be read in both directions, or keys are given that nobody heeds.
+        ConfigurationError: the table cannot be read in both directions.
     """
     table = _table({name: value for name, value in given.items() if is_header_key(name)})
-    heeded: dict[str, tuple[str, ...]] = {_PLAIN: ("unwrap",), _UNMAPPED: ("wrap",), _NULL: ("wrap",)}
-    heeded |= {name: ("unwrap", "wrap") for name in given if is_header_key(name)}
-    for name, heeding in heeded.items():
-        if name in given and not set(heeding) & set(transforms):
-            raise ConfigurationError(name, f"is of {' and '.join(heeding)}; transforms are {list(transforms)}")
     return WrapperSettings(
-        Unwrap(table, values[_PLAIN]) if "unwrap" in transforms else None,
-        Wrap(table, values[_UNMAPPED], values[_NULL]) if "wrap" in transforms else None,
+        unwraps="unwrap" in transforms,
+        wraps="wrap" in transforms,
+        unwrap=Unwrap(table, values[_PLAIN]),
+        wrap=Wrap(table, values[_UNMAPPED], values[_NULL]),
     )
 
 
@@ -149,8 +150,8 @@ def check_sink(pipeline: PipelineSettings, sink: Topic) -> None:
     Raises:
         ConfigurationError: tombstones are wrapped, and only true ones delete.
     """
-    wrap = pipeline.wrapper.wrap
-    if wrap is not None and wrap.null == "wrap" and "compact" in sink.cleanup_policy:
+    wrapper = pipeline.wrapper
+    if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
         raise ConfigurationError(
             _NULL,
             f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is no "

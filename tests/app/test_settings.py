@@ -14,6 +14,7 @@ from app.wrapping import WrapperSettings
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
+from transforms.wrapper import Unwrap, Wrap
 
 # --- what the file means ---------------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ def test_defaults_are_those_of_the_design() -> None:
             limits=Limits(messages=100, pending_bytes=134_217_728, message_bytes=67_108_864, expire_ms=60_000),
             drops_oldest=False,
         ),
-        wrapper=WrapperSettings(unwrap=None, wrap=None),
+        wrapper=WrapperSettings(unwraps=False, wraps=False, unwrap=Unwrap(), wrap=Wrap()),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
         store_timeout_ms=60_000,
