@@ -9,6 +9,7 @@ from typing import Any
 
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.secret import fill_in
+from app.wrapping import is_header_key
 from stores.keys import unknown
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
@@ -55,7 +56,7 @@ def check_top_names(names: Iterable[str]) -> None:
             continue
         if difflib.get_close_matches(name.partition(".")[0], ["pipeline"], cutoff=0.8):
             raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
-        if name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
+        if is_header_key(name) or name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
             raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
         raise unknown(name, known)
 
