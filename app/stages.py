@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.chunking import limit_bytes as chunk_limit_bytes
 from app.lane import SourceRecord
 from app.payload import download, publish
+from app.wrapper_stages import UnwrapStage, WrapStage
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.formats import FORMATS
@@ -18,7 +19,6 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.wrapper import Unwrap, Wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,13 +34,10 @@ __all__ = [
     "InflateStage",
     "OffloadStage",
     "Stage",
-    "UnwrapStage",
-    "WrapStage",
     "build",
 ]
 
 _PROBE_S = 5.0  # how long records go without a store that has failed, before it is asked again
-_COPIED_AT_ONCE_BYTES = 65_536  # what is copied in less time than it takes to hand it to a thread
 
 
 class Stage(Protocol):
@@ -197,56 +194,6 @@ class ChunkStage:
             return str(uuid.uuid4())
         origin = (self._group_id, source.topic, source.partition, source.offset)
         return self._chunking.uuid(record, digest, origin)
-
-
-class UnwrapStage:
-    """Takes headers and value out of a wrapper. It asks no store, but a large value takes a thread to be copied."""
-
-    name = "unwrap"
-
-    def __init__(self, unwrap: Unwrap) -> None:
-        self.wants: Callable[[RecordLike], bool] = unwrap.wants
-        self.moves: Callable[[RecordLike], bool] = unwrap.wants
-        self._unwrap = unwrap
-
-    def blocks(self, record: RecordLike) -> bool:
-        """See `Stage.blocks`."""
-        return _is_long(record)
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """See `Unwrap.reserve_bytes`."""
-        return self._unwrap.reserve_bytes(record)
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
-        return (self._unwrap.unwrap(record),)
-
-
-class WrapStage:
-    """Puts headers and value into a wrapper; otherwise as `UnwrapStage`."""
-
-    name = "wrap"
-
-    def __init__(self, wrap: Wrap) -> None:
-        self.wants: Callable[[RecordLike], bool] = wrap.wants
-        self.moves: Callable[[RecordLike], bool] = wrap.wants
-        self._wrap = wrap
-
-    def blocks(self, record: RecordLike) -> bool:
-        """See `Stage.blocks`."""
-        return _is_long(record)
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value; headers are not counted anywhere."""
-        return len(record.value or b"")
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
-        return (self._wrap.wrap(record),)
-
-
-def _is_long(record: RecordLike) -> bool:
-    return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
 
 
 class Chain:

@@ -1,0 +1,300 @@
+"""The worker takes wrappers off and puts them on: real broker, and clients that write and read no headers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import DeserializingConsumer as ConfluentConsumer
+from confluent_kafka import SerializingProducer as ConfluentProducer
+
+from app.serializers import MessageWrapper, WrapperDeserializer, WrapperSerializer
+from app.serializers import aiokafka as for_aiokafka
+from app.serializers import kafka_python as for_kafka_python
+from app.serializers.confluent import consumer_config, producer_config
+from tests.integration.topics import Found, Sent, end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, MakeTopic, Way
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.record import Record
+from transforms.wrapper import HeaderTable, Wrap
+
+TIME = 1_700_000_000_000
+NAMED = {"wrapper.header.3000001": "trace-id"}
+WRAP = Wrap(HeaderTable({3_000_001: "trace-id"}))
+HEADERS = (("trace-id", b"t"), ("wrapper.header.77", b""))
+SIZES = (0, 1, THRESHOLD, THRESHOLD + 1, 300_000)
+RECORDS = [
+    *(Record(b"%d" % size, b"v" * size, HEADERS, TIME) for size in SIZES),
+    Record(b"tombstone", None, HEADERS, TIME),
+    Record(b"no headers", b"v", (), TIME),
+    Record(None, None, HEADERS[:1], TIME),
+]
+
+
+@pytest.fixture
+def way(make_way: Callable[..., Way]) -> Way:
+    """Topics of one partition, and a store."""
+    return make_way(partitions=1)
+
+
+def sent(record: Record) -> Sent:
+    """The record as it is sent to the only partition."""
+    return 0, record.key, record.value, record.headers, record.timestamp
+
+
+def whole(found: list[Found]) -> list[Record]:
+    """What was read, as records."""
+    return [Record(each.key, each.value, each.headers, each.timestamp) for each in found]
+
+
+@contextmanager
+def running(way: Way, **pipelines: dict[str, object]) -> Iterator[WorkerProcess]:
+    """A worker with these pipelines, given by their keys; it ends well."""
+    tables = {
+        name: {"group.id": way.group(name), "offset.flush.interval.ms": 200, **NAMED, **keys}
+        for name, keys in pipelines.items()
+    }
+    with WorkerProcess(way.folder, way.settings(), tables) as worker:
+        yield worker
+        assert worker.terminate() == 0
+
+
+def piped(source: str, sink: str, *transforms: str, **more: object) -> dict[str, object]:
+    """The keys of a pipeline."""
+    return {"topics": [source], "output.topic": sink, "transforms": list(transforms), **more}
+
+
+def stored(way: Way) -> dict[str, object]:
+    """The keys of a pipeline that offloads."""
+    return {"large.message.threshold.bytes": THRESHOLD, **way.store}
+
+
+def counts(worker: WorkerProcess) -> dict[str, dict[str, int]]:
+    """What /pipelines says, by pipeline."""
+    return {page["name"]: page for page in worker.get("/pipelines")[1]}
+
+
+def test_wrapped_records_are_offloaded_and_wrapped_again(way: Way) -> None:
+    """`unwrap, offload` and `inflate, wrap`: what clients without headers wrote is what those without headers read."""
+    wrappers = [WRAP.wrap(record) for record in RECORDS]
+    send(way.broker, way.raw, map(sent, wrappers))
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "unwrap", "offload", **stored(way)),
+        two=piped(way.orders, way.inflated, "inflate", "wrap", **stored(way)),
+    ) as worker:
+        until(lambda: way.arrived(len(RECORDS)), "all records have arrived")
+        pages = counts(worker)
+        metrics = worker.text("/metrics")
+    assert whole(read_all(way.broker, way.inflated)[0]) == wrappers
+    between = whole(read_all(way.broker, way.orders)[0])
+    small = [record for record in RECORDS if len(record.value or b"") <= THRESHOLD]
+    assert [record for record in between if ("large-message", b"true") not in record.headers] == small
+    assert len(between) == len(RECORDS) == len(small) + 2
+    assert (pages["one"]["unwrapped_records"], pages["one"]["offloaded_records"]) == (len(RECORDS), 2)
+    assert (pages["two"]["wrapped_records"], pages["two"]["inflated_records"]) == (len(RECORDS), 2)
+    assert f'wideload_unwrapped_records_total{{pipeline="one"}} {len(RECORDS)}.0' in metrics
+    assert f'wideload_wrapped_records_total{{pipeline="two"}} {len(RECORDS)}.0' in metrics
+
+
+def test_a_wrapper_carries_references_through_a_topic_without_headers(way: Way) -> None:
+    """`offload, wrap` and `unwrap, inflate`: nothing between them has a header, and each record comes back as it was."""
+    send(way.broker, way.raw, map(sent, RECORDS))
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "offload", "wrap", **stored(way)),
+        two=piped(way.orders, way.inflated, "unwrap", "inflate", **stored(way)),
+    ):
+        until(lambda: way.arrived(len(RECORDS)), "all records have arrived")
+    assert whole(read_all(way.broker, way.inflated)[0]) == RECORDS
+    between = read_all(way.broker, way.orders)[0]
+    assert {found.headers for found in between} == {()}
+    assert max(len(found.value or b"") for found in between) < THRESHOLD + 100
+
+
+def test_large_wrappers_go_as_chunks(way: Way) -> None:
+    """`wrap, chunk` and `assemble, unwrap`: a wrapper that no record can hold is split, and comes back whole."""
+    send(way.broker, way.raw, map(sent, RECORDS))
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "wrap", "chunk", **{"chunk.max.bytes": 10_000}),
+        two=piped(way.orders, way.inflated, "assemble", "unwrap"),
+    ):
+        until(lambda: way.arrived(len(RECORDS)), "all records have arrived")
+    assert whole(read_all(way.broker, way.inflated)[0]) == RECORDS
+    assert end_offsets(way.broker, way.orders)[0] > len(RECORDS) + 30
+
+
+def test_wrapped_and_plain_values_mixed(way: Way) -> None:
+    """Where plain values may pass, all arrive in order; where not, those that are no wrapper are dead letters."""
+    plain = [Record(b"k", value, HEADERS, TIME) for value in (b"plain", b"", b"\0\0\0\0\0\0\0\0", None)]
+    mixed = [
+        each for pair in zip(RECORDS, itertools.cycle(plain), strict=False) for each in (WRAP.wrap(pair[0]), pair[1])
+    ]
+    expected = [each for pair in zip(RECORDS, itertools.cycle(plain), strict=False) for each in pair]
+    send(way.broker, way.raw, map(sent, mixed))
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    with running(
+        way,
+        passing=piped(way.raw, way.inflated, "unwrap", **{"unwrap.on.plain.value": "pass"}),
+        failing=piped(way.raw, way.orders, "unwrap", **tolerant),
+    ) as worker:
+        until(lambda: way.arrived(len(mixed)), "all records have arrived")
+        bad = sum(record in plain[:3] for record in mixed)
+        until(lambda: end_offsets(way.broker, way.dead)[0] == bad, "the dead letters have arrived")
+        until(lambda: end_offsets(way.broker, way.orders)[0] == len(mixed) - bad, "the others have arrived")
+        assert counts(worker)["passing"]["unwrapped_records"] == len(RECORDS)
+    assert whole(read_all(way.broker, way.inflated)[0]) == expected
+    assert whole(read_all(way.broker, way.orders)[0]) == [record for record in expected if record not in plain[:3]]
+    for found in read_all(way.broker, way.dead)[0]:
+        reason = dict(found.headers)["__connect.errors.exception.message"] or b""
+        assert reason.startswith(b"malformed wrapper: ")
+
+
+def test_a_header_without_a_key_stops_the_pipeline_or_is_dropped(way: Way) -> None:
+    """What a wrapper cannot hold stops the pipeline with the record's place; where it may be dropped, it is."""
+    record = Record(b"k", b"v", (("other", b"1"), *HEADERS), TIME)
+    send(way.broker, way.raw, [sent(record)])
+    with running(
+        way,
+        strict=piped(way.raw, way.orders, "wrap"),
+        loose=piped(way.raw, way.inflated, "wrap", **{"wrap.on.unmapped.header": "drop"}),
+    ) as worker:
+        until(lambda: way.arrived(1), "the record has arrived")
+        page = until(lambda: (it := counts(worker)["strict"])["state"] == "FAILED" and it, "the other one has failed")
+    assert "offset 0: a message wrapper cannot hold the header 'other': no int key has this name" in page["last_error"]
+    assert whole(read_all(way.broker, way.inflated)[0]) == [WRAP.wrap(Record(b"k", b"v", HEADERS, TIME))]
+
+
+# --- tombstones ------------------------------------------------------------------------------------------------------
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.001",
+    "segment.ms": "100",
+    "delete.retention.ms": "0",
+    "max.message.bytes": "1000000",
+}
+
+
+@pytest.mark.slow
+def test_an_unwrapped_tombstone_deletes_its_key(broker: str, make_topic: MakeTopic, way: Way) -> None:
+    """After compaction the key of a wrapped null is gone from the topic, record and tombstone; the others stay."""
+    sink, wrapped_sink = make_topic(**COMPACTED), make_topic(**COMPACTED)
+    kept = [Record(b"kept", b"v", HEADERS, TIME), Record(b"empty", b"", HEADERS, TIME)]
+    deleted = Record(b"deleted", b"v", HEADERS, TIME)
+    tombstone = Record(b"deleted", None, HEADERS, TIME)
+    records = [WRAP.wrap(record) for record in (*kept, deleted, tombstone)]
+    send(broker, way.raw, map(sent, records))
+    with running(
+        way,
+        unwrap=piped(way.raw, sink, "unwrap"),
+        plain=piped(way.raw, wrapped_sink, "unwrap", **{"unwrap.on.plain.value": "pass"}),
+    ):
+        until(lambda: end_offsets(broker, sink)[0] >= len(records), "all records have arrived")
+        assert whole(read_all(broker, sink)[0])[:4] == [*kept, deleted, tombstone]
+        # The last segment is never compacted: what is written by way of the worker begins another one.
+        numbers = itertools.count()
+
+        def compacted() -> bool:
+            number = next(numbers)
+            send(broker, way.raw, [sent(WRAP.wrap(Record(b"later %d" % number, b"v", (), TIME)))])
+            return b"deleted" not in {found.key for found in read_all(broker, sink)[0]}
+
+        until(compacted, "the key has been compacted away", seconds=150)
+    found = {record.key: record for record in whole(read_all(broker, sink)[0])}
+    assert [found[record.key] for record in kept] == kept
+
+
+def test_wrapped_tombstones_may_not_go_to_a_compacted_topic(broker: str, make_topic: MakeTopic, way: Way) -> None:
+    """A worker that would keep deleted keys for ever does not start, and says which key to set; then they delete."""
+    sink = make_topic(**COMPACTED)
+    settings, table = way.settings(), piped(way.raw, sink, "wrap", **{"group.id": way.group("wrap")}, **NAMED)
+    with WorkerProcess(way.folder, settings, {"wrap": table}) as worker:
+        assert worker.wait() != 0
+        log = Path(worker.log).read_text()
+    assert f"[pipeline.wrap] wrap.on.null.value: found 'wrap', and topic {sink} has cleanup.policy compact" in log
+    assert "Traceback" not in log
+    records = [Record(b"k", b"v", HEADERS, TIME), Record(b"k", None, HEADERS, TIME)]
+    send(broker, way.raw, map(sent, records))
+    with running(way, wrap=piped(way.raw, sink, "wrap", **{"wrap.on.null.value": "pass"})):
+        until(lambda: end_offsets(broker, sink)[0] == 2, "both have arrived")
+    assert whole(read_all(broker, sink)[0]) == [WRAP.wrap(records[0]), records[1]]
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+WRAPPERS: list[MessageWrapper | None] = [
+    MessageWrapper({3_000_001: b"t", 77: b""}, b"v"),
+    MessageWrapper({}, b"l" * (THRESHOLD + 1)),
+    MessageWrapper({3_000_001: b"t"}, None),
+    MessageWrapper({}, b""),
+    None,
+]
+
+
+async def _with_aiokafka(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
+    base = {"bootstrap.servers": broker}
+    async with for_aiokafka.SerializingProducer({**base, "value.serializers": [WrapperSerializer]}) as producer:
+        for wrapper in WRAPPERS:
+            await producer.send_and_wait(topic, wrapper, b"k")
+    await asyncio.to_thread(finished)
+    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
+    async with for_aiokafka.DeserializingConsumer(reading, sink) as consumer:
+        return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in WRAPPERS]
+
+
+def _with_kafka_python(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
+    base = {"bootstrap.servers": broker}
+    with for_kafka_python.SerializingProducer({**base, "value.serializers": [WrapperSerializer]}) as producer:
+        for wrapper in WRAPPERS:
+            producer.send(topic, wrapper, b"k")
+    finished()
+    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest"}
+    with for_kafka_python.DeserializingConsumer(reading, sink) as consumer:
+        return [record.value for record in itertools.islice(consumer, len(WRAPPERS))]
+
+
+def _with_confluent(broker: str, topic: str, sink: str, finished: Callable[[], None]) -> list[Any]:
+    base = {"bootstrap.servers": broker}
+    with ConfluentProducer(producer_config({**base, "value.serializers": [WrapperSerializer]})) as producer:
+        for wrapper in WRAPPERS:
+            producer.produce(topic, key=b"k", value=wrapper)
+        assert producer.flush(30) == 0
+    finished()
+    reading = {**base, "value.deserializers": [WrapperDeserializer], "auto.offset.reset": "earliest", "group.id": topic}
+    with ConfluentConsumer(consumer_config(reading)) as consumer:
+        consumer.subscribe([sink])
+        return [until(lambda: _polled(consumer), "a record has come")[0] for _ in WRAPPERS]
+
+
+def _polled(consumer: ConfluentConsumer[Any, Any]) -> tuple[Any] | None:
+    message = consumer.poll(0.5)
+    return None if message is None else (message.value(),)
+
+
+@pytest.mark.parametrize("client", ["aiokafka", "kafka-python", "confluent-kafka"])
+def test_clients_write_and_read_wrappers(way: Way, client: str) -> None:
+    """What a client wraps the worker unwraps and offloads, and wraps again for it; a null passes as one."""
+    with running(
+        way,
+        one=piped(way.raw, way.orders, "unwrap", "offload", **stored(way)),
+        two=piped(way.orders, way.inflated, "inflate", "wrap", **stored(way), **{"wrap.on.null.value": "pass"}),
+    ):
+
+        def finished() -> None:
+            until(lambda: way.arrived(len(WRAPPERS)), "all records have come back")
+
+        arguments = (way.broker, way.raw, way.inflated, finished)
+        if client == "aiokafka":
+            found = asyncio.run(_with_aiokafka(*arguments))
+        else:
+            found = (_with_kafka_python if client == "kafka-python" else _with_confluent)(*arguments)
+    assert found == [None if wrapper is None or wrapper.value is None else wrapper for wrapper in WRAPPERS]
+    headers = [dict(each.headers) for each in read_all(way.broker, way.orders)[0]]
+    assert (headers[0], headers[2]) == ({"trace-id": b"t", "wrapper.header.77": b""}, {"trace-id": b"t"})
