@@ -236,7 +236,7 @@ class Chain:
         return max((stage.reserve_bytes(seen) for stage, seen in self._seen(record)), default=0)
 
     def _seen(self, record: RecordLike) -> Iterator[tuple[Stage, RecordLike]]:
-        """Each stage that wants the record, and the record as it comes there; none behind one that blocks, or fails.
+        """Each stage that wants the record, and the record as it comes there; none behind a store's, or one that fails.
 
         Behind a stage the record may be another: one that was wrapped may be a reference, or too large.
         """
@@ -245,7 +245,7 @@ class Chain:
             if not stage.wants(seen):
                 continue
             yield stage, seen
-            if stage is self.stages[-1] or stage.blocks(seen):
+            if stage is self.stages[-1] or (stage.blocks(seen) and not isinstance(stage, UnwrapStage | WrapStage)):
                 return
             try:
                 seen = stage.apply(seen, record)[0]

@@ -313,6 +313,9 @@ def test_a_wrapped_reference_takes_a_thread_and_room() -> None:
     chain = pair.chain("unwrap", "inflate")
     assert chain.blocks(carried)
     assert chain.reserve_bytes(carried) == 1_000_000
+    # A copy that takes a thread is made all the same, or what is behind it would have no room.
+    long = dataclasses.replace(record, headers=(("trace-id", b"t" * 100_000),))
+    assert chain.reserve_bytes(pair.one(long, "offload", "wrap")) >= 1_000_000
     # Inflated and wrapped at once, the value is there twice.
     assert pair.chain("inflate", "wrap").reserve_bytes(pair.one(record, "offload")) == 2_000_000
 
