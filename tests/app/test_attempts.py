@@ -39,6 +39,8 @@ class Storing:
         """Every record."""
         return True
 
+    blocks = moves
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""
         return 0

@@ -93,6 +93,8 @@ class Careless:
         """None."""
         return False
 
+    blocks = moves
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""
         return 0
