@@ -14,7 +14,6 @@ from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.identifiers import LIMIT_KEY
-from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable
 from transforms.wrapper import UNMAPPED_PREFIX
 
 if TYPE_CHECKING:
