@@ -211,6 +211,7 @@ class Chain:
         self.falls_back = falls_back
         self._topic = topic
         self._limit_bytes = limit_bytes
+        self._inflates = any(stage.name == "inflate" for stage in self.stages)
         # No header-less record with so short a key and value can be over the limit.
         self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
 
@@ -233,7 +234,10 @@ class Chain:
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""
-        return max((stage.reserve_bytes(seen) for stage, seen in self._seen(record)), default=0)
+        if self._inflates:
+            return max((stage.reserve_bytes(seen) for stage, seen in self._seen(record)), default=0)
+        # The others make copies, and none of a value that is longer than the record's.
+        return max((stage.reserve_bytes(record) for stage in self.stages if stage.wants(record)), default=0)
 
     def _seen(self, record: RecordLike) -> Iterator[tuple[Stage, RecordLike]]:
         """Each stage that wants the record, and the record as it comes there; none behind a store's, or one that fails.
