@@ -9,7 +9,7 @@ from typing import Any
 
 from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.secret import fill_in
-from app.wrapping import is_header_key
+from app.wrapping import HEADER_KEY, is_header_key
 from stores.keys import unknown
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
@@ -18,6 +18,7 @@ from transforms.errors import ConfigurationError
 __all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten", "flatten_in"]
 
 _TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
+_HEADER = HEADER_KEY.name.rpartition(".")[0]
 
 
 def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
@@ -97,5 +98,7 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
         if nested and (keys is not None or store_class is None):
             quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
             raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
+        if difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
+            raise ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?")
         if name not in known and (keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO)):
             raise unknown(name, known)

@@ -165,15 +165,15 @@ def _longest(found: Audit) -> Iterator[tuple[str, ...]]:
 
 def _table(title: str, columns: Sequence[str], rows: Iterator[tuple[str, ...]] | map[tuple[str, ...]]) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     click.echo(f"{title}:")
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column in ("names", "length", "limit") else "left")
     for row in rows:
-        table.add_row(*(escape(brief(cell, 200)) for cell in row))
+        table.add_row(*(Text(brief(cell, 200)) for cell in row))  # a string would be read as markup, with emoji codes
     out = Console() if sys.stdout.isatty() else Console(width=160)
     with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
         out.print(table)

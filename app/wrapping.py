@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stores.keys import Key
 from transforms.errors import ConfigurationError
-from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, KeyRange, Unwrap, Wrap
 
 if TYPE_CHECKING:
     from app.preflight import Topic
@@ -118,7 +118,8 @@ def _table(given: Mapping[str, object]) -> HeaderTable:
     for key, value in given.items():
         number = key.removeprefix(UNMAPPED_PREFIX)
         if not _NUMBER.fullmatch(number):
-            raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is a number")
+            allowed = f"a number from 0 to {KeyRange.IN_HOUSE.last:,}, without leading zeros"
+            raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is {allowed}")
         names[int(number)] = cast("str", Key(key, "string", HEADER_KEY.doc).check(value))
     try:
         return HeaderTable(names)

@@ -179,6 +179,15 @@ def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
         yield key, start, at
 
 
+def _is_utf8(text: str) -> bool:
+    """False with a lone surrogate, which is how Python has bytes of the environment that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _numbered(first: int, names: tuple[str, ...]) -> dict[int, str]:
     return {first + i: name for i, name in enumerate(names)}
 
@@ -204,8 +213,8 @@ class HeaderTable:
         names: the user's own, by key.
 
     Raises:
-        ValueError: a key is none that may be named, a name is empty, stands twice, is one of ours, or is the one of a
-            key without a name. `args` are the key and the reason.
+        ValueError: a key is none that may be named, a name is empty, no UTF-8, stands twice, is one of ours, or is the
+            one of a key without a name. `args` are the key and the reason.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -221,6 +230,8 @@ class HeaderTable:
                 raise ValueError(key, f"keys {_FIRST_OWN} to {_LAST_OWN} are of references and chunks; take another")
             if not name or name.startswith(UNMAPPED_PREFIX):
                 raise ValueError(key, f"found {name!r}, allowed is a name that does not begin with {UNMAPPED_PREFIX}")
+            if not _is_utf8(name):
+                raise ValueError(key, f"found {name!r}, allowed is a name that UTF-8 can hold")
             if name in by_name:
                 raise ValueError(key, f"found {name!r}, which is the name of key {by_name[name]} already")
             by_name[name] = key

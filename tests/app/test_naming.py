@@ -17,6 +17,7 @@ from app.chunks.producer import ChunkingProducer
 from app.cli import cli
 from app.connection import client_of
 from app.console import brief
+from app.names import _table
 from app.naming import client_id
 from app.serializers import confluent, kafka_python
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
@@ -261,6 +262,13 @@ def test_command_check_unknown_kind() -> None:
 def test_brief(text: str, shown: str) -> None:
     """A name in a table is one short line that drives no terminal, and both its ends are to be seen."""
     assert brief(text) == shown
+
+
+@pytest.mark.parametrize("name", ["orders:key:0", "[red]a[/red]", "a\\[b]", "[link=x]a\\", ":warning:"])
+def test_table_shows_names_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing in a name is taken for markup or for the code of an emoji."""
+    _table("over the limit", ("kind", "name"), iter([("client-id", name)]))
+    assert f"│ {name} " in capsys.readouterr().out
 
 
 def test_default_client_is_limited() -> None:

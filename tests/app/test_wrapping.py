@@ -142,6 +142,19 @@ def test_order_is_refused(transforms: list[str], reason: str) -> None:
         (["wrap"], {"wrapper_header_one": "a"}, "wrapper.header.one: found 'one', allowed behind wrapper.header. is"),
         (["wrap"], {"wrapper_header_01": "a"}, "wrapper.header.01: found '01', allowed behind wrapper.header. is"),
         (["wrap"], {"wrapper_header_-1": "a"}, "wrapper.header.-1: found '-1', allowed behind wrapper.header. is"),
+        (
+            ["wrap"],
+            {"wrapper_header_99999999999": "a"},
+            "wrapper.header.99999999999: found '99999999999', allowed behind wrapper.header. is a number from 0 to 2,147,4",
+        ),
+        (["wrap"], {"wraper_header_1": "a"}, "wraper.header.1: is not a key that is known here; did you mean wrapper."),
+        (
+            ["wrap"],
+            {"wrapper_headers_1": "a"},
+            "wrapper.headers.1: is not a key that is known here; did you mean wrapp",
+        ),
+        (["wrap"], {"wrapper_header": "a"}, "wrapper.header: is not a key that is known here; did you mean wrapper."),
+        (["wrap"], {"wrapper_header_1": "a\udcff"}, "wrapper.header.1: found 'a\\udcff', allowed is a name"),
         (["wrap"], {"wrapper_header_1": 2}, "wrapper.header.1: found 2, allowed is a value of type string"),
         (["wrap"], {"wrapper_header_1": ""}, "wrapper.header.1: found '', allowed is a name"),
         (
@@ -155,7 +168,6 @@ def test_order_is_refused(transforms: list[str], reason: str) -> None:
             "wrapper.header.2: found 'a', which is the name of key 1 already",
         ),
         (["wrap"], {"wrap_on_nul_value": "pass"}, "wrap.on.nul.value: is not a key that is known here; did you mean"),
-        (["wrap"], {"wrapper_headers_1": "a"}, "wrapper.headers.1: is "),
     ],
 )
 def test_wrong_key_is_refused(transforms: list[str], keys: dict[str, Any], message: str) -> None:
