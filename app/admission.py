@@ -121,15 +121,21 @@ class Admission:
             self._passage.give_up(event)
         self._passage.release(lane)
 
-    def expire(self, *, reading: bool) -> None:
+    def expire(self, *, reading: bool) -> bool:
         """Gives up messages whose chunks have not come in time, which goes by only while the flow reads.
 
         Args:
             reading: whether the flow was ready to read since the last call.
+
+        Returns:
+            Whether a commit waits for fewer of them than before.
         """
         if self._assembly is None:
-            return
+            return False
         self._assembly.tick(reading=reading and not self._lanes.stalled)
-        if not self._waiting:
-            for event in self._assembly.expire():
-                self._passage.give_up(event)
+        if self._waiting:
+            return False
+        pending = self._assembly.pending
+        for event in self._assembly.expire():
+            self._passage.give_up(event)
+        return self._assembly.pending < pending

@@ -67,8 +67,8 @@ class Assembly:
 
     @property
     def pending(self) -> int:
-        """Messages that are not whole."""
-        return self._assembler.pending
+        """Messages for chunks of which the commit waits: not whole, or delivered and being written again."""
+        return self._assembler.pending + self._assembler.repeating
 
     @property
     def pending_bytes(self) -> int:

@@ -183,7 +183,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await self._await_room()
         if self._commits.resumed:
             self._admission.admit()
-        self._admission.expire(reading=reading)
+        if self._admission.expire(reading=reading):
+            self._commits.due()
         self._outlet.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
         await asyncio.sleep(0)

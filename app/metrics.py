@@ -96,7 +96,7 @@ class Metrics(Collector):
 
     def _pending(self) -> Iterator[Metric]:
         messages = GaugeMetricFamily(
-            "wideload_pending_chunked_messages", "Messages of which chunks are missing.", labels=["pipeline"]
+            "wideload_pending_chunked_messages", "Messages for chunks of which the commit waits.", labels=["pipeline"]
         )
         held = GaugeMetricFamily(
             "wideload_pending_chunked_bytes", "Bytes of their chunks, beside the budget.", labels=["pipeline"]

@@ -107,6 +107,11 @@ class Assembler:
         return len(self._order)
 
     @property
+    def repeating(self) -> int:
+        """How many messages that were delivered are just being written again."""
+        return sum(len(state.repeats) for state in self._partitions.values())
+
+    @property
     def pending_bytes(self) -> int:
         """What their chunks hold."""
         return self._held

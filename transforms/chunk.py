@@ -40,6 +40,7 @@ _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _MOST = 2**31 - 1  # seed 004 has int32 for count, size and id
 _ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
+_LAYOUT = 1  # of the chunks that `split` makes of a record: one more with each change of where it cuts, or what it adds
 
 
 def is_chunk(headers: Sequence[Header]) -> bool:
@@ -151,7 +152,7 @@ class Chunking:
             origin: where it was read, and by whom: another reader's copy of the record is another message.
         """
         own = [part for name, value in record.headers for part in (name, value)]
-        parts = (*origin, self.limit_bytes, record.timestamp, digest, record.key, *own)
+        parts = (_LAYOUT, *origin, self.limit_bytes, record.timestamp, digest, record.key, *own)
         digested = hashlib.sha256()
         for part in parts:
             octets = part if isinstance(part, bytes) else b"" if part is None else str(part).encode()

@@ -19,7 +19,7 @@ from aiokafka.structs import TopicPartition
 
 from app.preflight import check
 from app.settings import parse
-from tests.integration.topics import Sent, committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.chunk import Chunk, Chunking
@@ -82,23 +82,13 @@ class Chunks:
 
     def mark(self, name: str, topic: str, partition: int = 0) -> tuple[int, str]:
         """What is committed of a partition: the offset, and what stands beside it."""
-        return asyncio.run(_mark(self.broker, self.group(name), TopicPartition(topic, partition)))
+        return marks(self.broker, self.group(name), topic)[partition]
 
     def _pipeline(
         self, name: str, source: str, sink: str, transforms: Sequence[str], more: Mapping[str, object]
     ) -> dict[str, object]:
         fixed = {"topics": [source], "output.topic": sink, "transforms": transforms, "group.id": self.group(name)}
         return {**fixed, **FLUSH, **more}
-
-
-async def _mark(broker: str, group: str, partition: TopicPartition) -> tuple[int, str]:
-    client = AIOKafkaAdminClient(bootstrap_servers=broker)
-    await client.start()
-    try:
-        found = await client.list_consumer_group_offsets(group, partitions=[partition])
-    finally:
-        await client.close()
-    return found[partition].offset, found[partition].metadata
 
 
 MakeChunks = Callable[..., Chunks]
@@ -380,6 +370,22 @@ def test_chunks_expire(make_chunks: MakeChunks) -> None:
     assert [r.key for r in read_all(chunks.broker, chunks.whole)[0]] == [b"small", b"behind"]
     assert (page["discarded_messages"], page["late_chunks"]) == ({"expired": 1}, len(a) - 3)
     assert page["in_flight_bytes"] == 0
+
+
+def test_chunks_written_again_in_part(make_chunks: MakeChunks) -> None:
+    """The commit passes what a writer began to write again and never ended, in time, also where nothing else comes."""
+    chunks = make_chunks()
+    a = pieces(message(b"whole", 50_000))
+    chunks.write([*a, a[0]])
+    soon = {"expire.time.of.incomplete.chunked.message.ms": 1_500}
+    with chunks.worker(chunks.join(**chunks.tolerance, **soon)) as worker:
+        held = (len(a), f"wideload:delivered={len(a) + 1}")
+        until(lambda: chunks.mark("join", chunks.chunked) == held, "the commit waits for the repeat")
+        assert worker.get("/pipelines")[1][0]["pending_chunked_messages"] == 1
+        until(lambda: chunks.mark("join", chunks.chunked) == (len(a) + 1, ""), "the repeat is given up")
+        assert worker.terminate() == 0
+    assert [r.key for r in read_all(chunks.broker, chunks.whole)[0]] == [b"whole"]
+    assert end_offsets(chunks.broker, chunks.dead) == {0: 0}
 
 
 @pytest.mark.parametrize("drops", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.structs import OffsetAndMetadata
 
 from transforms.record import Header
 
@@ -108,10 +111,15 @@ def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
 
 async def _marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
     partitions = [TopicPartition(topic, number) for number in await _end_offsets(bootstrap, topic)]
+    found: dict[TopicPartition, OffsetAndMetadata] = {}
     client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await client.start()
     try:
-        found = await client.list_consumer_group_offsets(group, partitions=partitions)
+        # While the broker makes or reads the topic of offsets there is no coordinator, or an answer without offsets.
+        while not found.keys() >= set(partitions):
+            with contextlib.suppress(GroupCoordinatorNotAvailableError):
+                found = await client.list_consumer_group_offsets(group, partitions=partitions)
+            await asyncio.sleep(0.02)
     finally:
         await client.close()
     return {each.partition: (max(0, found[each].offset), found[each].metadata) for each in partitions}
@@ -119,7 +127,7 @@ async def _marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int,
 
 def marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
     """What is committed of each partition: the offset, 0 where there is none, and what stands beside it."""
-    return asyncio.run(_marks(bootstrap, group, topic))
+    return asyncio.run(asyncio.wait_for(_marks(bootstrap, group, topic), 60))
 
 
 async def _alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:
