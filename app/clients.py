@@ -14,11 +14,21 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import collect_hosts, create_conn
 
+from app.batches.producer import BatchSettings
 from app.naming import client_id
 from app.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["ClusterError", "admin", "consumer", "describe", "producer", "security_arguments", "translated"]
+__all__ = [
+    "ClusterError",
+    "admin",
+    "batch_settings",
+    "consumer",
+    "describe",
+    "producer",
+    "security_arguments",
+    "translated",
+]
 
 # aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
 _UNLIMITED_BYTES = 2**31 - 1
@@ -66,7 +76,6 @@ _ADVICE: Mapping[type[BaseException], str] = {
     ),
     kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
     kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
-    kafka_errors.MessageSizeTooLargeError: "the topic's max.message.bytes was lowered while the pipeline ran",
     kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
     kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
     kafka_errors.InvalidSessionTimeoutError: (
@@ -178,11 +187,21 @@ def producer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaPr
         acks="all",
         enable_idempotence=True,
         compression_type=None if codec == "none" else codec,
-        max_batch_size=values["producer.batch.size"],
         max_request_size=_UNLIMITED_BYTES,
         metadata_max_age_ms=values["producer.metadata.max.age.ms"],
         request_timeout_ms=values["producer.request.timeout.ms"],
         retry_backoff_ms=values["producer.retry.backoff.ms"],
+    )
+
+
+def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
+    """How the producer of a pipeline makes and sends batches."""
+    values: Mapping[str, Any] = pipeline.producer
+    linger_ms, request_ms = values["producer.linger.ms"], values["producer.request.timeout.ms"]
+    return BatchSettings(
+        batch_bytes=values["producer.batch.size"],
+        linger_s=linger_ms / 1000,
+        delivery_timeout_s=max(values["producer.delivery.timeout.ms"], linger_ms + request_ms) / 1000,
     )
 
 

@@ -322,8 +322,8 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.batch.size",
         "int",
-        "The most bytes of a batch, uncompressed; a larger record travels alone. Batches never wait to fill; under "
-        "load, more than Kafka's 16,384 in one saves requests.",
+        "The most bytes of a batch, as far as that can be told before it is compressed (see [batches.md](batches.md)); "
+        "a larger record travels alone. Under load, more than Kafka's 16,384 in one saves requests.",
         default=131_072,
         minimum=1,
         maximum=_INT32,
@@ -334,6 +334,24 @@ PRODUCER_KEYS: Sequence[Key] = (
         "How batches are compressed on the way to the sink.",
         default="none",
         allowed=("none", *CODECS),
+    ),
+    Key(
+        "producer.delivery.timeout.ms",
+        "int",
+        "How long after its first record a batch must have been acknowledged. After that the pipeline begins again at "
+        "its committed offsets. At least `producer.linger.ms` and `producer.request.timeout.ms` together.",
+        default=120_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
+    Key(
+        "producer.linger.ms",
+        "int",
+        "How long a batch that is not full waits for more records. Kafka's default is 5; with 0 a batch fills while "
+        "the one before it is on its way, and waits no longer.",
+        default=0,
+        minimum=0,
+        maximum=_INT32,
     ),
     Key(
         "producer.metadata.max.age.ms",

@@ -28,6 +28,7 @@ from app.commits import Commits
 from app.ending import Ending
 from app.intake import Intake
 from app.lanes import Lanes
+from app.limits import LimitError
 from app.outlet import Outlet
 from app.passage import Passage
 from app.verdicts import Verdicts
@@ -151,7 +152,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Moves records until `stop`.
 
         Raises:
-            ClusterError: a client failed; what was not committed is read again by the next flow.
+            ClusterError: a client failed; what was not committed is read again by the next flow. `LimitError` where a
+                topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
         try:
@@ -163,6 +165,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 await self._turn()
             self._commits.end()
             await self._finish()
+        except LimitError:
+            self._commits.end()
+            # All before the refused record that is written shall not be written again.
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._outlet.settled(), _STOP_CLIENT_S)
+                await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+            raise
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:

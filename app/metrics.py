@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -12,9 +12,10 @@ from prometheus_client.registry import Collector
 from app.stats import STORE_SECONDS, Latency, PipelineReport
 
 if TYPE_CHECKING:
+    from app.batches.numbers import BatchNumbers
     from app.budget import Budget
 
-__all__ = ["COUNTERS", "Metrics"]
+__all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
 
 # name of the metric, attribute of PipelineStats, help
 COUNTERS: Sequence[tuple[str, str, str]] = (
@@ -40,6 +41,13 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_unwrapped_records", "unwrapped_records", "Records that were taken out of a message wrapper."),
     ("wideload_wrapped_records", "wrapped_records", "Records that were put into a message wrapper."),
     ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
+)
+
+# name of the metric behind `wideload_producer_`, help, how to read it; of the last minute
+PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[BatchNumbers], float | None]]] = (
+    ("batch_split_rate", "Batches split a second.", lambda numbers: numbers.batch_splits.per_second()),
+    ("batch_size_avg", "Bytes of a batch on the wire.", lambda numbers: numbers.batch_size.average()),
+    ("records_per_request_avg", "Records of a batch.", lambda numbers: numbers.records_per_request.average()),
 )
 
 
@@ -92,6 +100,7 @@ class Metrics(Collector):
         yield up
         yield held
         yield from self._pending()
+        yield from self._producers()
         yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._budget.limit)
 
     def _pending(self) -> Iterator[Metric]:
@@ -106,6 +115,37 @@ class Metrics(Collector):
             held.add_metric([pipeline.settings.name], pipeline.flow.pending_bytes if pipeline.flow else 0)
         yield messages
         yield held
+
+    def _producers(self) -> Iterator[Metric]:
+        """The producers' numbers, whose names are Kafka's."""
+        total = CounterMetricFamily(
+            "wideload_producer_batch_split", "Batches that the sink refused, and that went as two.", labels=["pipeline"]
+        )
+        for pipeline in self._pipelines:
+            total.add_metric([pipeline.settings.name], pipeline.stats.batches.batch_split_total)
+        yield total
+        for name, text, read in PRODUCER_GAUGES:
+            gauge = GaugeMetricFamily(f"wideload_producer_{name}", text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                if (value := read(pipeline.stats.batches)) is not None:
+                    gauge.add_metric([pipeline.settings.name], value)
+            yield gauge
+        labels = ["pipeline", "topic"]
+        errors = CounterMetricFamily("wideload_producer_record_error", "Records not delivered.", labels=labels)
+        rate = GaugeMetricFamily("wideload_producer_record_error_rate", "The same a second.", labels=labels)
+        compression = GaugeMetricFamily(
+            "wideload_producer_compression_rate_avg", "What batches compressed to, of their size.", labels=labels
+        )
+        for pipeline in self._pipelines:
+            for topic, numbers in sorted(pipeline.stats.batches.topics.items()):
+                values = [pipeline.settings.name, topic]
+                errors.add_metric(values, numbers.record_error_total)
+                rate.add_metric(values, numbers.record_errors.per_second())
+                if (average := numbers.compression_rate.average()) is not None:
+                    compression.add_metric(values, average)
+        yield errors
+        yield rate
+        yield compression
 
     def _store_seconds(self) -> Metric:
         histogram = HistogramMetricFamily(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from aiokafka.errors import MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 
 from app import clients
-from app.clients import ClusterError, translated
+from app.batches.producer import Batches, RecordRefusedError
+from app.clients import batch_settings, translated
 from app.lane import held_bytes
+from app.limits import LimitError
 from app.sink import Sink
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.budget import Share
     from app.ending import Ending
     from app.lane import Lane, Slot
-    from app.preflight import Plan
+    from app.preflight import Plan, Topic
     from app.settings import ClientSettings, PipelineSettings
     from app.stats import PipelineStats
     from transforms.record import RecordLike
@@ -64,20 +64,27 @@ class Outlet:
         self._durable = durable
         self._partitions = plan.sink.partitions
         self._producer: AIOKafkaProducer = clients.producer(client, settings)
-        self._large = asyncio.Semaphore(1)
-        self._sink = self._make_sink(plan.sink.name)
-        self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters.name)
-
-    def _make_sink(self, topic: str) -> Sink:
-        def failed(error: BaseException) -> None:
-            told = translated(error, f"writing to topic {topic}")
-            # The next flow asks for the limit, and splits by that.
-            retriable = told.retriable or (isinstance(error, MessageSizeTooLargeError) and self._settings.chunks.splits)
-            self._ending.fail(ClusterError(str(told), retriable=retriable))
-
-        return Sink(
-            self._producer, topic, self._share, failed=failed, acknowledged=self._acknowledged, large=self._large
+        self._batches = Batches(
+            self._producer, batch_settings(settings), numbers=stats.batches, halts=True, failed=self._failed
         )
+        self._sink = self._make_sink(plan.sink)
+        self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
+
+    def _make_sink(self, topic: Topic) -> Sink:
+        return Sink(
+            self._batches,
+            topic.name,
+            self._share,
+            acknowledged=self._acknowledged,
+            limit_bytes=topic.max_message_bytes,
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, RecordRefusedError):
+            self._ending.fail(LimitError(error))
+        else:
+            topics = [self._sink.topic, *([self._dead_letters.topic] if self._dead_letters is not None else [])]
+            self._ending.fail(translated(error, f"writing to topic {' or '.join(topics)}"))
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records
@@ -133,11 +140,13 @@ class Outlet:
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
+    async def settled(self) -> None:
+        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
+        await self._batches.settled()
+
     def discard(self) -> None:
         """Stops sending; what was not sent is forgotten."""
-        self._sink.discard()
-        if self._dead_letters is not None:
-            self._dead_letters.discard()
+        self._batches.discard()
 
     async def stop(self) -> None:
         """Stops the producer without waiting for batches that it still holds.

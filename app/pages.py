@@ -93,6 +93,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
         "unwrapped_records": stats.unwrapped_records,
         "wrapped_records": stats.wrapped_records,
+        "producer": stats.batches.page(),
         "partitions": partitions,
     }
 

@@ -16,6 +16,7 @@ from app.budget import Budget
 from app.clients import ClusterError
 from app.expiry import warn_in_background
 from app.flow import Flow
+from app.limits import LimitError, Limits
 from app.preflight import Plan, plan_pipeline
 from app.settings import PipelineSettings, Settings
 from app.stages import build
@@ -71,6 +72,7 @@ class Pipeline(Service):
         self._budget = budget
         self._executor = executor
         self._ended = ended
+        self._limits = Limits()
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
@@ -131,12 +133,13 @@ class Pipeline(Service):
         """One flow, from the look at the cluster to its end."""
         if self.plan is None:
             try:
-                self.plan = await plan_pipeline(self._worker.client, self.settings)
+                self.plan = await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
             except ConfigurationError as exc:
                 if self.status == "RESTARTING" and exc.key == "bootstrap.servers":
                     raise ClusterError(str(exc), retriable=True) from exc
                 raise
-        plan, self.plan = self.plan, None  # the next flow looks again: topics may have changed
+        found, self.plan = self.plan, None  # the next flow looks again: topics may have changed
+        plan = self._limits.applied(found)
         if self.status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
@@ -156,7 +159,11 @@ class Pipeline(Service):
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
         )
-        await self.flow.run()
+        try:
+            await self.flow.run()
+        except LimitError as exc:
+            self._limits.learn(found, exc)
+            raise
 
     def _joined(self) -> None:
         self.status = "RUNNING"

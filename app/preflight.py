@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.retention import FOREVER
 
 __all__ = ["Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
+
+log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = "max.message.bytes"
 _CREATION_S = 15.0
@@ -142,20 +145,26 @@ def _store_key(pipeline: PipelineSettings) -> str:
     return next((key.name for key in keys if key.default is REQUIRED), STORE_CLASS)
 
 
-async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> Plan:
+async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False) -> Plan:
     """The plan of one pipeline; see `check`.
+
+    Args:
+        client: how to reach the cluster.
+        pipeline: which one.
+        began: whether it has run already: then a limit of the sink that was lowered below its settings does not stop
+            it, as it can do with that.
 
     Raises:
         ConfigurationError: as `check`, said of the pipeline.
     """
     async with admin(client) as connection:
         try:
-            return await _plan(connection, pipeline)
+            return await _plan(connection, pipeline, began=began)
         except ConfigurationError as exc:
             raise exc.within(pipeline.name) from exc
 
 
-async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> Plan:
+async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:
     wanted = [*pipeline.topics, pipeline.output_topic]
     if pipeline.dead_letter_topic is not None:
         wanted.append(pipeline.dead_letter_topic)
@@ -178,7 +187,12 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> 
         created.append(target)
     found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
-    _check_limits(pipeline, sink)
+    try:
+        _check_limits(pipeline, sink)
+    except ConfigurationError as exc:
+        if not began:
+            raise
+        log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
     check_topics(pipeline, sources, sink)
     check_sink(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]

@@ -30,6 +30,7 @@ from transforms.identifiers import LIMIT_KEY
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
 TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
+_DELIVERY = "producer.delivery.timeout.ms"
 _FETCH = "consumer.fetch.max.bytes"
 _STORE_CLASS = "large.message.payload.store.class"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
@@ -265,6 +266,8 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         )
     _check_below(values, "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
     _check_below(values, "consumer.fetch.max.wait.ms", "consumer.request.timeout.ms")
+    if _DELIVERY in config:
+        _check_delivery(values)
     tolerant = values["errors.tolerance"] == "all"
     codec = values["large.message.compression.type"]
     return PipelineSettings(
@@ -354,6 +357,17 @@ def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, ne
     return {_STORE_CLASS: store_class} | {
         name: checked[name] if name in checked else hidden(value) for name, value in handed.items()
     }
+
+
+def _check_delivery(values: Mapping[str, Any]) -> None:
+    # As Kafka's producer has it: where the time is not given, it is made long enough.
+    least = values["producer.linger.ms"] + values["producer.request.timeout.ms"]
+    if values[_DELIVERY] < least:
+        raise ConfigurationError(
+            _DELIVERY,
+            f"found {values[_DELIVERY]:,}, allowed is at least producer.linger.ms and producer.request.timeout.ms "
+            f"together, which are {least:,}",
+        )
 
 
 def _check_below(values: Mapping[str, Any], key: str, limit: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
+from app.batches.numbers import BatchNumbers
 from app.chunks.rate import Rate
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class PipelineStats:
         late_chunks: those that came behind that.
         published_rate: of messages that left as chunks.
         consumed_rate: of messages that were assembled.
+        batches: of the producer, those to the dead-letter topic among them.
     """
 
     started: float = field(default_factory=time.time)
@@ -75,6 +77,7 @@ class PipelineStats:
     discarded: dict[str, int] = field(default_factory=dict)
     published_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
     consumed_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
+    batches: BatchNumbers = field(default_factory=BatchNumbers)
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
 

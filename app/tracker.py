@@ -47,6 +47,15 @@ class OffsetTracker:
         self._open.append(span)
         return span
 
+    def span_behind(self, span: Span, first: int) -> Span:
+        """Opens a span for the later records of a batch that was split; `span` keeps those before `first`."""
+        at = self._open.index(span) + 1
+        while at < len(self._open) and self._open[at].first < first:
+            at += 1
+        behind = Span(first)
+        self._open.insert(at, behind)
+        return behind
+
     def safe(self) -> int:
         """The offset that may be committed: every record before it is durable."""
         while self._open and self._open[0].durable:

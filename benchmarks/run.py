@@ -20,6 +20,7 @@ from rich.console import Console
 
 from app.broker import EmbeddedBroker
 from benchmarks import machine
+from benchmarks.batches import batches
 from benchmarks.bench import Bench
 from benchmarks.chunks import chunks
 from benchmarks.memory import memory
@@ -36,6 +37,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "offload": offload,
     "chunks": chunks,
     "memory": memory,
+    "batches": batches,
 }
 
 

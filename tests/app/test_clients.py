@@ -303,6 +303,11 @@ async def test_every_producer_key_reaches_aiokafka(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(clients, "AIOKafkaProducer", RecordedProducer)
     settings, expected = changed(settings_of(), "producer.")
     made = clients.producer(settings.client, settings.pipelines[0])
+    # The batches are not aiokafka's business.
+    made_of = clients.batch_settings(settings.pipelines[0])
+    assert made_of.batch_bytes == expected.pop("max_batch_size")
+    assert made_of.linger_s * 1000 == expected.pop("linger_ms")
+    assert made_of.delivery_timeout_s * 1000 == expected.pop("delivery_timeout_ms")
     try:
         assert made.arguments == expected | {
             "bootstrap_servers": "localhost:1",

@@ -37,6 +37,8 @@ KAFKA: dict[str, Value | None] = {
     "acks": "all",
     "batch.size": 16_384,
     "compression.type": "none",
+    "delivery.timeout.ms": 120_000,
+    "linger.ms": 5,
     "security.protocol": "PLAINTEXT",
     "sasl.mechanism": "GSSAPI",
     "ssl.endpoint.identification.algorithm": "https",

@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.batches.numbers import BatchNumbers
 from app.budget import Budget
 from app.metrics import COUNTERS, Metrics
 from app.stats import STORE_SECONDS, Latency, PipelineStats
@@ -107,7 +108,32 @@ def test_names_follow_the_conventions() -> None:
     assert all(family.documentation.endswith(".") for family in ours)
     names = {sample.name for family in ours if family.type == "counter" for sample in family.samples}
     assert all(name.endswith("_total") for name in names)
-    assert len(names) == len(COUNTERS)
+    assert names == {f"{name}_total" for name, _, _ in COUNTERS} | {"wideload_producer_batch_split_total"}
+
+
+def test_producer_numbers_have_kafkas_names() -> None:
+    """Splits, sizes and records of the pipeline, compression and errors by topic; nothing where nothing was sent."""
+    stats = PipelineStats(batches=BatchNumbers(lambda: 7.0))
+    stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
+    stats.batches.delivered("a", wire_bytes=300, uncompressed_bytes=400, records=5)
+    stats.batches.failed("b", 2)
+    stats.batches.split()
+    families = families_of(Pipeline(stats=stats))
+    found = {
+        name.removeprefix("wideload_producer_"): samples_of(family)
+        for name, family in families.items()
+        if name.startswith("wideload_producer_")
+    }
+    assert found == {
+        "batch_split": {("p",): 1},
+        "batch_split_rate": {("p",): 1},
+        "batch_size_avg": {("p",): 200},
+        "records_per_request_avg": {("p",): 4},
+        "record_error": {("p", "a"): 0, ("p", "b"): 2},
+        "record_error_rate": {("p", "a"): 0, ("p", "b"): 2},
+        "compression_rate_avg": {("p", "a"): 0.5},
+    }
+    assert samples_of(families_of(Pipeline())["wideload_producer_batch_size_avg"]) == {}
 
 
 def test_scrapes_do_not_add_up() -> None:

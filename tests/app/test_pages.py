@@ -16,6 +16,7 @@ import faust
 import pytest
 from aiokafka import TopicPartition
 
+from app.batches.numbers import BatchNumbers
 from app.budget import Budget
 from app.chunks.rate import Rate
 from app.pages import add_pages, health, pipeline_page
@@ -83,6 +84,10 @@ def test_pipeline_page_says_where_it_stands() -> None:
     stats.unwrapped_records, stats.wrapped_records = 13, 14
     stats.discarded = {"expired": 1, "corrupt": 2}
     stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
+    stats.batches = BatchNumbers(lambda: 0.0)
+    stats.batches.delivered("orders", wire_bytes=50, uncompressed_bytes=200, records=4)
+    stats.batches.split()
+    stats.batches.failed("orders", 1)
     for rate in (stats.published_rate, stats.published_rate, stats.consumed_rate):
         rate.count()
     page = pipeline_page(
@@ -125,6 +130,15 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "pending_chunked_bytes": 4,
         "unwrapped_records": 13,
         "wrapped_records": 14,
+        "producer": {
+            "batch-split-rate": 1.0,
+            "batch-split-total": 1,
+            "batch-size-avg": 50.0,
+            "records-per-request-avg": 4.0,
+            "topics": {
+                "orders": {"compression-rate-avg": 0.25, "record-error-rate": 1.0, "record-error-total": 1},
+            },
+        },
         "partitions": [
             {"topic": "more", "partition": 11, "position": 9, "committed": 9, "end": None, "lag": None},
             {"topic": "raw", "partition": 2, "position": None, "committed": None, "end": None, "lag": None},

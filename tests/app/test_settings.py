@@ -185,7 +185,11 @@ BAD_WORKERS = [
         HEAD + "consumer.max.pol.records = 1",
         "consumer.max.pol.records: is not a key that is known here; did you mean consumer.max.poll.records?",
     ),
-    (HEAD + "producer.linger.ms = 1", "producer.linger.ms: is not a key that is known here"),
+    (HEAD + "producer.buffer.memory = 1", "producer.buffer.memory: is not a key that is known here"),
+    (
+        HEAD + "producer.lingr.ms = 1",
+        "producer.lingr.ms: is not a key that is known here; did you mean producer.linger.ms?",
+    ),
     (HEAD + "topics = ['a']", "topics: belongs to a pipeline: it goes below the line [pipeline.NAME]"),
     (
         HEAD + "[pipelines.a]\ntopics = ['a']",
@@ -329,6 +333,13 @@ BAD_PIPELINES = [
     (
         ORDERS + "consumer.request.timeout.ms = 500",
         "consumer.fetch.max.wait.ms: found 500, allowed is less than consumer.request.timeout.ms, which is 500",
+    ),
+    (
+        ORDERS + "producer.delivery.timeout.ms = 40999\nproducer.linger.ms = 1000",
+        (
+            "producer.delivery.timeout.ms: found 40,999, allowed is at least producer.linger.ms and "
+            "producer.request.timeout.ms together, which are 41,000"
+        ),
     ),
     (
         ORDERS + "consumer.fetch.max.bytes = 2147483648",

@@ -75,6 +75,13 @@ def test_bench_memory(broker: str, tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(row["value"] / 314)
 
 
+def test_bench_batches(broker: str, tmp_path: Path) -> None:
+    """Batches of mixed data arrive as they were sent; few are split, and they are neither empty nor too large."""
+    rows = _measured(broker, tmp_path, "batches", 250)
+    assert 0 <= rows["batches.split_percent"]["value"] < 10
+    assert 10 < rows["batches.fill_percent"]["value"] <= 100
+
+
 def test_merge_keeps_other_results(tmp_path: Path) -> None:
     """A run of one scenario replaces its own results in the file, and leaves those of others."""
     path = tmp_path / "build" / "bench.json"
@@ -107,6 +114,7 @@ def test_targets_are_those_of_the_issue() -> None:
         "chunks.assemble.vs_copy": "≥ 0.7×",
         "chunks.memory.peak_mib": "≤ 1×",
         "memory.peak_mib": "≤ 1×",
+        "batches.split_percent": "≤ 5",
     }
 
 

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.producer import message_accumulator
 from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
+from app.batches import Batches
 from app.budget import Budget, Share
 from app.ending import RecordError
 from app.flow import Flow
@@ -54,14 +55,8 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
 
         tracker = OffsetTracker(0)
         async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
-            sink = Sink(
-                producer,
-                topic,
-                Share(Budget(1_000)),
-                failed=fail,
-                acknowledged=lambda records, size: None,
-                large=asyncio.Semaphore(1),
-            )
+            batches = Batches(producer, halts=True, failed=fail)
+            sink = Sink(batches, topic, Share(Budget(1_000)), acknowledged=lambda records, size: None)
             for offset, key in enumerate((None, b"behind")):
                 sink.append(0, Written(key), tracker, offset, 1)
                 sink.flush()

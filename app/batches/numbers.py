@@ -1,0 +1,145 @@
+"""What a producer tells of its batches, by Kafka's names: rates and averages of the last minute, and totals."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Average", "BatchNumbers", "TopicNumbers"]
+
+_WINDOW_S = 60  # Kafka's metrics.sample.window.ms × metrics.num.samples
+
+
+class _Second(NamedTuple):
+    second: int
+    total: float
+    number: int
+
+
+class Average:
+    """Adds numbers, and tells of the last minute how many there were a second, and their average.
+
+    Args:
+        clock: seconds that do not go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._seconds: deque[_Second] = deque()
+
+    def add(self, number: float, count: int = 1) -> None:
+        """Takes in `number`, as so many times one."""
+        second = int(self._clock())
+        if self._seconds and self._seconds[-1].second == second:
+            _, total, before = self._seconds.pop()
+            self._seconds.append(_Second(second, total + number, before + count))
+            return
+        self._seconds.append(_Second(second, number, count))
+        self._trim()
+
+    def average(self) -> float | None:
+        """None where there was none."""
+        self._trim()
+        count = sum(each.number for each in self._seconds)
+        return sum(each.total for each in self._seconds) / count if count else None
+
+    def per_second(self) -> float:
+        """How many a second; since the beginning where that is less than a minute ago."""
+        self._trim()
+        span_s = min(max(self._clock() - self._began_s, 1.0), float(_WINDOW_S))
+        return sum(each.number for each in self._seconds) / span_s
+
+    def _trim(self) -> None:
+        while self._seconds and self._seconds[0].second <= self._clock() - _WINDOW_S:
+            self._seconds.popleft()
+
+
+@dataclass(slots=True)
+class TopicNumbers:
+    """What Kafka has by topic.
+
+    Attributes:
+        compression_rate: of batches: bytes on the wire of one uncompressed.
+        record_errors: records that were not delivered.
+        record_error_total: since the start.
+    """
+
+    compression_rate: Average
+    record_errors: Average
+    record_error_total: int = 0
+
+
+@dataclass(slots=True)
+class BatchNumbers:
+    """What a producer, or the producers of a pipeline one after the other, have done.
+
+    Attributes:
+        batch_split_total: batches that were split since the start.
+        batch_splits: the same, as a rate.
+        batch_total: batches that were delivered since the start; parts count, not what they are parts of.
+        wire_bytes_total: their bytes as they travelled.
+        batch_size: the same, of each.
+        records_per_request: their records. aiokafka does not say which batches of several partitions share a request,
+            so each counts as one.
+        topics: by topic.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    batch_split_total: int = 0
+    batch_splits: Average = field(init=False)
+    batch_total: int = 0
+    wire_bytes_total: int = 0
+    batch_size: Average = field(init=False)
+    records_per_request: Average = field(init=False)
+    topics: dict[str, TopicNumbers] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batch_splits = Average(self.clock)
+        self.batch_size = Average(self.clock)
+        self.records_per_request = Average(self.clock)
+
+    def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int, records: int) -> None:
+        """A batch is durable."""
+        self.batch_total += 1
+        self.wire_bytes_total += wire_bytes
+        self.batch_size.add(wire_bytes)
+        self.records_per_request.add(records)
+        self._of(topic).compression_rate.add(wire_bytes / uncompressed_bytes)
+
+    def split(self) -> None:
+        """A batch was refused, and went on as two."""
+        self.batch_split_total += 1
+        self.batch_splits.add(1)
+
+    def failed(self, topic: str, records: int) -> None:
+        """So many records were not delivered."""
+        numbers = self._of(topic)
+        numbers.record_error_total += records
+        numbers.record_errors.add(records, records)
+
+    def page(self) -> Mapping[str, object]:
+        """All of it by Kafka's names, with those of the topics below `topics`."""
+        return {
+            "batch-split-rate": self.batch_splits.per_second(),
+            "batch-split-total": self.batch_split_total,
+            "batch-size-avg": self.batch_size.average(),
+            "records-per-request-avg": self.records_per_request.average(),
+            "topics": {
+                topic: {
+                    "compression-rate-avg": numbers.compression_rate.average(),
+                    "record-error-rate": numbers.record_errors.per_second(),
+                    "record-error-total": numbers.record_error_total,
+                }
+                for topic, numbers in sorted(self.topics.items())
+            },
+        }
+
+    def _of(self, topic: str) -> TopicNumbers:
+        numbers = self.topics.get(topic)
+        if numbers is None:
+            numbers = self.topics[topic] = TopicNumbers(Average(self.clock), Average(self.clock))
+        return numbers

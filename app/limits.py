@@ -1,0 +1,59 @@
+"""What topics take, where a refusal tells more than their configuration.
+
+A pipeline sends no record that is over the `max.message.bytes` which its preflight has found. If one is refused all
+the same, the limit has been lowered since; the pipeline begins again at that record and does by the new limit what it
+does with any large record: offload, split into chunks, dead letter, or stop. A refusal that the configuration does not
+explain (a broker that compresses records itself may make them larger) must not repeat for ever: then the size that was
+refused is the limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from app.clients import ClusterError
+
+if TYPE_CHECKING:
+    from app.batches.producer import RecordRefusedError
+    from app.preflight import Plan, Topic
+
+__all__ = ["LimitError", "Limits"]
+
+
+class LimitError(ClusterError):
+    """A topic takes less than it did when the pipeline began; another try begins with what it takes now.
+
+    Attributes:
+        topic: the topic.
+        size: bytes of the record that it has refused, as a batch of one.
+    """
+
+    def __init__(self, error: RecordRefusedError) -> None:
+        super().__init__(str(error), retriable=True)
+        self.topic = error.topic
+        self.size = error.size
+
+
+class Limits:
+    """The limits that refusals have shown, of the topics of one pipeline."""
+
+    def __init__(self) -> None:
+        self._below: dict[str, tuple[int, int]] = {}  # topic: its configured limit when it refused, and the size
+
+    def learn(self, plan: Plan, error: LimitError) -> None:
+        """Takes in that a record was refused where `plan` had let it through."""
+        for topic in (plan.sink, plan.dead_letters):
+            if topic is not None and topic.name == error.topic:
+                self._below[topic.name] = (topic.max_message_bytes, error.size)
+
+    def applied(self, plan: Plan) -> Plan:
+        """The plan with what is known beside the configuration."""
+        dead_letters = None if plan.dead_letters is None else self._limited(plan.dead_letters)
+        return dataclasses.replace(plan, sink=self._limited(plan.sink), dead_letters=dead_letters)
+
+    def _limited(self, topic: Topic) -> Topic:
+        configured, refused = self._below.get(topic.name, (None, 0))
+        if topic.max_message_bytes == configured and refused <= configured:
+            return dataclasses.replace(topic, max_message_bytes=refused - 1)
+        return topic

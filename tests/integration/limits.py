@@ -1,0 +1,28 @@
+"""The limit of a topic, changed while it is in use."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+__all__ = ["set_limit"]
+
+
+async def set_limit(broker: str, topic: str, size: int) -> None:
+    """Sets `max.message.bytes`, and waits until the broker goes by it; the topic keeps its records for ever."""
+    configs = {"max.message.bytes": str(size), "retention.ms": "-1"}
+    client = AIOKafkaAdminClient(bootstrap_servers=broker)
+    await client.start()
+    try:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
+        async with asyncio.timeout(20):
+            while True:
+                (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs)])
+                entries = response.to_object()["resources"][0]["config_entries"]
+                if any(entry["config_value"] == str(size) for entry in entries):
+                    return
+                await asyncio.sleep(0.05)
+    finally:
+        await client.close()

@@ -1,0 +1,385 @@
+"""The producer of batches against a real broker: what it refuses is split, sent again in place, and there once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import (
+    IllegalOperation,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    OutOfOrderSequenceNumber,
+    ProducerClosed,
+)
+from aiokafka.structs import RecordMetadata
+
+from app.batches import BatchingProducer, BatchSettings, RecordRefusedError
+from tests.integration.limits import set_limit
+from tests.integration.topics import Found, read_all
+from tests.integration.way import MakeTopic
+from transforms.compression import CODECS
+from transforms.ratio import INITIAL_ESTIMATE
+from transforms.record import Record
+
+MEGABYTE = 1_000_000
+STAMP = 1_700_000_000_000
+
+
+def compressible(size: int, share: float, rng: random.Random) -> bytes:
+    """A value that compresses to about `share` of its size, with any codec."""
+    chosen = int(size * share)
+    return rng.randbytes(chosen) + bytes(size - chosen)
+
+
+def numbered(values: Sequence[bytes | None], first: int = 0) -> list[Record]:
+    """Records whose keys count up, with headers and timestamps of their own."""
+    return [
+        Record(b"%d" % index, value, [("n", b"%d" % index), ("n", None)], STAMP + index)
+        for index, value in enumerate(values, first)
+    ]
+
+
+@asynccontextmanager
+async def plain(broker: str, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """aiokafka's own producer, idempotent."""
+    async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True, **options) as producer:
+        yield producer
+
+
+@asynccontextmanager
+async def batching(
+    broker: str, batch_bytes: int = 131_072, codec: str | None = None, **options: Any
+) -> AsyncIterator[BatchingProducer]:
+    """Ours, on top of that."""
+    settings = BatchSettings(batch_bytes=batch_bytes, **options)
+    async with plain(broker, compression_type=codec, max_request_size=2**31 - 1) as producer:
+        yield BatchingProducer(producer, settings, buffer_bytes=256 * MEGABYTE)
+
+
+async def send_all(
+    producer: BatchingProducer, topic: str, records: Sequence[Record], partition: int = 0
+) -> list[asyncio.Future[RecordMetadata]]:
+    """Sends the records and waits until none is on its way."""
+    futures = [await producer.send(topic, record, partition=partition) for record in records]
+    await producer.flush()
+    return futures
+
+
+async def found_in(broker: str, topic: str) -> list[Found]:
+    """Partition 0 of the topic."""
+    found = await asyncio.to_thread(read_all, broker, topic)
+    return found.get(0, [])
+
+
+def as_records(found: Sequence[Found]) -> list[Record]:
+    """What was found, without its place."""
+    return [Record(each.key, each.value, list(each.headers), each.timestamp) for each in found]
+
+
+async def check_whole(
+    broker: str, topic: str, records: Sequence[Record], futures: Sequence[asyncio.Future[RecordMetadata]]
+) -> None:
+    """Each record is there once, in order, and its future names its own offset: no gap, no duplicate."""
+    found = await found_in(broker, topic)
+    assert as_records(found) == list(records)
+    assert [each.offset for each in found] == list(range(len(records)))
+    metadata = [future.result() for future in futures]
+    assert [(each.topic, each.partition, each.offset) for each in metadata] == [
+        (topic, 0, offset) for offset in range(len(records))
+    ]
+    assert [each.timestamp for each in metadata] == [record.timestamp for record in records]
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS])
+async def test_batches_too_large_are_split(broker: str, make_topic: MakeTopic, codec: str | None) -> None:
+    """With each codec: batches over the topic's limit arrive whole, in order and once, behind each other's parts."""
+    topic = make_topic(**{"max.message.bytes": 10_000})
+    rng = random.Random(1)
+    records = numbered([rng.randbytes(rng.randrange(1, 6_000)) for _ in range(200)])
+    async with batching(broker, 100_000, codec) as producer:
+        futures = await send_all(producer, topic, records)
+        assert producer.numbers.batch_split_total >= 50
+        assert producer.buffered_bytes == 0
+    await check_whole(broker, topic, records, futures)
+
+
+@pytest.mark.parametrize("codec", [None, *CODECS])
+async def test_large_batches_are_split(broker: str, make_topic: MakeTopic, codec: str | None) -> None:
+    """Batches that are compressed and divided on threads likewise."""
+    topic = make_topic(**{"max.message.bytes": 300_000})
+    rng = random.Random(2)
+    records = numbered([compressible(100_000, 0.9, rng) for _ in range(40)])
+    async with batching(broker, 2_000_000, codec) as producer:
+        futures = await send_all(producer, topic, records)
+        assert producer.numbers.batch_split_total > 3
+    await check_whole(broker, topic, records, futures)
+
+
+async def test_documents_scenario(broker: str, make_topic: MakeTopic) -> None:
+    """Topic 1 compresses 10:1 until batches of 1 MB hold nine messages of 1 MB; topic 2, with 5:1, loses nothing by it.
+
+    The same producer then sends 5:1 to topic 1 as well: batches that are twice too large are split.
+    """
+    first, second = (make_topic(**{"max.message.bytes": MEGABYTE}) for _ in range(2))
+    rng = random.Random(3)
+    ten = [compressible(MEGABYTE - 1_000, 0.095, rng) for _ in range(5)]
+    five = [compressible(MEGABYTE - 1_000, 0.195, rng) for _ in range(30)]
+    async with batching(broker, MEGABYTE, "lz4") as producer:
+        sent = 0
+        async with asyncio.timeout(100):
+            while producer.estimate(first) > 0.1:
+                for value in itertools.islice(itertools.cycle(ten), 27):
+                    _ = await producer.send(first, Record(b"%d" % sent, value, [], STAMP), partition=0)
+                    sent += 1
+                await producer.flush()
+        assert producer.numbers.batch_split_total == 0
+        assert producer.estimate(second) == INITIAL_ESTIMATE
+        records = numbered(five)
+        futures = await send_all(producer, second, records)
+        assert producer.numbers.batch_split_total == 0
+        await check_whole(broker, second, records, futures)
+
+        changed = await send_all(producer, first, records)
+        assert producer.numbers.batch_split_total > 0
+        assert producer.estimate(first) > 0.9
+        assert [future.result().offset for future in changed] == list(range(sent, sent + len(records)))
+    found = await found_in(broker, first)
+    assert [each.key for each in found] == [b"%d" % index for index in [*range(sent), *range(len(records))]]
+
+
+async def test_documents_scenario_of_aiokafka_alone(broker: str, make_topic: MakeTopic) -> None:
+    """aiokafka with batches for 10:1 loses those of topic 2, and then cannot send to it any more.
+
+    It sizes batches uncompressed, so with batches of 1 MB it would lose nothing, and fill none. To fill 1 MB at 10:1 it
+    has to be told that batches are 9.5 MB, for all topics: the one estimate that the document begins with.
+    """
+    first, second = (make_topic(**{"max.message.bytes": MEGABYTE}) for _ in range(2))
+    rng = random.Random(3)
+    options = {"compression_type": "lz4", "max_batch_size": 9_500_000, "max_request_size": 20_000_000, "linger_ms": 500}
+    async with plain(broker, **options) as producer:
+        for topic, share in ((first, 0.095), (second, 0.195)):
+            await producer.send_and_wait(topic, b"small", partition=0)
+            values = [compressible(MEGABYTE - 1_000, share, rng) for _ in range(18)]
+            futures = [await producer.send(topic, value, partition=0) for value in values]
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            refused = [result for result in results if isinstance(result, MessageSizeTooLargeError)]
+            if topic == first:
+                assert all(isinstance(result, RecordMetadata) for result in results)
+            else:
+                assert len(refused) >= 9
+        with pytest.raises(OutOfOrderSequenceNumber):
+            await producer.send_and_wait(second, b"small", partition=0)
+
+
+async def test_limit_lowered_on_a_live_topic(broker: str, make_topic: MakeTopic) -> None:
+    """Where `max.message.bytes` sinks while records are on their way, each arrives, in order and once."""
+    topic = make_topic(**{"max.message.bytes": 200_000})
+    rng = random.Random(4)
+    records = numbered([rng.randbytes(4_000) for _ in range(400)])
+    async with batching(broker, 100_000, "gzip") as producer:
+        futures = await send_all(producer, topic, records[:200])
+        assert producer.numbers.batch_split_total == 0
+        await set_limit(broker, topic, 10_000)
+        futures += await send_all(producer, topic, records[200:])
+        assert producer.numbers.batch_split_total > 0
+    await check_whole(broker, topic, records, futures)
+
+
+async def test_record_refused_alone_fails_alone(broker: str, make_topic: MakeTopic) -> None:
+    """A record that its topic takes in no batch fails with its size; those around it, in its batch too, arrive."""
+    topic = make_topic(**{"max.message.bytes": 5_000})
+    rng = random.Random(5)
+    values = [rng.randbytes(6_000 if index in (3, 4, 17) else 200) for index in range(20)]
+    records = numbered(values)
+    async with batching(broker, 100_000, "zstd") as producer:
+        futures = await send_all(producer, topic, records)
+        later = await send_all(producer, topic, numbered([b"later"], 20))
+        assert producer.numbers.page()["topics"][topic]["record-error-total"] == 3  # type: ignore[index]
+    kept = [record for index, record in enumerate(records) if index not in (3, 4, 17)]
+    await check_whole(
+        broker,
+        topic,
+        [*kept, *numbered([b"later"], 20)],
+        [*(future for index, future in enumerate(futures) if index not in (3, 4, 17)), *later],
+    )
+    error = futures[3].exception()
+    assert isinstance(error, RecordRefusedError)
+    assert error.topic == topic
+    assert 6_000 < error.size < 6_100
+    assert str(error).startswith(f"topic {topic} has refused a record that takes {error.size:,} bytes as a batch of ")
+
+
+async def test_records_of_nulls_pass(broker: str, make_topic: MakeTopic) -> None:
+    """A record whose key and value are both null goes like any other, through a split too."""
+    topic = make_topic(**{"max.message.bytes": 500})
+    records = [Record(None, None, [], STAMP + index) for index in range(100)]
+    async with batching(broker, 10_000) as producer:
+        futures = await send_all(producer, topic, records)
+        assert producer.numbers.batch_split_total > 0
+    await check_whole(broker, topic, records, futures)
+
+
+async def test_partitions_do_not_disturb_each_other(broker: str, make_topic: MakeTopic) -> None:
+    """Splits in one partition leave the order of all others as it is, sent to at the same time."""
+    topic = make_topic(6, **{"max.message.bytes": 3_000})
+    rng = random.Random(6)
+    sent: dict[int, list[Record]] = {number: [] for number in range(6)}
+    async with batching(broker, 20_000, "snappy") as producer:
+        futures = []
+        for index in range(1_200):
+            number = rng.randrange(6)
+            record = Record(b"%d" % index, rng.randbytes(rng.randrange(10, 2_000)), [], STAMP + index)
+            sent[number].append(record)
+            futures.append(await producer.send(topic, record, partition=number))
+            if index % 97 == 0:
+                await asyncio.sleep(0.005)
+        await producer.flush()
+        for future in futures:
+            future.result()
+        assert producer.numbers.batch_split_total > 10
+    found = await asyncio.to_thread(read_all, broker, topic)
+    assert {number: as_records(each) for number, each in found.items()} == sent
+
+
+async def test_transaction_with_a_split(broker: str, make_topic: MakeTopic) -> None:
+    """What is split within a transaction is committed with it, once and in order; what is aborted is not seen."""
+    topic = make_topic(**{"max.message.bytes": 5_000})
+    rng = random.Random(7)
+    records = numbered([rng.randbytes(900) for _ in range(100)])
+    async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=topic, compression_type="lz4") as inner:
+        producer = BatchingProducer(inner, BatchSettings(batch_bytes=50_000))
+        with pytest.raises(IllegalOperation):
+            _ = await producer.send(topic, records[0], partition=0)
+        for part in (records[:50], records[50:]):
+            await in_transaction(producer, topic, part)
+            with pytest.raises(ZeroDivisionError):
+                await broken_off(producer, topic, part)
+        refused = [Record(b"k", rng.randbytes(9_000)), Record(b"k", b"small")]
+        with pytest.raises(IllegalOperation, match="1 records of the transaction were refused"):
+            await in_transaction(producer, topic, refused)
+        assert producer.numbers.batch_split_total > 20
+    assert as_records(await committed_in(broker, topic, len(records))) == records
+
+
+async def in_transaction(producer: BatchingProducer, topic: str, records: Sequence[Record]) -> None:
+    """Sends the records in a transaction of their own."""
+    async with producer.transaction():
+        for record in records:
+            _ = await producer.send(topic, record, partition=0)
+
+
+async def broken_off(producer: BatchingProducer, topic: str, records: Sequence[Record]) -> None:
+    """Sends the records in a transaction that ends with an error."""
+    async with producer.transaction():
+        for record in records:
+            _ = await producer.send(topic, record, partition=0)
+        raise ZeroDivisionError
+
+
+async def committed_in(broker: str, topic: str, count: int) -> list[Found]:
+    """What a consumer with `read_committed` finds in partition 0, up to its end."""
+    found: list[Found] = []
+    async with AIOKafkaConsumer(bootstrap_servers=broker, isolation_level="read_committed") as consumer:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        end = (await consumer.end_offsets([partition]))[partition]
+        async with asyncio.timeout(20):
+            while await consumer.position(partition) < end:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [Found(0, r.offset, r.key, r.value, tuple(r.headers), r.timestamp) for r in records]
+    assert len(found) == count
+    return found
+
+
+async def test_linger_fills_batches(broker: str, make_topic: MakeTopic) -> None:
+    """With linger records that come one by one share a batch; a flush, and a batch that is full, do not wait for it."""
+    topic = make_topic()
+    async with batching(broker, 10_000, linger_s=30.0) as producer:
+        futures = []
+        for record in numbered([b"v"] * 50):
+            futures.append(await producer.send(topic, record, partition=0))
+            await asyncio.sleep(0)
+        assert not any(future.done() for future in futures)
+        async with asyncio.timeout(10):
+            await producer.flush()
+        assert producer.numbers.batch_total == 1
+        async with asyncio.timeout(10):
+            _ = await producer.send(topic, Record(b"k", b"v"), partition=0)
+            await producer.flush()  # before the sender has begun to wait
+            full = [await producer.send(topic, record, partition=0) for record in numbered([bytes(4_000)] * 3)]
+            await full[0]
+        assert not full[2].done()
+
+
+async def test_linger_ends_by_itself(broker: str, make_topic: MakeTopic) -> None:
+    """A batch that is not full goes when its time has come, without a flush."""
+    topic = make_topic()
+    async with batching(broker, linger_s=0.2) as producer:
+        began = asyncio.get_running_loop().time()
+        future = await producer.send(topic, Record(b"k", b"v"), partition=0)
+        async with asyncio.timeout(10):
+            await future
+        assert asyncio.get_running_loop().time() - began >= 0.2
+
+
+async def test_buffer_memory_is_bounded(broker: str, make_topic: MakeTopic) -> None:
+    """`send` waits while the buffer is full, one record may go over it, and after `max.block.ms` it fails."""
+    topic = make_topic()
+    async with plain(broker) as inner:
+        producer = BatchingProducer(inner, BatchSettings(), buffer_bytes=20_000, max_block_s=10)
+        highest = 0
+        for record in numbered([bytes(3_000)] * 100):
+            _ = await producer.send(topic, record, partition=0)
+            highest = max(highest, producer.buffered_bytes)
+        await (await producer.send(topic, Record(b"k", bytes(50_000)), partition=0))
+        assert 15_000 < highest <= 20_000
+        blocked = BatchingProducer(inner, BatchSettings(linger_s=60.0), buffer_bytes=20_000, max_block_s=0.2)
+        blocked._batches.press = lambda: None  # type: ignore[method-assign]
+        blocked._pending._press = lambda: None
+        _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)
+        with pytest.raises(KafkaTimeoutError, match=r"buffer\.memory stayed full for the 0\.2 s of max\.block\.ms"):
+            _ = await blocked.send(topic, Record(b"k", bytes(15_000)), partition=0)
+        blocked._batches.discard()
+        await producer.close()
+        with pytest.raises(ProducerClosed):
+            _ = await producer.send(topic, Record(b"k", b"v"), partition=0)
+
+
+async def test_delivery_timeout_ends_all_sending(broker: str, make_topic: MakeTopic) -> None:
+    """A batch that is not acknowledged in time fails, and with it all others: nobody knows whether it is there."""
+    topic = make_topic(2)
+    async with plain(broker) as inner:
+        producer = BatchingProducer(inner, BatchSettings(delivery_timeout_s=0.5))
+        await (await producer.send(topic, Record(b"k", b"v"), partition=0))
+        inner._sender._muted_partitions.add(TopicPartition(topic, 0))  # as while an answer is awaited
+        futures = [await producer.send(topic, Record(b"k", b"v"), partition=0) for _ in range(3)]
+        with pytest.raises(KafkaTimeoutError, match=r"not acknowledged within the 0\.5 s of delivery\.timeout\.ms"):
+            await futures[0]
+        assert all(isinstance(future.exception(), KafkaTimeoutError) for future in futures)
+        with pytest.raises(KafkaTimeoutError):
+            _ = await producer.send(topic, Record(b"k", b"v"), partition=1)
+        inner._sender._muted_partitions.clear()
+        inner._message_accumulator._waiter_future.cancel()
+
+
+async def test_a_rewind_finds_what_else_was_sent(broker: str, make_topic: MakeTopic) -> None:
+    """Sequence numbers are not given back over what somebody else has sent to the partition."""
+    topic = make_topic(**{"max.message.bytes": 1_000})
+    async with plain(broker) as inner:
+        producer = BatchingProducer(inner, BatchSettings(batch_bytes=10_000))
+        place = TopicPartition(topic, 0)
+        futures = [await producer.send(topic, Record(b"k", bytes(600)), partition=0) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while inner._txn_manager.sequence_number(place) != len(futures):  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0)
+        inner._txn_manager.increment_sequence_number(place, 1)
+        await asyncio.wait(futures)
+        assert all(isinstance(future.exception(), AssertionError) for future in futures)

@@ -1,0 +1,151 @@
+"""The worker whose sink refuses batches, or single records, because its limit sinks while the worker runs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from tests.integration.limits import set_limit
+from tests.integration.topics import Sent, end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, MakeTopic, Way
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.record import Record
+from transforms.size import batch_of_one_bytes
+
+MakeWay = Callable[..., Way]
+
+STAMP = 1_700_000_000_000
+# Commits are rare, so that what is written before a refusal is there once only if it is committed for that reason.
+RARELY = {"offset.flush.interval.ms": 60_000}
+
+
+def records(count: int, size: int, first: int = 0) -> list[Sent]:
+    """Records that do not compress, whose keys count up."""
+    rng = random.Random(first)
+    return [(0, b"%d" % index, rng.randbytes(size), [("h", None)], STAMP) for index in range(first, first + count)]
+
+
+def came(way: Way, topic: str, count: int) -> None:
+    """Waits until so many records are in a topic."""
+    until(lambda: sum(end_offsets(way.broker, topic).values()) >= count, f"{count} records are in {topic}")
+
+
+def values_of(way: Way, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+    """Keys and values of partition 0 of a topic."""
+    return [(found.key, found.value) for found in read_all(way.broker, topic).get(0, [])]
+
+
+def pipeline_of(worker: WorkerProcess) -> dict[str, object]:
+    """What /pipelines says of the first pipeline."""
+    page: dict[str, object] = worker.get("/pipelines")[1][0]
+    return page
+
+
+def test_worker_splits_batches_when_the_limit_sinks(make_way: MakeWay) -> None:
+    """Batches that the sink refuses go in parts, in order and once; the worker does not begin again for it."""
+    way = make_way(1)
+    sent = records(300, 2_000) + records(300, 2_000, 300)
+    keys = {"producer.compression.type": "lz4", "producer.linger.ms": 50}
+    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
+        send(way.broker, way.raw, sent[:300])
+        came(way, way.orders, 300)
+        asyncio.run(set_limit(way.broker, way.orders, 10_000))
+        send(way.broker, way.raw, sent[300:])
+        came(way, way.orders, 600)
+        page = pipeline_of(worker)
+        assert page["restarts"] == 0
+        producer = page["producer"]
+        assert isinstance(producer, dict)
+        assert producer["batch-split-total"] > 0
+        assert producer["topics"][way.orders]["record-error-total"] == 0
+        metrics = worker.text("/metrics")
+        assert (
+            f'wideload_producer_batch_split_total{{pipeline="offload"}} {producer["batch-split-total"]:.1f}' in metrics
+        )
+        assert worker.terminate() == 0
+    assert values_of(way, way.orders) == [(key, value) for _, key, value, _, _ in sent]
+
+
+def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> None:
+    """A value below the threshold goes to the store once the sink takes no such record, in its place, and once.
+
+    Also where the settings would not let the worker start any more: the limit is below threshold and batch size.
+    """
+    way = make_way(1)
+    sent = records(10, THRESHOLD - 5_000) + records(20, 100, 10) + records(3, THRESHOLD - 5_000, 30)
+    sent += records(20, 100, 33)
+    with WorkerProcess(way.folder, way.settings(), {**way.offload(**RARELY), **way.inflate()}) as worker:
+        send(way.broker, way.raw, sent[:10])
+        came(way, way.inflated, 10)
+        assert pipeline_of(worker)["offloaded_records"] == 0
+        asyncio.run(set_limit(way.broker, way.orders, 5_000))
+        send(way.broker, way.raw, sent[10:])
+        came(way, way.inflated, len(sent))
+        page = pipeline_of(worker)
+        assert (page["name"], page["state"], page["restarts"]) == ("offload", "RUNNING", 1)
+        assert page["offloaded_records"] == 3
+        assert worker.terminate() == 0
+        log = worker.log.read_text()
+    assert f"topic {way.orders} has refused a record that takes 15,0" in log
+    assert "goes on, though it would not start any more" in log
+    assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+
+
+def test_worker_stops_at_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
+    """Where nothing can be done with the record, its place, the topic and the limit are told, and nothing passes it."""
+    way = make_way(1)
+    sent = records(5, THRESHOLD + 5_000) + records(1, 100, 5)
+    send(way.broker, way.raw, sent[:1])
+    with WorkerProcess(way.folder, way.settings(), {**way.inflate(), **way.offload()}) as worker:
+        came(way, way.inflated, 1)
+        asyncio.run(set_limit(way.broker, way.inflated, 10_000))
+        send(way.broker, way.raw, sent[1:])
+        until(lambda: pipeline_of(worker)["state"] == "FAILED", "the pipeline has stopped")
+        told = str(pipeline_of(worker)["last_error"])
+    assert told.startswith(f"topic {way.orders}, partition 0, offset 1: the record takes 25,0")
+    assert f"bytes as a batch of one, topic {way.inflated} takes 10,000; raise max.message.bytes of topic" in told
+    assert len(values_of(way, way.inflated)) == 1
+
+
+def test_worker_buries_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
+    """With `errors.tolerance` all it becomes a dead letter, and those behind it arrive, in order and once."""
+    way = make_way(1)
+    sent = records(3, THRESHOLD + 5_000) + records(5, 100, 3)
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    send(way.broker, way.raw, sent[:1])
+    with WorkerProcess(way.folder, way.settings(), {**way.inflate(**tolerant, **RARELY), **way.offload()}) as worker:
+        came(way, way.inflated, 1)
+        asyncio.run(set_limit(way.broker, way.inflated, 10_000))
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.inflated, 6)
+        came(way, way.dead, 2)
+        page = pipeline_of(worker)
+        assert (page["restarts"], page["dead_letters"]) == (1, 2)
+        assert worker.terminate() == 0
+    assert [key for key, _ in values_of(way, way.inflated)] == [b"0", b"3", b"4", b"5", b"6", b"7"]
+    letters = read_all(way.broker, way.dead)[0]
+    assert [letter.key for letter in letters] == [b"1", b"2"]
+    reason = dict(letters[0].headers)["__connect.errors.exception.message"]
+    assert reason is not None
+    assert f"topic {way.inflated} takes 10,000".encode() in reason
+
+
+def test_worker_believes_a_refusal_that_the_limit_does_not_explain(make_way: MakeWay, make_topic: MakeTopic) -> None:
+    """A broker that compresses what does not compress makes it too large: then it is offloaded, not sent for ever."""
+    way = make_way(1)
+    limit = 10_000
+    way.orders = make_topic(1, **{"max.message.bytes": limit, "compression.type": "gzip", "retention.ms": "-1"})
+    fits = Record(b"0", random.Random(0).randbytes(limit - 100), [("h", None)], STAMP)
+    room = limit - batch_of_one_bytes(fits)
+    value = random.Random(0).randbytes(limit - 100 + room)
+    assert batch_of_one_bytes(Record(b"0", value, [("h", None)], STAMP)) == limit
+    sent: list[Sent] = [(0, b"0", value, [("h", None)], STAMP), *records(3, 100, 1)]
+    keys = {"producer.batch.size": 5_000, "large.message.threshold.bytes": limit}
+    with WorkerProcess(way.folder, way.settings(), {**way.offload(**keys), **way.inflate()}) as worker:
+        send(way.broker, way.raw, sent)
+        came(way, way.inflated, 4)
+        page = pipeline_of(worker)
+        assert (page["restarts"], page["offloaded_records"]) == (1, 1)
+        assert worker.terminate() == 0
+    assert values_of(way, way.inflated) == [(key, each) for _, key, each, _, _ in sent]

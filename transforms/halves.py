@@ -1,0 +1,44 @@
+"""Where to split a batch that was refused (seed 001, "split it into two and send it again")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from transforms.record import RecordLike
+from transforms.size import record_bytes
+
+__all__ = ["split", "split_index"]
+
+R = TypeVar("R", bound=RecordLike)
+
+
+def split_index(sizes: Sequence[int]) -> int:
+    """How many of the records make the first part: both get at least one, and bytes as equal as that allows.
+
+    Args:
+        sizes: bytes of each record, in order; at least two.
+
+    Raises:
+        ValueError: there are fewer than two records, which cannot be two parts.
+    """
+    if len(sizes) < 2:  # noqa: PLR2004
+        raise ValueError(f"{len(sizes)} records cannot be split in two")
+    total = sum(sizes)
+    before = sizes[0]
+    for index in range(1, len(sizes) - 1):
+        # Taking this record as well must bring the first part nearer to the half.
+        if abs(total - 2 * (before + sizes[index])) >= abs(total - 2 * before):
+            return index
+        before += sizes[index]
+    return len(sizes) - 1
+
+
+def split(records: Sequence[R]) -> tuple[Sequence[R], Sequence[R]]:
+    """The records in two parts, in order, each as it was.
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    index = split_index([record_bytes(record) for record in records])
+    return records[:index], records[index:]
