@@ -79,12 +79,11 @@ class Outlet:
             limit_bytes=topic.max_message_bytes,
         )
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, topic: str) -> None:
         if isinstance(error, RecordRefusedError):
             self._ending.fail(LimitError(error))
         else:
-            topics = [self._sink.topic, *([self._dead_letters.topic] if self._dead_letters is not None else [])]
-            self._ending.fail(translated(error, f"writing to topic {' or '.join(topics)}"))
+            self._ending.fail(translated(error, f"writing to topic {topic}"))
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records

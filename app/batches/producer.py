@@ -131,7 +131,7 @@ class Batches:
         settings: how batches are made.
         numbers: where what happens is counted.
         halts: whether a batch that fails, a refused record too, lets none behind it pass: it ends all sending.
-        failed: called once, with what ended all sending.
+        failed: called once, with what ended all sending, and the topic where.
 
     Attributes:
         failure: what ended all sending; None while nothing has.
@@ -146,7 +146,7 @@ class Batches:
         *,
         numbers: BatchNumbers | None = None,
         halts: bool = False,
-        failed: Callable[[BaseException], None] | None = None,
+        failed: Callable[[BaseException, str], None] | None = None,
     ) -> None:
         if producer._sender._acks == 0:  # noqa: SLF001
             raise ValueError("acks=0: a broker that does not answer refuses nothing, so nothing could be split")
@@ -215,7 +215,7 @@ class Batches:
                 outbox.sender.cancel()
             outbox.clear()
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, topic: str) -> None:
         """Ends all sending; what has not been delivered fails with `error`."""
         if self.failure is not None:
             return
@@ -225,7 +225,7 @@ class Batches:
             for batch in outbox.clear():
                 self._give_up(batch, outbox.partition, error)
         if self._failed is not None:
-            self._failed(error)
+            self._failed(error, topic)
 
     def _make_builder(self, topic: str, limit_bytes: int | None) -> Builder:
         batch_bytes = self._settings.batch_bytes
@@ -262,7 +262,7 @@ class Batches:
         except Exception as exc:  # in a task of its own: raised, it would be seen by nobody
             if not isinstance(exc, (KafkaError, WideloadError, OSError, AssertionError)):
                 log.exception("topic %s, partition %d: unexpected error", *outbox.partition)
-            self.fail(exc)
+            self._fail(exc, outbox.partition.topic)
         finally:
             outbox.sender = None
 

@@ -49,7 +49,8 @@ def test_sink_refused_first_batch_stops_the_next(broker: str, make_topic: MakeTo
         failures: list[BaseException] = []
         failed = asyncio.Event()
 
-        def fail(error: BaseException) -> None:
+        def fail(error: BaseException, at: str) -> None:
+            assert at == topic
             failures.append(error)
             failed.set()
 
