@@ -95,7 +95,7 @@ def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> N
 def test_worker_stops_at_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
     """Where nothing can be done with the record, its place, the topic and the limit are told, and nothing passes it."""
     way = make_way(1)
-    sent = records(5, THRESHOLD + 5_000) + records(1, 100, 5)
+    sent = records(2, THRESHOLD + 5_000) + records(5, 100, 2)
     send(way.broker, way.raw, sent[:1])
     with WorkerProcess(way.folder, way.settings(), {**way.inflate(), **way.offload()}) as worker:
         came(way, way.inflated, 1)
