@@ -28,9 +28,9 @@ from app.commits import Commits
 from app.ending import Ending
 from app.intake import Intake
 from app.lanes import Lanes
-from app.limits import LimitError
 from app.outlet import Outlet
 from app.passage import Passage
+from app.refusals import LimitError
 from app.verdicts import Verdicts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from app import clients
 from app.batches.producer import Batches, RecordRefusedError
 from app.clients import batch_settings, translated
 from app.lane import held_bytes
-from app.limits import LimitError
+from app.refusals import LimitError
 from app.sink import Sink
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from app.budget import Budget
 from app.clients import ClusterError
 from app.expiry import warn_in_background
 from app.flow import Flow
-from app.limits import LimitError, Limits
 from app.preflight import Plan, plan_pipeline
+from app.refusals import LimitError, Refusals
 from app.settings import PipelineSettings, Settings
 from app.stages import build
 from app.stats import PipelineStats
@@ -72,7 +72,7 @@ class Pipeline(Service):
         self._budget = budget
         self._executor = executor
         self._ended = ended
-        self._limits = Limits()
+        self._refusals = Refusals()
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
@@ -139,7 +139,7 @@ class Pipeline(Service):
                     raise ClusterError(str(exc), retriable=True) from exc
                 raise
         found, self.plan = self.plan, None  # the next flow looks again: topics may have changed
-        plan = self._limits.applied(found)
+        plan = self._refusals.applied(found)
         if self.status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
@@ -162,7 +162,7 @@ class Pipeline(Service):
         try:
             await self.flow.run()
         except LimitError as exc:
-            self._limits.learn(found, exc)
+            self._refusals.learn(found, exc)
             raise
 
     def _joined(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.batches.producer import RecordRefusedError
     from app.preflight import Plan, Topic
 
-__all__ = ["LimitError", "Limits"]
+__all__ = ["LimitError", "Refusals"]
 
 
 class LimitError(ClusterError):
@@ -35,7 +35,7 @@ class LimitError(ClusterError):
         self.size = error.size
 
 
-class Limits:
+class Refusals:
     """The limits that refusals have shown, of the topics of one pipeline."""
 
     def __init__(self) -> None:
