@@ -28,6 +28,7 @@ __all__ = ["Batch", "Builder", "Load", "Stamp"]
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
 _STAMP_AT = 43
+_NO_TIMESTAMP = -1
 
 
 class Load(Protocol):
@@ -63,20 +64,31 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self, room_bytes: int, codec: int, *, transactional: bool) -> None:
         super().__init__(room_bytes, codec, is_transactional=transactional)
         self.stamp: Stamp | None = None
+        self._room_bytes = room_bytes
+        self._untimed = False
 
     # Each record comes through here, so what aiokafka does for serializers is left out.
     def append(
         self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()
     ) -> object | None:
         """None where there is no room, or the batch is closed."""
-        if self._closed:
+        if self._closed or (self._untimed and not self._takes_untimed(timestamp, key, value, headers)):
+            self.close()
             return None
         appended: object | None = self._builder.append(self._relative_offset, timestamp, key, value, headers)
         if appended is None:
             self.close()
         else:
             self._relative_offset += 1
+            if timestamp == _NO_TIMESTAMP and self._relative_offset == 1:
+                self._untimed = True
         return appended
+
+    def _takes_untimed(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> bool:
+        # Behind such a record aiokafka takes each for the first: it would move the timestamps of those before, and
+        # take records without end.
+        more: int = self._builder.size_in_bytes(self._relative_offset, timestamp, key, value, headers)
+        return timestamp == _NO_TIMESTAMP and self._builder.size() + more <= self._room_bytes
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
         stamp = Stamp(producer_id, producer_epoch, base_sequence)
@@ -96,6 +108,11 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         """The batch as it travels; compressed at the first call."""
         buffer: bytearray = self._build()
         return buffer
+
+
+def _append(builder: Builder, record: RecordLike) -> object | None:
+    headers = list(record.headers) if record.headers else []
+    return builder.append(timestamp=record.timestamp, key=record.key, value=record.value, headers=headers)
 
 
 L = TypeVar("L", bound=Load)
@@ -127,9 +144,7 @@ class Batch(Generic[L]):
         Raises:
             TypeError: a part of the record is not of the type that it has to be.
         """
-        headers: Sequence[Header] = list(record.headers) if record.headers else []
-        appended = self.builder.append(timestamp=record.timestamp, key=record.key, value=record.value, headers=headers)
-        return appended is not None
+        return _append(self.builder, record) is not None
 
     @property
     def records(self) -> int:
@@ -149,8 +164,10 @@ class Batch(Generic[L]):
             self.uncompressed_bytes = self.wire_bytes
             self.builder.close()
 
-    def divided(self, make: Callable[[], Builder]) -> tuple[Builder, Builder]:
+    def divided(self, make: Callable[[], Builder]) -> list[Builder]:
         """The records, of which there must be several, in two builders with about as many bytes each.
+
+        More than two where a record has no timestamp, as what stands behind it may need a batch of its own.
 
         What was built is decoded: on the normal path nothing is kept for this. It takes time, and may run on a thread.
 
@@ -160,21 +177,27 @@ class Batch(Generic[L]):
         builders = []
         for part in split(self._decoded()):
             builder = make()
-            for record in part:
-                appended = builder.append(
-                    timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
-                )
-                assert appended is not None
             builders.append(builder)
-        return builders[0], builders[1]
+            for record in part:
+                if _append(builder, record) is None:
+                    builder = make()
+                    builders.append(builder)
+                    appended = _append(builder, record)
+                    assert appended is not None, "a batch takes its first record whatever its size"
+        return builders
 
-    def halves(self, builders: tuple[Builder, Builder]) -> tuple[Batch[L], Batch[L]]:
-        """The batch as two, which has been `divided` into these builders; it is of no use any more."""
-        rest = self.load.split(builders[0].record_count())
-        first, second = Batch(builders[0], self.load, self.began_s), Batch(builders[1], rest, self.began_s)
-        first.close()
-        second.close()
-        return first, second
+    def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
+        """The batches into which this one has been `divided`; it is of no use any more."""
+        parts = []
+        load = self.load
+        for builder in builders[:-1]:
+            rest = load.split(builder.record_count())
+            parts.append(Batch(builder, load, self.began_s))
+            load = rest
+        parts.append(Batch(builders[-1], load, self.began_s))
+        for part in parts:
+            part.close()
+        return parts
 
     def _decoded(self) -> list[Record]:
         batch = MemoryRecords(bytes(self.builder.built())).next_batch()

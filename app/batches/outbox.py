@@ -109,7 +109,7 @@ class Outbox(Generic[L]):
         batch.close()
         return batch
 
-    def put_back(self, batches: tuple[Batch[L], ...]) -> None:
+    def put_back(self, batches: list[Batch[L]]) -> None:
         """These go before all others."""
         self.full.extendleft(reversed(batches))
 

@@ -347,7 +347,7 @@ class Batches:
         if self._codec is not None:
             self._estimates.reset(place.topic, self._codec)
         if self.failure is None:
-            outbox.put_back(batch.halves(builders))
+            outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, place, self.failure)
 

@@ -133,7 +133,7 @@ def as_sent(record: Record) -> Record:
     return Record(record.key, record.value, list(record.headers), record.timestamp)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(Sent, st.sampled_from(CODECS), st.sampled_from([100, 2_000, 100_000]), st.integers(0, 99), st.floats(0, 1))
 def test_refused_at_will(
     sent: list[tuple[int, Record]], codec: tuple[str | None, int], batch_bytes: int, seed: int, share: float
@@ -151,7 +151,7 @@ def test_refused_at_will(
         assert log.partitions.get(partition, []) == [as_sent(sent[number][1]) for number in arrived]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(Sent, st.sampled_from(CODECS), st.integers(0, 39))
 def test_nothing_passes_a_refused_record_that_halts(
     sent: list[tuple[int, Record]], codec: tuple[str | None, int], bad: int
