@@ -31,7 +31,10 @@ from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE
 from transforms.size import headerless_batch_bytes
 
-__all__ = ["OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
+__all__ = ["MAX_HEADERS", "OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
+
+MAX_HEADERS = 65_536
+"""The most headers of a wrapper. The document has no bound; but eight bytes of a wrapper become 290 as a header."""
 
 UNMAPPED_PREFIX = "wrapper.header."
 """What stands before the int key in the name of a header that the table does not name."""
@@ -45,7 +48,7 @@ _LENGTH = struct.Struct(">i")
 _BARE_BYTES = _START.size + _LENGTH.size
 _UNMAPPED = re.compile(r"wrapper\.header\.(0|-?[1-9][0-9]{0,9})", re.ASCII)
 _NO_KEY = "no int key has this name; give it one (wrapper.header.NUMBER), or leave it out (wrap.on.unmapped.header)"
-_HEADER_COST = 40  # bytes of a Python header for one of the wrapper, at most: 290 for the shortest, of 8 (CPython 3.11)
+_HEADER_COST = 320  # what a header takes in Python beside its value, at most (CPython 3.11, measured: 290)
 
 
 class KeyRange(Enum):
@@ -88,8 +91,10 @@ class MessageWrapper:
 
         Raises:
             TypeError: a key is no int, or a value is not bytes.
-            ValueError: a key, or a length, is more than an int32 holds.
+            ValueError: a key, or a length, is more than an int32 holds, or there are more than `MAX_HEADERS`.
         """
+        if len(self.headers) > MAX_HEADERS:
+            raise ValueError(f"{len(self.headers):,} headers; allowed are {MAX_HEADERS:,}")
         parts: list[bytes] = []
         size = 0
         for key, data in self.headers.items():
@@ -164,6 +169,8 @@ def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
     at = _START.size
     seen: set[int] = set()
     while at < end:
+        if len(seen) == MAX_HEADERS:
+            raise MalformedWrapperError("Headers", f"more than {MAX_HEADERS:,}", f"{MAX_HEADERS:,}")
         start = at + _ENTRY.size
         if start > end:
             found = f"{end - at} bytes behind header {len(seen)}"
@@ -276,7 +283,8 @@ class Unwrap:
         if len(value) < _BARE_BYTES:
             return 0
         headers_length: int = min(max(0, _START.unpack_from(value)[1]), len(value))
-        return len(value) - headers_length + _HEADER_COST * headers_length
+        count = min(headers_length // _ENTRY.size, MAX_HEADERS)
+        return len(value) + _HEADER_COST * count
 
     def unwrap(self, record: RecordLike) -> Record:
         """The record that was wrapped; a true tombstone, with its headers, where its value was null.
@@ -314,7 +322,8 @@ class Wrap:
         """The record with a wrapper for its value.
 
         Raises:
-            WrapError: a wrapper cannot hold a header: its value is null, its name stands twice, or has no int key.
+            WrapError: a wrapper cannot hold a header: its value is null, its name stands twice, or has no int key, or
+                there are more than `MAX_HEADERS`.
         """
         headers: dict[int, bytes] = {}
         for name, data in record.headers:
@@ -327,6 +336,8 @@ class Wrap:
                 raise WrapError(name, "its value is null")
             if key in headers:
                 raise WrapError(name, "it stands there twice")
+            if len(headers) == MAX_HEADERS:
+                raise WrapError(name, f"a wrapper has {MAX_HEADERS:,} headers at most")
             headers[key] = data
         return Record(record.key, MessageWrapper(headers, record.value).serialize(), (), record.timestamp)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import tracemalloc
@@ -17,7 +18,7 @@ from transforms.errors import MalformedWrapperError, TransformError, WrapError
 from transforms.record import Record
 from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes
-from transforms.wrapper import OWN_KEYS, HeaderTable, KeyRange, MessageWrapper, Unwrap, Wrap
+from transforms.wrapper import MAX_HEADERS, OWN_KEYS, HeaderTable, KeyRange, MessageWrapper, Unwrap, Wrap
 
 TABLE = HeaderTable({3_000_001: "trace-id", 7: "user"})
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -369,8 +370,43 @@ def test_wrap_lets_tombstones_pass_where_they_are_to() -> None:
     assert Wrap(null="pass").wants(Record(b"k", b""))
 
 
-@pytest.mark.parametrize("size", [0, 1, 10])
-@pytest.mark.parametrize("count", [1, 10_000])
+def many(count: int, size: int = 0) -> bytes:
+    """A wrapper with so many headers, written by hand."""
+    headers = b"".join(entry(key, size, b"x" * size) for key in range(count))
+    return head(len(headers)) + headers + tail(0)
+
+
+def test_headers_are_bounded() -> None:
+    """As many headers as are allowed are read and written; one more is refused by all, and is a plain value."""
+    most, over = many(MAX_HEADERS), many(MAX_HEADERS + 1)
+    assert MessageWrapper.parse(most).serialize() == most
+    record = Unwrap().unwrap(Record(b"k", most))
+    assert Wrap().wrap(record).value == most
+    with pytest.raises(
+        MalformedWrapperError, match=r"^malformed wrapper: Headers is 'more than 65,536'; allowed: 65,536"
+    ):
+        MessageWrapper.parse(over)
+    assert not Unwrap(plain="pass").wants(Record(b"k", over))
+    with pytest.raises(ValueError, match=r"^65,537 headers; allowed are 65,536$"):
+        MessageWrapper(dict.fromkeys(range(MAX_HEADERS + 1), b""), None).serialize()
+    with pytest.raises(WrapError, match=r"'wrapper.header.-1': a wrapper has 65,536 headers at most"):
+        Wrap().wrap(Record(b"k", b"", (*record.headers, ("wrapper.header.-1", b""))))
+
+
+def test_many_headers_take_no_more_memory_than_is_allowed() -> None:
+    """300,000 headers of eight bytes, which would take 87 MB, are refused for a fraction of that."""
+    record = Record(b"k", many(300_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedWrapperError):
+            Unwrap().unwrap(record)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= Unwrap().reserve_bytes(record) < 25_000_000
+
+
+@pytest.mark.parametrize(("count", "size"), [*itertools.product([1, 10_000], [0, 1, 10]), (MAX_HEADERS, 0)])
 def test_reserve_covers_what_headers_take(count: int, size: int) -> None:
     """Many small headers take far more memory than their bytes; what is reserved is enough."""
     value = MessageWrapper(dict.fromkeys(range(2**30, 2**30 + count), b"x" * size), b"v" * 100_000).serialize()

@@ -62,7 +62,7 @@ public class Wrapper {
                 if (size < 0 || size > headers.remaining()) return null;
                 var value = new byte[size];
                 headers.get(value);
-                if (found.put(key, value) != null) return null;
+                if (found.put(key, value) != null || found.size() > 65_536) return null;
             }
             int size = in.getInt();
             if (size == -1) return in.hasRemaining() ? null : new Content(found, null);
