@@ -117,7 +117,7 @@ class IngestSettings:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
         if self.min_partitions:
             options["minPartitions"] = str(self.min_partitions)
-        return options | {name: value for name, value in self.kafka_options.items() if name != LIMIT_OPTION}
+        return options | {name: value for name, value in self.kafka_options.items() if name.lower() != LIMIT_OPTION}
 
 
 def read(spark: SparkSession, settings: IngestSettings) -> DataFrame:

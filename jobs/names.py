@@ -29,8 +29,10 @@ def check_names(topics: Iterable[str], options: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: one is over its limit.
     """
-    enabled = options.get(LIMIT_OPTION, "true").lower() != "false"
-    for kind, text, key, made in _names(topics, options):
+    # Spark takes its options in whatever case, and gives Kafka's client the names in small letters.
+    lowered = {name.lower(): value for name, value in options.items()}
+    enabled = lowered.get(LIMIT_OPTION, "true").lower() != "false"
+    for kind, text, key, made in _names(topics, lowered):
         try:
             check(kind, text, enabled=enabled)
         except ResourceIdentifierTooLargeError as exc:
@@ -48,8 +50,7 @@ def _names(topics: Iterable[str], options: Mapping[str, str]) -> Iterator[tuple[
     for name, kind in CLIENT_KEYS.items():
         if f"kafka.{name}" in options:
             yield kind, options[f"kafka.{name}"], f"kafka.{name}", False
-    # Spark's options, unlike those of Kafka's client, are the same in capitals.
-    prefix = next((value for name, value in options.items() if name.lower() == _PREFIX.lower()), None)
+    prefix = options.get(_PREFIX.lower())
     group = options.get("kafka.group.id")
     key = "kafka.group.id" if group else _PREFIX
     if group is None and prefix is not None:

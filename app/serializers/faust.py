@@ -370,6 +370,8 @@ def _check_names(app: AppT, *, enabled: bool) -> None:
     """What the app is called in Kafka: its id is its consumer group."""
     check_name("group-id", app.conf.id, "id", enabled=enabled)
     check_name("client-id", app.conf.broker_client_id, "broker_client_id", enabled=enabled)
+    instance = app.conf.consumer_group_instance_id or ""
+    check_name("group-instance-id", instance, "consumer_group_instance_id", enabled=enabled)
 
 
 def _of_app(app: AppT) -> dict[str, object]:

@@ -187,6 +187,9 @@ def test_faust_names(tmp_path: Path) -> None:
     schema = LargeMessageSchema({"large.message.payload.store.class": "memory"})
     assert refusal(lambda: schema._opened(app)).startswith("id: the group id has 250 characters")
     assert refusal(lambda: app.topic(OVER)).startswith("topics: the topic name has 250 characters")
+    app = faust.App(FITS, consumer_group_instance_id=OVER, datadir=str(tmp_path))
+    reason = "consumer_group_instance_id: the group instance id has 250 characters"
+    assert refusal(lambda: schema._opened(app)).startswith(reason)
 
 
 TOO_LARGE = "brokers answer RESOURCE_IDENTIFIER_TOO_LARGE, and INVALID_REQUEST (42) to clients that do not know that"

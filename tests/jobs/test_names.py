@@ -33,6 +33,14 @@ def test_option_over_the_limit(name: str, kind: str) -> None:
     check_names(["t"], {name: OVER, LIMIT_OPTION: "false"})
 
 
+def test_options_in_capitals() -> None:
+    """Spark takes its options in whatever case, and gives Kafka's client the names in small letters."""
+    for name in ("kafka.Client.Id", "KAFKA.CLIENT.ID"):
+        with pytest.raises(ConfigurationError, match="the client id has 250 characters"):
+            check_names(["t"], {name: OVER})
+        check_names(["t"], {name: OVER, LIMIT_OPTION.upper(): "false"})
+
+
 def test_topic_over_the_limit() -> None:
     """A topic has its limit in any case."""
     check_names([FITS], {})
@@ -58,6 +66,8 @@ def test_ingest_keeps_the_option() -> None:
     settings = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"})
     options = settings.source_options()
     assert LIMIT_OPTION not in options
+    loud = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION.upper(): "false"})
+    assert LIMIT_OPTION.upper() not in loud.source_options()
     assert options["kafka.client.id"] == "c"
 
 
