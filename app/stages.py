@@ -13,7 +13,7 @@ from app.lane import SourceRecord
 from app.payload import download, publish
 from app.wrapper_stages import UnwrapStage, WrapStage
 from transforms.chunk import Chunking, checksum
-from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
+from transforms.errors import ChunkError, KeyMissingError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
@@ -204,19 +204,31 @@ class Chain:
         topic: the sink topic.
         limit_bytes: its `max.message.bytes`.
         falls_back: whether `apply` may be asked to do without the store.
+        compacted: whether the sink topic is, and takes no record without a key.
     """
 
-    def __init__(self, stages: Sequence[Stage], topic: str, limit_bytes: int, *, falls_back: bool = False) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        topic: str,
+        limit_bytes: int,
+        *,
+        falls_back: bool = False,
+        compacted: bool = False,
+    ) -> None:
         self.stages = tuple(stages)
         self.falls_back = falls_back
         self._topic = topic
         self._limit_bytes = limit_bytes
+        self._compacted = compacted
         self._inflates = any(stage.name == "inflate" for stage in self.stages)
         # No header-less record with so short a key and value can be over the limit.
         self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
 
     def passes(self, record: RecordLike) -> bool:
         """True where the record goes to the sink as it is."""
+        if self._compacted and record.key is None:
+            return False
         for stage in self.stages:
             if stage.wants(record):
                 return False
@@ -264,9 +276,12 @@ class Chain:
             offloading: whether the stage that offloads is asked; where not, what is behind it takes what it leaves.
 
         Raises:
-            TransformError: this record can never succeed; `RecordTooLargeError` where the sink would refuse it.
+            TransformError: this record can never succeed; `RecordTooLargeError` or `KeyMissingError` where the sink
+                would refuse it.
             PayloadStoreError: the store; `retriable` says whether to try again.
         """
+        if self._compacted and record.key is None:
+            raise KeyMissingError(self._topic)
         applied = []
         records: Sequence[RecordLike] = (record,)
         for stage in self.stages:
@@ -339,7 +354,14 @@ class Fallback:
             return None
 
 
-def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: int, stats: PipelineStats) -> Chain:
+def build(
+    settings: PipelineSettings,
+    store: PayloadStore | None,
+    limit_bytes: int,
+    stats: PipelineStats,
+    *,
+    compacted: bool = False,
+) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
 
     Args:
@@ -347,6 +369,7 @@ def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: i
         store: opened with `settings.store`; None where that is empty.
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: where store latencies go.
+        compacted: whether the sink topic is.
     """
     form = FORMATS[settings.reference_format]
     chunks = settings.chunks
@@ -369,4 +392,4 @@ def build(settings: PipelineSettings, store: PayloadStore | None, limit_bytes: i
         chunking = Chunking(chunk_limit_bytes(settings, limit_bytes))
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
     falls_back = settings.offloads and chunks.strategy == "auto"
-    return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back)
+    return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back, compacted=compacted)

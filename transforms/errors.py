@@ -9,6 +9,7 @@ WideloadError
 │   │   └── MalformedWrapperError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── DiscardedChunkError       the record is a chunk that did not become a message with others
+│   ├── KeyMissingError           the record has no key, and the sink topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   ├── RecordTooLargeError       the record is over what the sink topic takes
@@ -31,6 +32,7 @@ __all__ = [
     "ChunkError",
     "ConfigurationError",
     "DiscardedChunkError",
+    "KeyMissingError",
     "MalformedChunkError",
     "MalformedError",
     "MalformedReferenceError",
@@ -173,6 +175,13 @@ class DiscardedChunkError(TransformError):
 
     def __str__(self) -> str:
         return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
+
+
+class KeyMissingError(TransformError):
+    """A record has no key, and the sink topic, the only argument, is compacted: brokers refuse it there."""
+
+    def __str__(self) -> str:
+        return f"the record has no key, and topic {self.args[0]} is compacted: it takes none without"
 
 
 class PayloadCorruptError(TransformError):

@@ -24,6 +24,7 @@ from transforms.chunk import Chunking
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     ChunkError,
+    KeyMissingError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
@@ -313,6 +314,18 @@ def test_record_that_offload_cannot_make_fit(record: Record) -> None:
         chain.apply(record)
     assert (caught.value.topic, caught.value.limit) == ("orders", 400)
     assert caught.value.size > 400
+
+
+@pytest.mark.parametrize("value", [None, b"v", b"v" * 200])
+def test_record_without_a_key_for_a_compacted_topic(value: bytes | None) -> None:
+    """Brokers refuse it, so it is an error of the record, and nothing is published for it; others go their way."""
+    store = memory()
+    chain = build(settings_of(["offload"]), store, ROOMY, PipelineStats(), compacted=True)
+    assert not chain.passes(Record(None, value))
+    with pytest.raises(KeyMissingError, match=r"the record has no key, and topic orders is compacted"):
+        chain.apply(Record(None, value))
+    assert not list(cast(MemoryStore, store).list())
+    assert chain.passes(Record(b"k", value)) is chain_of(["offload"], store).passes(Record(None, value))
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])

@@ -14,6 +14,7 @@ from transforms import errors
 from transforms.errors import (
     ConfigurationError,
     DiscardedChunkError,
+    KeyMissingError,
     MalformedReferenceError,
     PayloadCorruptError,
     PayloadNotFoundError,
@@ -68,6 +69,10 @@ MESSAGES: list[tuple[WideloadError, str]] = [
             "payload 's3://bucket/orders/id' is too large: more, the limit is 1,048,576 bytes; "
             "raise large.message.max.bytes if such payloads are meant to pass"
         ),
+    ),
+    (
+        KeyMissingError("orders"),
+        "the record has no key, and topic orders is compacted: it takes none without",
     ),
     (
         RecordTooLargeError("orders", 1_048_589, 1_048_588),
