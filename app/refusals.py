@@ -56,4 +56,5 @@ class Refusals:
         configured, refused = self._below.get(topic.name, (None, 0))
         if topic.max_message_bytes == configured and refused <= configured:
             return dataclasses.replace(topic, max_message_bytes=refused - 1)
+        self._below.pop(topic.name, None)  # explained; it says nothing of a limit that is raised again
         return topic

@@ -36,3 +36,11 @@ def test_limit_that_does_not_explain_the_refusal_is_the_refused_size() -> None:
     assert limits_of(refusals.applied(plan_of(5_000))) == (5_000, 9_000)
     refusals.learn(plan_of(1, 9_000), LimitError(RecordRefusedError("dead", 0, 8_000)))
     assert limits_of(refusals.applied(plan_of(1))) == (1, 7_999)
+
+
+def test_limit_that_was_lowered_and_raised_again_holds() -> None:
+    """A refusal that a lower limit has explained says nothing of the limit from before, once that is back."""
+    refusals = Refusals()
+    refusals.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
+    assert limits_of(refusals.applied(plan_of(3_000))) == (3_000, 9_000)
+    assert limits_of(refusals.applied(plan_of(5_000))) == (5_000, 9_000)
