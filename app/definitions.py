@@ -338,8 +338,9 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.delivery.timeout.ms",
         "int",
-        "How long after its first record a batch must have been acknowledged. After that the pipeline begins again at "
-        "its committed offsets. At least `producer.linger.ms` and `producer.request.timeout.ms` together.",
+        "How long after its first record, or after the answer to the batch before it in its partition, a batch must "
+        "have been acknowledged. After that the pipeline begins again at its committed offsets. At least "
+        "`producer.linger.ms` and `producer.request.timeout.ms` together.",
         default=120_000,
         minimum=1,
         maximum=_INT32,
@@ -347,8 +348,9 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.linger.ms",
         "int",
-        "How long a batch that is not full waits for more records. Kafka's default is 5; with 0 a batch fills while "
-        "the one before it is on its way, and waits no longer.",
+        "How long a batch that is not full waits for more records; not while `in.flight.bytes` is spent, nor when the "
+        "pipeline stops or the group takes partitions away. Kafka's default is 5; with 0 a batch fills while the one "
+        "before it is on its way, and waits no longer.",
         default=0,
         minimum=0,
         maximum=_INT32,

@@ -209,6 +209,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
+        self._outlet.press()  # nothing comes in that could fill batches
         if not await self._share.freed(_POLL_MS / 1000):
             await self._intake.keep_membership(self._lanes)
 
@@ -275,6 +276,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
+            self._outlet.press()
             # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
             await self._share.budget.freed(0.05)
 

@@ -139,6 +139,10 @@ class Outlet:
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
+    def press(self) -> None:
+        """Sends what has been written without lingering; does not wait."""
+        self._batches.press()
+
     async def settled(self) -> None:
         """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
         await self._batches.settled()

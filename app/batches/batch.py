@@ -59,11 +59,16 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's builder, which remembers its stamp and can be built before the client asks for that.
 
     Building compresses; on a thread it does not hold up the event loop.
+
+    Attributes:
+        stamp: what it was stamped with last; None where it was not.
+        tries: how often the client has taken the batch to send it.
     """
 
     def __init__(self, room_bytes: int, codec: int, *, transactional: bool) -> None:
         super().__init__(room_bytes, codec, is_transactional=transactional)
         self.stamp: Stamp | None = None
+        self.tries = 0
         self._room_bytes = room_bytes
         self._untimed = False
 
@@ -104,9 +109,13 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         """Takes the stamp that the client will give it, so that building need not be done over."""
         self._set_producer_state(*stamp)
 
+    def _build(self) -> bytearray:  # the client's
+        self.tries += 1
+        return self.built()
+
     def built(self) -> bytearray:
         """The batch as it travels; compressed at the first call."""
-        buffer: bytearray = self._build()
+        buffer: bytearray = super()._build()
         return buffer
 
 

@@ -28,6 +28,9 @@ class Outbox(Generic[L]):
         make_builder: an empty builder, with as much room as a batch may have by now.
         make_load: what is kept for the records of a batch.
         send: called to have what is here sent, as soon as what went before is durable; returns at once.
+
+    Attributes:
+        answered_s: when the broker last answered for a batch, on the loop's clock.
     """
 
     __slots__ = (
@@ -35,6 +38,7 @@ class Outbox(Generic[L]):
         "_make_builder",
         "_make_load",
         "_roused",
+        "answered_s",
         "filling",
         "full",
         "partition",
@@ -55,6 +59,7 @@ class Outbox(Generic[L]):
         self.full: deque[Batch[L]] = deque()
         self.sender: asyncio.Task[None] | None = None
         self.pressed = False
+        self.answered_s = 0.0
         self._roused: asyncio.Event | None = None
         self.send = send
         self._make_builder = make_builder
@@ -97,6 +102,10 @@ class Outbox(Generic[L]):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._roused.wait(), max(0.0, self.filling.began_s + seconds - self._clock()))
         self._roused = None
+
+    def answered(self) -> None:
+        """The broker has answered for a batch: what waits behind it has its time from here on."""
+        self.answered_s = self._clock()
 
     def take(self) -> Batch[L] | None:
         """The next batch, closed; None where there is none."""

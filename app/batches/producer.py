@@ -86,7 +86,8 @@ class BatchSettings:
         uncompressed_bytes: the most that a batch may be before compression, whatever the estimate: so much memory it
             takes here, and in each reader.
         linger_s: `linger.ms`: how long a batch that is not full waits for more records, though it could be sent.
-        delivery_timeout_s: `delivery.timeout.ms`: how long after its first record a batch must have been acknowledged.
+        delivery_timeout_s: `delivery.timeout.ms`: how long after its first record a batch must have been acknowledged,
+            or after the answer to the one before it in its partition: a sink that is slow is not one that is stuck.
     """
 
     batch_bytes: int = 131_072
@@ -195,6 +196,7 @@ class Batches:
                 return
             self.press()
             await asyncio.wait([outbox.sender for outbox in waiting if outbox.sender is not None])
+        await self.settled()
 
     async def settled(self) -> None:
         """Waits until no batch is on its way; what waits behind is sent if nothing has ended that."""
@@ -248,12 +250,7 @@ class Batches:
 
     async def _send_all(self, outbox: Outbox[L]) -> None:
         try:
-            while self.failure is None:
-                if self._settings.linger_s > 0:
-                    await outbox.linger(self._settings.linger_s)
-                batch = outbox.take()
-                if batch is None:
-                    return
+            while (batch := await self._next(outbox)) is not None:
                 try:
                     await self._send(outbox, batch)
                 except Exception as exc:
@@ -266,6 +263,13 @@ class Batches:
         finally:
             outbox.sender = None
 
+    async def _next(self, outbox: Outbox[L]) -> Batch[L] | None:
+        """The next batch, once its time has come; None where there is none, or all sending has ended."""
+        if self.failure is None and self._settings.linger_s > 0:
+            await outbox.linger(self._settings.linger_s)
+        # It may have ended meanwhile. What came after that stays: what was before it here has been dropped.
+        return outbox.take() if self.failure is None else None
+
     async def _send(self, outbox: Outbox[L], batch: Batch[L]) -> None:
         """Delivers a batch, puts its halves in its place, or lets its one record fail.
 
@@ -274,8 +278,9 @@ class Batches:
         """
         place = outbox.partition
         try:
-            metadata = await self._deliver(place, batch)
+            metadata = await self._deliver(outbox, batch)
         except _REFUSALS as exc:
+            outbox.answered()
             self._rewind(place, batch)
             too_large = isinstance(exc, _TOO_LARGE)
             if too_large and batch.records > 1:
@@ -283,18 +288,22 @@ class Batches:
                 return
             size = batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES
             error = RecordRefusedError(place.topic, place.partition, size) if too_large else exc
-            if self._halts:
+            # Where an earlier try came through after all, the next batch would pass for that one, and be lost.
+            if self._halts or batch.builder.tries > 1:
                 raise error from exc
             self._give_up(batch, place, error)
             return
+        outbox.answered()
         self._observe(place.topic, batch)
         batch.load.delivered(metadata, batch.records, batch.uncompressed_bytes)
 
-    async def _deliver(self, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
+    async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:
+        place = outbox.partition
         timeout_s = self._settings.delivery_timeout_s
         turn = _Turn(self._large)
+        self._wrap(place)
         try:
-            async with asyncio.timeout_at(batch.began_s + timeout_s) as timeout:
+            async with asyncio.timeout_at(max(batch.began_s, outbox.answered_s) + timeout_s) as timeout:
                 if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
                     await self._build(place, batch.builder)
                 if batch.wire_bytes > _LARGE_BATCH_BYTES:
@@ -317,6 +326,11 @@ class Batches:
             builder.stamped(Stamp(transactions.producer_id, transactions.producer_epoch, sequence))
         async with self._building:
             await asyncio.get_running_loop().run_in_executor(None, builder.built)
+
+    def _wrap(self, place: TopicPartition) -> None:
+        """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
+        if self._transactions is not None and self._transactions.sequence_number(place) < 0:
+            self._transactions._sequence_numbers[place] += 2**31  # noqa: SLF001
 
     def _rewind(self, place: TopicPartition, batch: Batch[Any]) -> None:
         """Gives back the sequence numbers of a batch that is not in the log: what comes next has to take them."""

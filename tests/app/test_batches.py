@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 
@@ -35,11 +35,22 @@ class Log:
     Args:
         codec: name and number.
         refuses: asked of each batch, by its records.
+        answer_s: how long each partition takes to answer; others answer at once.
+        tries: how often a batch is sent until an answer comes.
     """
 
-    def __init__(self, codec: tuple[str | None, int], refuses: Callable[[list[Record]], bool]) -> None:
+    def __init__(
+        self,
+        codec: tuple[str | None, int],
+        refuses: Callable[[list[Record]], bool],
+        *,
+        answer_s: Mapping[int, float] | None = None,
+        tries: int = 1,
+    ) -> None:
         self.partitions: dict[int, list[Record]] = {}
         self._refuses = refuses
+        self._answer_s = answer_s or {}
+        self._tries = tries
         self._txn_manager = TransactionManager(None, 1_000)
         self._txn_manager.set_pid_and_epoch(7, 0)
         self._sender = SimpleNamespace(_acks=-1)
@@ -53,13 +64,14 @@ class Log:
         self._on_its_way.add(partition)
         place = TopicPartition(topic, partition)
         numbers = self._txn_manager
-        numbers = self._txn_manager
         sequence = numbers.sequence_number(place)
         numbers.increment_sequence_number(place, builder.record_count())
         builder._set_producer_state(numbers.producer_id, numbers.producer_epoch, sequence)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RecordMetadata] = loop.create_future()
-        loop.call_soon(self._answer, answer, place, bytes(builder.built()))
+        for _ in range(self._tries):
+            data = bytes(builder._build())
+        loop.call_later(self._answer_s.get(partition, 0), self._answer, answer, place, data)
         return answer
 
     def _answer(self, answer: asyncio.Future[RecordMetadata], place: TopicPartition, data: bytes) -> None:
@@ -176,3 +188,72 @@ async def test_acks_none_is_refused() -> None:
     log._sender._acks = 0
     with pytest.raises(ValueError, match="acks=0"):
         Batches(log)
+
+
+def accepting(_found: list[Record]) -> bool:
+    """Refuses nothing."""
+    return False
+
+
+def put(batches: Batches, outcomes: dict[int, object], partition: int, number: int, key: bytes = b"k") -> None:
+    """Sends one record."""
+    outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
+    outbox.append(Record(key, b"v", (), 5)).numbers.append(number)
+    outbox.send(outbox)
+
+
+async def test_nothing_that_lingers_passes_a_failure() -> None:
+    """What is appended behind records that a failure elsewhere has dropped does not go without them."""
+    outcomes: dict[int, object] = {}
+    log = Log((None, 0), lambda found: found[0].key == b"bad")
+    batches = Batches(log, BatchSettings(linger_s=0.2), halts=True)
+    put(batches, outcomes, 1, 0)
+    put(batches, outcomes, 0, 1, b"bad")
+    batches.outbox("t", 0, lambda: Tally(outcomes)).press()
+    async with asyncio.timeout(10):
+        while batches.failure is None:  # noqa: ASYNC110  # at once after it, while the other still lingers
+            await asyncio.sleep(0)
+        put(batches, outcomes, 1, 2)
+        await batches.settled()
+    assert not log.partitions.get(1)
+
+
+async def test_slow_answers_are_answers() -> None:
+    """Where each batch is answered in time none is given up, though the last have waited longer for those before."""
+    outcomes: dict[int, object] = {}
+    log = Log((None, 0), accepting, answer_s={0: 0.1})
+    batches = Batches(log, BatchSettings(batch_bytes=1, delivery_timeout_s=0.5))
+    for number in range(12):
+        put(batches, outcomes, 0, number)
+    async with asyncio.timeout(10):
+        await batches.flush()
+    assert outcomes == {number: number for number in range(12)}
+
+
+async def test_flush_waits_for_what_is_on_its_way_when_another_fails() -> None:
+    """`flush` returns when each record is delivered or has failed, also where one has ended all sending."""
+    outcomes: dict[int, object] = {}
+    log = Log((None, 0), lambda found: found[0].key == b"bad", answer_s={1: 0.1})
+    batches = Batches(log, halts=True)
+    put(batches, outcomes, 1, 0)
+    put(batches, outcomes, 0, 1, b"bad")
+    async with asyncio.timeout(10):
+        while batches.failure is None:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0)
+        await batches.flush()
+    assert outcomes[0] == 0
+    assert isinstance(outcomes[1], RecordRefusedError)
+
+
+async def test_record_refused_at_a_second_try_ends_all_sending() -> None:
+    """The first may have come through: the broker would take the next record with its number for a duplicate."""
+    outcomes: dict[int, object] = {}
+    log = Log((None, 0), lambda found: found[0].key == b"bad", tries=2)
+    batches = Batches(log)
+    put(batches, outcomes, 0, 0, b"bad")
+    put(batches, outcomes, 0, 1)
+    async with asyncio.timeout(10):
+        await batches.flush()
+    assert isinstance(batches.failure, RecordRefusedError)
+    assert all(isinstance(outcome, RecordRefusedError) for outcome in outcomes.values())
+    assert not log.partitions[0]

@@ -383,3 +383,15 @@ async def test_a_rewind_finds_what_else_was_sent(broker: str, make_topic: MakeTo
         inner._txn_manager.increment_sequence_number(place, 1)
         await asyncio.wait(futures)
         assert all(isinstance(future.exception(), AssertionError) for future in futures)
+
+
+async def test_sequence_numbers_begin_again_at_the_largest(broker: str, make_topic: MakeTopic) -> None:
+    """After 2,147,483,647 records of a producer in a partition comes number 0, within a batch and a split too."""
+    topic = make_topic(**{"max.message.bytes": 1_000})
+    async with plain(broker) as inner:
+        inner._txn_manager._sequence_numbers[TopicPartition(topic, 0)] = 2**31 - 3
+        producer = BatchingProducer(inner, BatchSettings(batch_bytes=10_000, delivery_timeout_s=30.0))
+        records = numbered([bytes(400)] * 12)
+        futures = await send_all(producer, topic, records[:5]) + await send_all(producer, topic, records[5:])
+        assert producer.numbers.batch_split_total > 0
+        await check_whole(broker, topic, records, futures)

@@ -149,3 +149,29 @@ def test_worker_believes_a_refusal_that_the_limit_does_not_explain(make_way: Mak
         assert (page["restarts"], page["offloaded_records"]) == (1, 1)
         assert worker.terminate() == 0
     assert values_of(way, way.inflated) == [(key, each) for _, key, each, _, _ in sent]
+
+
+def test_worker_that_stops_does_not_linger(make_way: MakeWay) -> None:
+    """At the end batches that are not full go at once; nothing is left to be read again."""
+    way = make_way(1)
+    sent = records(5, 100)
+    with WorkerProcess(way.folder, way.settings(), way.offload(**{"producer.linger.ms": 600_000})) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, sent)
+        until(lambda: pipeline_of(worker)["records_in"] == len(sent), "all are read")
+        assert values_of(way, way.orders) == []
+        assert worker.terminate() == 0
+        assert "not all records were finished" not in worker.log.read_text()
+    assert values_of(way, way.orders) == [(key, value) for _, key, value, _, _ in sent]
+
+
+def test_worker_does_not_linger_without_room(make_way: MakeWay) -> None:
+    """Where `in.flight.bytes` is spent, batches go though they are not full: nothing could fill them."""
+    way = make_way(1)
+    sent = records(30, 5_000)
+    settings = {**way.settings(), "in.flight.bytes": 50_000}
+    with WorkerProcess(way.folder, settings, way.offload(**{"producer.linger.ms": 600_000})) as worker:
+        send(way.broker, way.raw, sent)
+        came(way, way.orders, 20)
+        assert worker.terminate() == 0
+    assert values_of(way, way.orders) == [(key, value) for _, key, value, _, _ in sent]
