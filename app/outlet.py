@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from aiokafka.partitioner import murmur2
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from transforms.record import RecordLike
 
 __all__ = ["Outlet"]
+
+_STOP_SENDER_S = 1.0
 
 
 class Outlet:
@@ -158,5 +162,8 @@ class Outlet:
         sent once the next flow has begun. Drained flows hold none.
         """
         await self._producer.client.close()
-        await self._producer._sender.close()  # noqa: SLF001  # the one way to stop it without a flush
+        # A request that has failed by that waits for the client's next look at the cluster, which never comes.
+        with contextlib.suppress(TimeoutError):
+            # The one way to stop it without a flush.
+            await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
         await self._producer.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from app.broker import EmbeddedBroker
 from tests.integration.topics import end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
-from tests.integration.worker_process import until
+from tests.integration.worker_process import WorkerProcess, until
 
 
 @pytest.fixture
@@ -71,3 +73,24 @@ def test_worker_sigterm_without_broker(own_broker: EmbeddedBroker, tmp_path: Pat
         own_broker.kill()
         assert worker.terminate(seconds=30) == 0
         assert "Traceback" not in worker.log.read_text()
+
+
+@pytest.mark.chaos
+def test_worker_lets_go_of_a_producer_without_answers(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Where a batch was not acknowledged in time, its producer is stopped at once, and not left to the collector."""
+    way = way_on(own_broker, tmp_path)
+    records = mixed(6_000, seed=8)
+    keys = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 1_500}
+    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, records)
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 1_000, "records flow")
+        assert own_broker.pid is not None
+        os.kill(own_broker.pid, signal.SIGSTOP)
+        until(lambda: "not acknowledged within the 1.5 s" in worker.log.read_text(), "the pipeline begins again")
+        os.kill(own_broker.pid, signal.SIGCONT)
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) >= len(records), "all have arrived", 120)
+        assert worker.terminate() == 0
+        log = worker.log.read_text()
+    assert "producer did not stop cleanly" not in log
+    assert "Unclosed" not in log
