@@ -48,6 +48,11 @@ PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[BatchNumbers], float | None]
     ("batch_split_rate", "Batches split a second.", lambda numbers: numbers.batch_splits.per_second()),
     ("batch_size_avg", "Bytes of a batch on the wire.", lambda numbers: numbers.batch_size.average()),
     ("records_per_request_avg", "Records of a batch.", lambda numbers: numbers.records_per_request.average()),
+    (
+        "compression_rate_avg",
+        "What batches compressed to, of their size.",
+        lambda numbers: numbers.compression_rate.average(),
+    ),
 )
 
 
@@ -134,7 +139,7 @@ class Metrics(Collector):
         errors = CounterMetricFamily("wideload_producer_record_error", "Records not delivered.", labels=labels)
         rate = GaugeMetricFamily("wideload_producer_record_error_rate", "The same a second.", labels=labels)
         compression = GaugeMetricFamily(
-            "wideload_producer_compression_rate_avg", "What batches compressed to, of their size.", labels=labels
+            "wideload_producer_compression_rate", "What batches of the topic compressed to.", labels=labels
         )
         for pipeline in self._pipelines:
             for topic, numbers in sorted(pipeline.stats.batches.topics.items()):

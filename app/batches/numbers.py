@@ -85,6 +85,7 @@ class BatchNumbers:
         batch_size: the same, of each.
         records_per_request: their records. aiokafka does not say which batches of several partitions share a request,
             so each counts as one.
+        compression_rate: of batches: bytes on the wire of one uncompressed.
         topics: by topic.
     """
 
@@ -95,12 +96,14 @@ class BatchNumbers:
     wire_bytes_total: int = 0
     batch_size: Average = field(init=False)
     records_per_request: Average = field(init=False)
+    compression_rate: Average = field(init=False)
     topics: dict[str, TopicNumbers] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.batch_splits = Average(self.clock)
         self.batch_size = Average(self.clock)
         self.records_per_request = Average(self.clock)
+        self.compression_rate = Average(self.clock)
 
     def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int, records: int) -> None:
         """A batch is durable."""
@@ -108,6 +111,7 @@ class BatchNumbers:
         self.wire_bytes_total += wire_bytes
         self.batch_size.add(wire_bytes)
         self.records_per_request.add(records)
+        self.compression_rate.add(wire_bytes / uncompressed_bytes)
         self._of(topic).compression_rate.add(wire_bytes / uncompressed_bytes)
 
     def split(self) -> None:
@@ -128,9 +132,12 @@ class BatchNumbers:
             "batch-split-total": self.batch_split_total,
             "batch-size-avg": self.batch_size.average(),
             "records-per-request-avg": self.records_per_request.average(),
+            "compression-rate-avg": self.compression_rate.average(),
+            "record-error-rate": sum(numbers.record_errors.per_second() for numbers in self.topics.values()),
+            "record-error-total": sum(numbers.record_error_total for numbers in self.topics.values()),
             "topics": {
                 topic: {
-                    "compression-rate-avg": numbers.compression_rate.average(),
+                    "compression-rate": numbers.compression_rate.average(),
                     "record-error-rate": numbers.record_errors.per_second(),
                     "record-error-total": numbers.record_error_total,
                 }

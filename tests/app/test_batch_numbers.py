@@ -47,10 +47,11 @@ def test_average_of_a_busy_second_is_one_entry() -> None:
 
 
 def test_numbers_of_topics_are_apart() -> None:
-    """Compression and errors are counted by topic, splits and batches over all."""
+    """Compression and errors are counted by topic and over all, splits and batches over all."""
     numbers = BatchNumbers(Clock())
     numbers.delivered("a", wire_bytes=10, uncompressed_bytes=100, records=1)
     numbers.delivered("b", wire_bytes=20, uncompressed_bytes=100, records=3)
+    numbers.failed("a", 3)
     numbers.failed("b", 7)
     numbers.split()
     assert numbers.batch_total == 2
@@ -59,8 +60,11 @@ def test_numbers_of_topics_are_apart() -> None:
         "batch-split-total": 1,
         "batch-size-avg": 15.0,
         "records-per-request-avg": 2.0,
+        "compression-rate-avg": pytest.approx(0.15),
+        "record-error-rate": 10.0,
+        "record-error-total": 10,
         "topics": {
-            "a": {"compression-rate-avg": 0.1, "record-error-rate": 0.0, "record-error-total": 0},
-            "b": {"compression-rate-avg": 0.2, "record-error-rate": 7.0, "record-error-total": 7},
+            "a": {"compression-rate": 0.1, "record-error-rate": 3.0, "record-error-total": 3},
+            "b": {"compression-rate": 0.2, "record-error-rate": 7.0, "record-error-total": 7},
         },
     }

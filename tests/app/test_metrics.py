@@ -131,7 +131,8 @@ def test_producer_numbers_have_kafkas_names() -> None:
         "records_per_request_avg": {("p",): 4},
         "record_error": {("p", "a"): 0, ("p", "b"): 2},
         "record_error_rate": {("p", "a"): 0, ("p", "b"): 2},
-        "compression_rate_avg": {("p", "a"): 0.5},
+        "compression_rate_avg": {("p",): 0.5},
+        "compression_rate": {("p", "a"): 0.5},
     }
     assert samples_of(families_of(Pipeline())["wideload_producer_batch_size_avg"]) == {}
 

@@ -135,8 +135,11 @@ def test_pipeline_page_says_where_it_stands() -> None:
             "batch-split-total": 1,
             "batch-size-avg": 50.0,
             "records-per-request-avg": 4.0,
+            "compression-rate-avg": 0.25,
+            "record-error-rate": 1.0,
+            "record-error-total": 1,
             "topics": {
-                "orders": {"compression-rate-avg": 0.25, "record-error-rate": 1.0, "record-error-total": 1},
+                "orders": {"compression-rate": 0.25, "record-error-rate": 1.0, "record-error-total": 1},
             },
         },
         "partitions": [
