@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from app.preflight import Topic
     from app.settings import PipelineSettings
 
-__all__ = ["CHUNK_KEYS", "ChunkSettings", "Strategy", "check_order", "check_topics", "chunk_settings", "limit_bytes"]
+__all__ = [
+    "CHUNK_KEYS",
+    "ChunkSettings",
+    "Strategy",
+    "check_limit",
+    "check_order",
+    "check_topics",
+    "chunk_settings",
+    "limit_bytes",
+]
 
 Strategy = Literal["offload", "chunk", "auto"]
 
@@ -201,14 +210,10 @@ def check_topics(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Top
     if not chunks.splits:
         return
     _check_kept("output.topic", sink)
-    sink_limit = f"max.message.bytes of topic {sink.name} is {sink.max_message_bytes:,}"
-    if chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
-        raise ConfigurationError(
-            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {sink_limit}"
-        )
     limit = limit_bytes(pipeline, sink.max_message_bytes)
     if limit < _LEAST_BYTES:
-        key, found = (_MAX_BYTES, f"found {limit:,}") if chunks.max_bytes else ("output.topic", sink_limit)
+        own = chunks.max_bytes is not None and chunks.max_bytes == limit
+        key, found = (_MAX_BYTES, f"found {limit:,}") if own else ("output.topic", _limit_of(sink))
         raise ConfigurationError(key, f"{found}; a chunk takes {_LEAST_BYTES:,} bytes without key and own headers")
     if "chunk" in pipeline.transforms and "offload" in pipeline.transforms and limit >= pipeline.threshold_bytes:
         raise ConfigurationError(
@@ -216,6 +221,23 @@ def check_topics(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Top
             f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, so "
             f"chunk, for records over {limit:,}, gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
         )
+
+
+def check_limit(pipeline: PipelineSettings, sink: Topic) -> None:
+    """Refuses chunks that are larger than the sink takes.
+
+    Raises:
+        ConfigurationError: they are; `limit_bytes` makes them smaller all the same.
+    """
+    chunks = pipeline.chunks
+    if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
+        raise ConfigurationError(
+            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {_limit_of(sink)}"
+        )
+
+
+def _limit_of(sink: Topic) -> str:
+    return f"max.message.bytes of topic {sink.name} is {sink.max_message_bytes:,}"
 
 
 def _check_kept(key: str, topic: Topic) -> None:

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
-from app.chunking import check_topics
+from app.chunking import check_limit, check_topics
 from app.clients import ClusterError, admin, describe
 from app.settings import ClientSettings, PipelineSettings, Settings
 from app.wrapping import check_sink
@@ -226,6 +226,7 @@ def _check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
         raise ConfigurationError(
             "producer.batch.size", f"found {batch:,}, allowed is no more than the sink takes: {limit}"
         )
+    check_limit(pipeline, sink)
 
 
 async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:

@@ -17,6 +17,12 @@ MakeWay = Callable[..., Way]
 
 STAMP = 1_700_000_000_000
 # Commits are rare, so that what is written before a refusal is there once only if it is committed for that reason.
+_OFFLOADING = {
+    "large.message.threshold.bytes",
+    "large.message.payload.store.class",
+    "filesystem.root",
+    "filesystem.fsync",
+}
 RARELY = {"offset.flush.interval.ms": 60_000}
 
 
@@ -90,6 +96,25 @@ def test_worker_offloads_after_all_what_the_sink_refuses(make_way: MakeWay) -> N
     assert f"topic {way.orders} has refused a record that takes 15,0" in log
     assert "goes on, though it would not start any more" in log
     assert values_of(way, way.inflated) == [(key, value) for _, key, value, _, _ in sent]
+
+
+def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> None:
+    """A chunk that the sink refuses goes as more and smaller ones, though `chunk.max.bytes` is more than it takes."""
+    way = make_way(1)
+    sent = records(2, 100_000)
+    chunking = {"transforms": ["chunk"], "chunk.max.bytes": 60_000, "producer.batch.size": 10_000}
+    pipeline = {name: value for name, value in way.offload()["offload"].items() if name not in _OFFLOADING}
+    with WorkerProcess(way.folder, way.settings(), {"offload": {**pipeline, **chunking}}) as worker:
+        send(way.broker, way.raw, sent[:1])
+        came(way, way.orders, 2)
+        asyncio.run(set_limit(way.broker, way.orders, 20_000))
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.orders, 8)
+        page = pipeline_of(worker)
+        assert (page["state"], page["restarts"]) == ("RUNNING", 1)
+        assert worker.terminate() == 0
+    pieces = [value or b"" for _, value in values_of(way, way.orders)]
+    assert b"".join(pieces) == b"".join(value or b"" for _, _, value, _, _ in sent)
 
 
 def test_worker_stops_at_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
