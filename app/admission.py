@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from app.lane import RECORD_OVERHEAD_BYTES, held_bytes
+from app.lane import RECORD_OVERHEAD_BYTES, header_bytes, held_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +91,8 @@ class Admission:
             while records:
                 record = records[0]
                 held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
+                if record.headers:
+                    held += header_bytes(record.headers)
                 if assembly is not None and assembly.takes(lane, record):
                     if not share.admits(held + assembly.reserve_bytes(record)):
                         return

@@ -14,9 +14,11 @@ from transforms.record import Header, RecordLike
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
-__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "SourceRecord", "held_bytes"]
+__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "SourceRecord", "header_bytes", "held_bytes"]
 
-RECORD_OVERHEAD_BYTES = 400  # what a record that waits costs beside its key and value (CPython 3.11, measured)
+# What a record that waits costs beside its key and value, and each of its headers (CPython 3.11, measured).
+RECORD_OVERHEAD_BYTES = 400
+_HEADER_OVERHEAD_BYTES = 160
 
 
 @runtime_checkable
@@ -158,4 +160,9 @@ class Lane:
 
 def held_bytes(record: RecordLike) -> int:
     """Bytes of the budget that a record holds while it waits."""
-    return len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
+    return len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES + header_bytes(record.headers)
+
+
+def header_bytes(headers: Sequence[Header]) -> int:
+    """Those of its headers among them."""
+    return sum(_HEADER_OVERHEAD_BYTES + len(name) + len(value or b"") for name, value in headers) if headers else 0

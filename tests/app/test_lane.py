@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from aiokafka import TopicPartition
 
-from app.lane import Lane, Slot
-from transforms.record import Header
+from app.lane import Lane, Slot, held_bytes
+from transforms.record import Header, Record
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,9 @@ def test_slot_that_is_finished_holds_its_result() -> None:
     assert (freed, slot.held, slot.result, slot.dead) == (5_000 - 2 * 412, 2 * 412, (small, small), False)
     assert (slot.finish((large,), dead=True), slot.held, slot.dead) == (2 * 412 - 1_400, 1_400, True)
     assert (slot.finish(()), slot.held, slot.result) == (1_400, 0, ())
+
+
+def test_held_bytes_count_headers() -> None:
+    """Key, value, headers, and what Python needs for the record and for each header."""
+    assert held_bytes(Record(None, None)) == 400
+    assert held_bytes(Record(b"key", b"value", (("name", b"12345"), ("n", None)))) == 400 + 8 + 160 + 9 + 160 + 1
