@@ -193,5 +193,7 @@ class Pipeline(Service):
         self._ended(self)
 
     def _note(self, error: Exception) -> None:
+        if isinstance(error, ConfigurationError):
+            error = ConfigurationError(error.key, error.reason)  # who shows it says of which pipeline
         self.last_error = str(error) or repr(error)
         self.last_error_at = time.time()

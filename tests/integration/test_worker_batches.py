@@ -17,12 +17,6 @@ MakeWay = Callable[..., Way]
 
 STAMP = 1_700_000_000_000
 # Commits are rare, so that what is written before a refusal is there once only if it is committed for that reason.
-_OFFLOADING = {
-    "large.message.threshold.bytes",
-    "large.message.payload.store.class",
-    "filesystem.root",
-    "filesystem.fsync",
-}
 RARELY = {"offset.flush.interval.ms": 60_000}
 
 
@@ -30,6 +24,12 @@ def records(count: int, size: int, first: int = 0) -> list[Sent]:
     """Records that do not compress, whose keys count up."""
     rng = random.Random(first)
     return [(0, b"%d" % index, rng.randbytes(size), [("h", None)], STAMP) for index in range(first, first + count)]
+
+
+def chunk_pipeline(way: Way, **more: object) -> dict[str, dict[str, object]]:
+    """A pipeline from raw to orders that splits records, and has no store."""
+    keys = {"transforms": ["chunk"], "group.id": way.group("chunk"), "producer.batch.size": 10_000}
+    return {"chunk": {"topics": [way.raw], "output.topic": way.orders, **keys, **more}}
 
 
 def came(way: Way, topic: str, count: int) -> None:
@@ -102,9 +102,7 @@ def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> 
     """A chunk that the sink refuses goes as more and smaller ones, though `chunk.max.bytes` is more than it takes."""
     way = make_way(1)
     sent = records(2, 100_000)
-    chunking = {"transforms": ["chunk"], "chunk.max.bytes": 60_000, "producer.batch.size": 10_000}
-    pipeline = {name: value for name, value in way.offload()["offload"].items() if name not in _OFFLOADING}
-    with WorkerProcess(way.folder, way.settings(), {"offload": {**pipeline, **chunking}}) as worker:
+    with WorkerProcess(way.folder, way.settings(), chunk_pipeline(way, **{"chunk.max.bytes": 60_000})) as worker:
         send(way.broker, way.raw, sent[:1])
         came(way, way.orders, 2)
         asyncio.run(set_limit(way.broker, way.orders, 20_000))
@@ -115,6 +113,19 @@ def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> 
         assert worker.terminate() == 0
     pieces = [value or b"" for _, value in values_of(way, way.orders)]
     assert b"".join(pieces) == b"".join(value or b"" for _, _, value, _, _ in sent)
+
+
+def test_worker_says_once_where_a_limit_stops_it(make_way: MakeWay) -> None:
+    """A limit below the smallest chunk stops the pipeline with one sentence, which names the pipeline once."""
+    way = make_way(1)
+    with WorkerProcess(way.folder, way.settings(), chunk_pipeline(way)) as worker:
+        worker.wait_ready()
+        asyncio.run(set_limit(way.broker, way.orders, 200))
+        send(way.broker, way.raw, records(1, 10_000))
+        assert worker.wait() == 1
+        told = worker.log.read_text().splitlines()[-1]
+    limit = f"max.message.bytes of topic {way.orders} is 200"
+    assert told.startswith(f"wideload: [pipeline.chunk] output.topic: {limit}; a chunk takes ")
 
 
 def test_worker_stops_at_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
