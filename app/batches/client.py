@@ -107,8 +107,8 @@ class BatchingProducer:
     """Sends records one by one through `Batches`, in the order of the calls, partition by partition.
 
     A record that its topic refuses fails alone, with `RecordRefusedError`; those behind it go on. Whatever leaves it
-    open whether a batch is in the log ends all sending: each record that has not been delivered fails, and so does
-    each later `send`.
+    open whether a batch is in the log, a refusal at a second try too, ends all sending: each record that has not been
+    delivered fails, and so does each later `send`.
 
     Args:
         producer: an aiokafka producer, started; nothing else may send through it. It is not stopped here.

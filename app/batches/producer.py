@@ -125,7 +125,7 @@ class Batches:
     Records go through an `outbox`, one for each partition; nothing else may go through the aiokafka producer to a
     partition that has one. A batch of several records that is too large for its topic is split in two, and the halves
     are sent in its place, in order, as often as it takes; sequence numbers have neither gap nor duplicate after that.
-    A record that is refused alone fails with `RecordRefusedError`.
+    A record that is refused alone fails with `RecordRefusedError`; where that was not the first try, all sending ends.
 
     Args:
         producer: not with `acks=0`; idempotent or transactional, else what is sent again may be there twice.
