@@ -16,7 +16,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, cast
@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from stores.keys import REQUIRED, Key, Value
 from stores.root import Root, check_object_id
-from stores.store import PayloadInfo, Store
+from stores.store import PayloadInfo, Removal, RemovalOutcome, Store
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -135,6 +135,26 @@ class FilesystemStore(Store):
             except FileNotFoundError:
                 return
 
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        """See `DeleteUnchanged.delete_unchanged`; between look and removal lie two calls of the system, microseconds.
+
+        Nothing is flushed: what a power cut brings back is removed by the next sweep.
+        """
+        for payload in payloads:
+            topic, object_id = self.root.split(payload.path)
+            try:
+                with _translated("delete", payload.path), self._opened_root() as root:
+                    outcome = _remove(root, topic, object_id, payload)
+            except PayloadStoreError as exc:
+                yield Removal(payload, "failed", str(exc))
+            else:
+                yield Removal(payload, outcome)
+
+    def topics(self) -> Iterator[str]:
+        """See `ListTopics.topics`."""
+        with _translated("list", self.root.uri), contextlib.suppress(FileNotFoundError), _folder(self._folder) as root:
+            yield from _topics(root)
+
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
         """See `List.list`. A payload that is deleted meanwhile may be missing."""
         if topic is not None:
@@ -143,10 +163,8 @@ class FilesystemStore(Store):
             if topic is not None:
                 yield from self._list_topic(root, topic)
                 return
-            with os.scandir(root) as entries:
-                for entry in entries:
-                    if _is_name(entry.name) and entry.is_dir(follow_symlinks=False):
-                        yield from self._list_topic(root, entry.name)
+            for name in _topics(root):
+                yield from self._list_topic(root, name)
 
     def check(self, *, writing: bool = True) -> None:
         """See `Check.check`: makes the root, and writes an empty file that it deletes."""
@@ -259,6 +277,25 @@ class FilesystemStore(Store):
                         yield _info(self.root.path(topic, entry.name), entry.stat(follow_symlinks=False))
         finally:
             os.close(folder)
+
+
+def _topics(root: int) -> Iterator[str]:
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if _is_name(entry.name) and entry.is_dir(follow_symlinks=False):
+                yield entry.name
+
+
+def _remove(root: int, topic: str, object_id: str, payload: PayloadInfo) -> RemovalOutcome:
+    try:
+        with _folder(topic, root) as folder:
+            status = os.stat(object_id, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or _info(payload.path, status).modified != payload.modified:
+                return "changed"
+            os.unlink(object_id, dir_fd=folder)
+    except FileNotFoundError:
+        return "gone"
+    return "deleted"
 
 
 def _is_name(name: str) -> bool:

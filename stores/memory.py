@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar, cast
 
 from stores.keys import Key, Value
 from stores.root import Root, check_object_id
-from stores.store import PayloadInfo, Store
+from stores.store import PayloadInfo, Removal, Store
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadTooLargeError
 
 __all__ = ["MemoryStore"]
@@ -66,6 +66,23 @@ class MemoryStore(Store):
         self.root.split(full_path)
         with _lock:
             _payloads.pop(full_path, None)
+
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        """See `DeleteUnchanged.delete_unchanged`; nothing can come between the look and the removal."""
+        for payload in payloads:
+            self.root.split(payload.path)
+            with _lock:
+                found = _payloads.get(payload.path)
+                unchanged = found is not None and found[1] == payload.modified
+                if unchanged:
+                    del _payloads[payload.path]
+            yield Removal(payload, "gone" if found is None else "deleted" if unchanged else "changed")
+
+    def topics(self) -> Iterator[str]:
+        """See `ListTopics.topics`."""
+        with _lock:
+            found = {self.root.split(path)[0] for path in _payloads if path.startswith(self.root.uri)}
+        yield from found
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
         """See `List.list`; what is there at the first step."""

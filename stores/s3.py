@@ -10,23 +10,23 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from stores.keys import REQUIRED, Key, Value
 from stores.root import Root, check_object_id
-from stores.store import ExpiryRule, PayloadInfo, Store
+from stores.store import ExpiryRule, PayloadInfo, Removal, Store
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadTooLargeError
 
 try:
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError
 
+    from stores.s3_client import open_client
     from stores.s3_errors import status, translated
     from stores.s3_lifecycle import S3Lifecycle
+    from stores.s3_removal import S3Removal
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -34,7 +34,7 @@ except ImportError as exc:
     ) from exc
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
     from urllib3.response import HTTPResponse
 
 __all__ = ["S3Store"]
@@ -142,8 +142,11 @@ class S3Store(Store):
         longest_wait_ms = max(cast("int", values[name]) for name in ("s3.connection.timeout.ms", "s3.read.timeout.ms"))
         _check_time(values, self.timeout_ms)
         self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
-        self._client = _client(values)
+        self._client = open_client(values)
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
+        self._removal = S3Removal(
+            self._client, self._bucket, self.stat, threads=cast("int", values["s3.max.connections"])
+        )
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
         """See `Put.put`."""
@@ -188,17 +191,26 @@ class S3Store(Store):
         with contextlib.suppress(PayloadNotFoundError), self._translated("DeleteObject", full_path):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(full_path))
 
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        """See `DeleteUnchanged.delete_unchanged`: a third of a second or so between looks and their one request."""
+        return self._removal.delete_unchanged((self._checked(payload) for payload in payloads), self._key)
+
+    def topics(self) -> Iterator[str]:
+        """See `ListTopics.topics`; a request for every 1,000 topics."""
+        paginator = self._client.get_paginator("list_objects_v2")
+        for page in self._pages(
+            paginator.paginate(Bucket=self._bucket, Prefix=self._key(self.root.uri), Delimiter="/")
+        ):
+            for folder in page.get("CommonPrefixes", ()):
+                name = folder["Prefix"].removesuffix("/").rpartition("/")[2]
+                if self.root.holds(f"{self._bucket_uri}{folder['Prefix']}any"):
+                    yield name
+
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
         """See `List.list`; a request for every 1,000 objects."""
         start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
-        pages = iter(
-            self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._key(start))
-        )
-        while True:
-            with self._translated("ListObjectsV2", start):
-                page = next(pages, None)
-            if page is None:
-                return
+        paginator = self._client.get_paginator("list_objects_v2")
+        for page in self._pages(paginator.paginate(Bucket=self._bucket, Prefix=self._key(start))):
             for item in page.get("Contents", ()):
                 path = f"{self._bucket_uri}{item['Key']}"
                 if self.root.holds(path):
@@ -224,6 +236,19 @@ class S3Store(Store):
     def close(self) -> None:
         """See `PayloadStore.close`."""
         self._client.close()
+
+    def _pages(self, pages: Iterable[ListObjectsV2OutputTypeDef]) -> Iterator[ListObjectsV2OutputTypeDef]:
+        waiting = iter(pages)
+        while True:
+            with self._translated("ListObjectsV2", self.root.uri):
+                page = next(waiting, None)
+            if page is None:
+                return
+            yield page
+
+    def _checked(self, payload: PayloadInfo) -> PayloadInfo:
+        self.root.split(payload.path)
+        return payload
 
     def _key(self, path: str) -> str:
         return path[len(self._bucket_uri) :]
@@ -332,62 +357,3 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
             f"with {pauses_ms:,} ms of pauses may take {needed_ms:,} ms; raise it, or lower s3.retry.attempts, "
             "s3.connection.timeout.ms or s3.read.timeout.ms",
         )
-
-
-def _client(values: Mapping[str, Value | None]) -> S3Client:
-    access, secret, token = (
-        cast("str | None", values[name]) for name in ("s3.access.key", "s3.secret.key", "s3.session.token")
-    )
-    for name, other, value, partner in (
-        ("s3.access.key", "s3.secret.key", access, secret),
-        ("s3.secret.key", "s3.access.key", secret, access),
-        ("s3.session.token", "s3.access.key", token, access),
-    ):
-        if value and not partner:
-            raise ConfigurationError(name, f"needs {other} beside it")
-    endpoint = cast("str | None", values["s3.endpoint"])
-    if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
-        raise ConfigurationError("s3.endpoint", "allowed is http:// or https://, host and port, and nothing else")
-    styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
-    signing = cast("bool", values["s3.payload.signing"])
-    checksums: Any = "when_supported" if signing else "when_required"
-    config = Config(
-        connect_timeout=cast("int", values["s3.connection.timeout.ms"]) / 1000,
-        read_timeout=cast("int", values["s3.read.timeout.ms"]) / 1000,
-        retries={"mode": "standard", "total_max_attempts": cast("int", values["s3.retry.attempts"])},
-        max_pool_connections=cast("int", values["s3.max.connections"]),
-        request_checksum_calculation=checksums,
-        response_checksum_validation="when_required",
-        s3=cast(
-            "Any",
-            {
-                "addressing_style": styles[cast("bool | None", values["s3.path.style"])],
-                "payload_signing_enabled": signing,
-            },
-        ),
-        user_agent_extra="wideload",
-    )
-    try:
-        # A session of its own: the default one may not be used by two threads at once.
-        client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=cast("str | None", values["s3.region"]),
-            aws_access_key_id=access,
-            aws_secret_access_key=secret,
-            aws_session_token=token,
-            config=config,
-        )
-    except (ValueError, BotoCoreError) as exc:
-        raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
-    client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
-    return client
-
-
-def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:
-    """Ends what would go on until the stack is full.
-
-    Where a request is redirected botocore asks HeadBucket for the region, and where that is redirected too, again: so
-    it is with each server that redirects everything, for instance from http to https.
-    """
-    params["context"].setdefault("s3_redirect", {})["redirected"] = True

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from stores.keys import Key, Value, read, unknown
 from stores.root import Root, check_object_id
@@ -22,13 +22,17 @@ __all__ = [
     "COMMON_KEYS",
     "Check",
     "Delete",
+    "DeleteUnchanged",
     "ExpiryRule",
     "Get",
     "Lifecycle",
     "List",
+    "ListTopics",
     "PayloadInfo",
     "PayloadStore",
     "Put",
+    "Removal",
+    "RemovalOutcome",
     "Stat",
     "Store",
     "check_object_id",
@@ -176,6 +180,55 @@ class List(Protocol):
 
         Foreign objects below the root (unfinished writes, nested folders) are passed over.
         """
+        ...
+
+
+RemovalOutcome = Literal["deleted", "versioned", "changed", "gone", "failed"]
+"""What became of a payload that was to be removed.
+
+`deleted`: it is no more. `versioned`: it is an old version now, which the bucket keeps. `changed`: it was published
+again since, so it stays. `gone`: it was not there any more. `failed`: the store did not do it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What became of one payload that was to be removed.
+
+    Attributes:
+        payload: as it was listed.
+        outcome: in a word.
+        error: what the store said where it failed; None elsewhere.
+    """
+
+    payload: PayloadInfo
+    outcome: RemovalOutcome
+    error: str | None = None
+
+
+@runtime_checkable
+class DeleteUnchanged(Protocol):
+    """Removes many payloads, but none that was published again since it was listed."""
+
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        """Removes those whose `modified` is still the one that they were listed with; one `Removal` for each.
+
+        The look and the removal are as close to one another as the store can have them; what is published between the
+        two is lost. Payloads are taken from `payloads` some at a time, and removed whether or not the caller goes on
+        to the next `Removal`. May be repeated, as after a crash.
+
+        Raises:
+            ReferenceRefusedError: a path is not below the store's root.
+        """
+        ...
+
+
+@runtime_checkable
+class ListTopics(Protocol):
+    """Says of which topics there are payloads, without listing those."""
+
+    def topics(self) -> Iterator[str]:
+        """The name of each folder of payloads below the root, in no promised order; it may be empty by now."""
         ...
 
 

@@ -1,8 +1,9 @@
 """A user's own class as a store: what it leaves out is filled in, and what it raises is made ours.
 
 The class needs `publish` and `download`, and nothing of this project. `configure`, `id` and `close` are called if they
-are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `List`, `Check`, `Lifecycle`)
-counts where the class inherits from that protocol: that it has a method called `get` does not say what the method does.
+are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `DeleteUnchanged`, `List`,
+`ListTopics`, `Check`, `Lifecycle`) counts where the class inherits from that protocol: that it has a method called
+`get` does not say what the method does.
 """
 
 from __future__ import annotations
@@ -10,11 +11,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from stores.keys import read
-from stores.store import COMMON_KEYS, Check, Delete, ExpiryRule, Get, Lifecycle, List, PayloadInfo, Put, Stat, Store
+from stores.store import (
+    COMMON_KEYS,
+    Check,
+    Delete,
+    DeleteUnchanged,
+    ExpiryRule,
+    Get,
+    Lifecycle,
+    List,
+    ListTopics,
+    PayloadInfo,
+    Put,
+    Removal,
+    Stat,
+    Store,
+)
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
 
 __all__ = ["UserStore", "missing_methods"]
@@ -137,6 +153,20 @@ class _WithList(UserStore):
             yield from self._inner.list(topic)
 
 
+class _WithDeleteUnchanged(UserStore):
+    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+        assert isinstance(self._inner, DeleteUnchanged)
+        with self._translated("delete_unchanged"):
+            yield from self._inner.delete_unchanged(payloads)
+
+
+class _WithListTopics(UserStore):
+    def topics(self) -> Iterator[str]:
+        assert isinstance(self._inner, ListTopics)
+        with self._translated("topics"):
+            yield from self._inner.topics()
+
+
 class _WithCheck(UserStore):
     def check(self, *, writing: bool = True) -> None:
         assert isinstance(self._inner, Check)
@@ -159,7 +189,9 @@ _CAPABILITIES: Mapping[type, type[UserStore]] = {
     Get: _WithGet,
     Stat: _WithStat,
     Delete: _WithDelete,
+    DeleteUnchanged: _WithDeleteUnchanged,
     List: _WithList,
+    ListTopics: _WithListTopics,
     Check: _WithCheck,
     Lifecycle: _WithLifecycle,
 }

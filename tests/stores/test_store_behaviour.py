@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores.store import Check, Delete, Get, List, PayloadInfo, Put, Stat, Store
+from stores.store import Check, Delete, DeleteUnchanged, Get, List, ListTopics, PayloadInfo, Put, Stat, Store
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -46,7 +47,7 @@ def listed(store: Store, topic: str | None = None) -> list[PayloadInfo]:
 
 def test_store_offers_every_capability(store: Store) -> None:
     """Each built-in store has all that a store may offer."""
-    for capability in (Put, Get, Stat, Delete, List, Check):
+    for capability in (Put, Get, Stat, Delete, DeleteUnchanged, List, ListTopics, Check):
         assert isinstance(store, capability)
 
 
@@ -387,3 +388,52 @@ def test_any_text_is_refused_or_not_there_or_below_the_root(store: Store, *, und
         assert path not in inside
     except PayloadStoreError as exc:
         pytest.fail(f"{path!r}: {exc}")
+
+
+def test_delete_unchanged_removes_what_was_listed(store: Store) -> None:
+    """Each payload that is as it was listed is removed and said to be; others stay, and a second time it is gone."""
+    assert isinstance(store, DeleteUnchanged)
+    going = [store.publish("orders", b"%d" % n) for n in range(300)]
+    kept, other = store.publish("orders", b"kept"), store.publish("other", b"0")
+    payloads = [info for info in listed(store, "orders") if info.path != kept]
+    removals = list(store.delete_unchanged(iter(payloads)))
+    assert sorted((removal.payload.path, removal.outcome, removal.error) for removal in removals) == sorted(
+        (path, "deleted", None) for path in going
+    )
+    assert {info.path for info in listed(store)} == {kept, other}
+    assert {removal.outcome for removal in store.delete_unchanged(payloads)} == {"gone"}
+    assert list(store.delete_unchanged([])) == []
+
+
+def test_delete_unchanged_leaves_what_was_published_again(store: Store) -> None:
+    """A payload that was published again since the listing has a record to come, so it stays."""
+    assert isinstance(store, DeleteUnchanged)
+    again, once = store.publish("orders", b"again"), store.publish("orders", b"once")
+    payloads = listed(store)
+    deadline = time.monotonic() + 5
+    while stat(store, again).modified <= max(info.modified for info in payloads):
+        assert time.monotonic() < deadline, "the age of the payload stays as it was"
+        store.publish("orders", b"again")
+    outcomes = {removal.payload.path: removal.outcome for removal in store.delete_unchanged(payloads)}
+    assert outcomes == {again: "changed", once: "deleted"}
+    assert store.download(again) == b"again"
+
+
+def test_delete_unchanged_refuses_what_is_not_below_the_root(store: Store) -> None:
+    """A path from elsewhere is refused, and nothing is removed."""
+    assert isinstance(store, DeleteUnchanged)
+    path = store.publish("orders", b"a")
+    (info,) = listed(store)
+    with pytest.raises(ReferenceRefusedError):
+        list(store.delete_unchanged([replace(info, path=f"{store.root.uri}../orders/a"), info]))
+    assert store.download(path) == b"a"
+
+
+def test_topics_names_every_folder(store: Store) -> None:
+    """Whose payloads there are can be known without listing them all."""
+    assert isinstance(store, ListTopics)
+    assert list(store.topics()) == []
+    for number in range(3):
+        store.publish(f"orders-{number}", b"a")
+        store.publish(f"orders-{number}", b"b")
+    assert sorted(store.topics()) == ["orders-0", "orders-1", "orders-2"]

@@ -1,0 +1,86 @@
+"""The client of `stores.s3`, made of its keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from stores.keys import Value
+from transforms.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["open_client"]
+
+
+def open_client(values: Mapping[str, Value | None]) -> S3Client:
+    """A client for all threads.
+
+    Args:
+        values: of the keys of `stores.s3.S3Store`, checked and with defaults.
+
+    Raises:
+        ConfigurationError: they do not go together, or boto3 refuses them.
+    """
+    access, secret, token = (
+        cast("str | None", values[name]) for name in ("s3.access.key", "s3.secret.key", "s3.session.token")
+    )
+    for name, other, value, partner in (
+        ("s3.access.key", "s3.secret.key", access, secret),
+        ("s3.secret.key", "s3.access.key", secret, access),
+        ("s3.session.token", "s3.access.key", token, access),
+    ):
+        if value and not partner:
+            raise ConfigurationError(name, f"needs {other} beside it")
+    endpoint = cast("str | None", values["s3.endpoint"])
+    if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
+        raise ConfigurationError("s3.endpoint", "allowed is http:// or https://, host and port, and nothing else")
+    styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
+    signing = cast("bool", values["s3.payload.signing"])
+    checksums: Any = "when_supported" if signing else "when_required"
+    config = Config(
+        connect_timeout=cast("int", values["s3.connection.timeout.ms"]) / 1000,
+        read_timeout=cast("int", values["s3.read.timeout.ms"]) / 1000,
+        retries={"mode": "standard", "total_max_attempts": cast("int", values["s3.retry.attempts"])},
+        max_pool_connections=cast("int", values["s3.max.connections"]),
+        request_checksum_calculation=checksums,
+        response_checksum_validation="when_required",
+        s3=cast(
+            "Any",
+            {
+                "addressing_style": styles[cast("bool | None", values["s3.path.style"])],
+                "payload_signing_enabled": signing,
+            },
+        ),
+        user_agent_extra="wideload",
+    )
+    try:
+        # A session of its own: the default one may not be used by two threads at once.
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=cast("str | None", values["s3.region"]),
+            aws_access_key_id=access,
+            aws_secret_access_key=secret,
+            aws_session_token=token,
+            config=config,
+        )
+    except (ValueError, BotoCoreError) as exc:
+        raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
+    client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
+    return client
+
+
+def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:
+    """Ends what would go on until the stack is full.
+
+    Where a request is redirected botocore asks HeadBucket for the region, and where that is redirected too, again: so
+    it is with each server that redirects everything, for instance from http to https.
+    """
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True

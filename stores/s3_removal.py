@@ -1,0 +1,94 @@
+"""Removing many objects of a bucket: a look at each, then one request for all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from stores.s3_errors import translated
+from stores.store import PayloadInfo, Removal
+from transforms.errors import PayloadNotFoundError, PayloadStoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef
+
+__all__ = ["S3Removal"]
+
+# S3 takes 1,000 keys in a request. An object that is published again between the look at it and this request is lost,
+# so fewer are better: with a quarter of them, 16 looks at once and 20 ms a look, that time is a third of a second.
+_BATCH = 250
+
+
+class S3Removal:
+    """See `stores.store.DeleteUnchanged`.
+
+    Args:
+        client: of the bucket.
+        bucket: its name.
+        stat: as `Stat.stat`.
+        threads: how many objects are looked at at once.
+    """
+
+    def __init__(self, client: S3Client, bucket: str, stat: Callable[[str], PayloadInfo], threads: int) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._stat = stat
+        self._threads = threads
+
+    def delete_unchanged(
+        self, payloads: Iterable[PayloadInfo], key: Callable[[str], str], batch: int = _BATCH
+    ) -> Iterator[Removal]:
+        """See `DeleteUnchanged.delete_unchanged`.
+
+        Args:
+            payloads: below the root of the store, which has made sure of it.
+            key: of a path.
+            batch: how many are looked at before they are removed, 1,000 at most.
+        """
+        waiting = iter(payloads)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="wideload-s3-removal") as executor:
+            while some := list(itertools.islice(waiting, batch)):
+                looked = list(executor.map(self._look, some))
+                unchanged = [payload for payload, found in zip(some, looked, strict=True) if found is None]
+                yield from (found for found in looked if found is not None)
+                if unchanged:
+                    yield from self._remove({key(payload.path): payload for payload in unchanged})
+
+    def _look(self, payload: PayloadInfo) -> Removal | None:
+        """What there is to say of a payload that is not to be removed; None of one that is."""
+        try:
+            found = self._stat(payload.path)
+        except PayloadNotFoundError:
+            return Removal(payload, "gone")
+        except PayloadStoreError as exc:
+            return Removal(payload, "failed", str(exc))
+        # A listing may have milliseconds, a look never has.
+        return None if found.modified == payload.modified.replace(microsecond=0) else Removal(payload, "changed")
+
+    def _remove(self, payloads: dict[str, PayloadInfo]) -> Sequence[Removal]:
+        first = next(iter(payloads.values())).path
+        try:
+            with translated("DeleteObjects", first, self._bucket):
+                response = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": each} for each in payloads]}
+                )
+        except PayloadStoreError as exc:
+            return [Removal(payload, "failed", str(exc)) for payload in payloads.values()]
+        return [*_removals(payloads, response)]
+
+
+def _removals(payloads: dict[str, PayloadInfo], response: DeleteObjectsOutputTypeDef) -> Iterator[Removal]:
+    errors = {error.get("Key"): error for error in response.get("Errors", ())}
+    markers = {deleted.get("Key") for deleted in response.get("Deleted", ()) if deleted.get("DeleteMarker")}
+    for key, payload in payloads.items():
+        error = errors.get(key)
+        if error is None:
+            yield Removal(payload, "versioned" if key in markers else "deleted")
+        elif error.get("Code") == "NoSuchKey":
+            yield Removal(payload, "gone")
+        else:
+            why = f"{error.get('Code', 'no code')}: {error.get('Message', '')}"
+            yield Removal(payload, "failed", f"DeleteObjects {payload.path} failed: {why}")
