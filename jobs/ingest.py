@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +29,10 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from jobs.checkpoint import bind
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.names import LIMIT_OPTION, check_names
+from jobs.options import add_kafka, add_spark, kafka_options, session_settings
 from jobs.progress import Tally, bar, follow, measured, table
 from jobs.schemas import RECORD, conform
-from jobs.session import SessionSettings, connector_jars, open_session, submitted
+from jobs.session import open_session
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "main", "read", "records", "write"]
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tally = Tally()
     status, message = 0, None
     try:
-        settings, session = _settings(arguments), _session(arguments)
+        settings, session = _settings(arguments), session_settings(arguments, "wideload-ingest")
         check_names(settings.topics, settings.kafka_options)
         require_broker(settings.bootstrap_servers)
         with open_session(session) as spark, _stopping() as stop:
@@ -231,8 +231,6 @@ def _stopping() -> Iterator[Event]:
 
 
 def _settings(arguments: argparse.Namespace) -> IngestSettings:
-    options = _properties(arguments.kafka_config) if arguments.kafka_config else {}
-    options |= _pairs("--kafka-option", arguments.kafka_option)
     return IngestSettings(
         bootstrap_servers=arguments.bootstrap_servers,
         output=arguments.output,
@@ -246,42 +244,8 @@ def _settings(arguments: argparse.Namespace) -> IngestSettings:
         min_partitions=arguments.min_partitions,
         row_group_bytes=arguments.row_group_bytes,
         fail_on_data_loss=arguments.fail_on_data_loss,
-        kafka_options=options,
+        kafka_options=kafka_options(arguments),
     )
-
-
-def _session(arguments: argparse.Namespace) -> SessionSettings:
-    if submitted() and arguments.jars:
-        raise ConfigurationError("--jars", "spark-submit has started Spark; give --jars or --packages to it")
-    return SessionSettings(
-        name="wideload-ingest",
-        jars=connector_jars(arguments.jars or os.environ.get("WIDELOAD_SPARK_JARS", "")),
-        master=arguments.master,
-        driver_memory=arguments.driver_memory,
-        conf=_pairs("--conf", arguments.conf),
-        verbose=arguments.verbose,
-    )
-
-
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for text in given:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip():
-            # The text may be a secret that was put in the wrong place; it is not repeated.
-            raise ConfigurationError(option, "is KEY=VALUE, and one that was given has no '=' or no key")
-        pairs[key.strip()] = value
-    return pairs
-
-
-def _properties(file: str) -> dict[str, str]:
-    """The lines of a Kafka client's properties file, as options of Spark's Kafka source."""
-    try:
-        lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError("--kafka-config", f"{file} cannot be read: {error}") from error
-    pairs = _pairs("--kafka-config", [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#!"])
-    return {f"kafka.{key}": value.strip() for key, value in pairs.items()}
 
 
 def _count(text: str) -> int:
@@ -302,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
-    source.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT[,…]", help="Kafka's brokers")
+    add_kafka(source)
     topics = source.add_mutually_exclusive_group(required=True)
     topics.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be given several times")
     topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")
@@ -318,17 +282,6 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="fail when records that were not yet read are gone from Kafka, by retention or because the topic was "
         "deleted; the default",
-    )
-    source.add_argument(
-        "--kafka-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of Spark's Kafka source, such as kafka.security.protocol=SASL_SSL; other users of this machine "
-        "can see it in the list of processes, so secrets go into --kafka-config",
-    )
-    source.add_argument(
-        "--kafka-config", metavar="FILE", help="a Kafka client's properties file (security.protocol=SASL_SSL, …)"
     )
 
     sink = parser.add_argument_group("where to write")
@@ -372,16 +325,7 @@ def _parser() -> argparse.ArgumentParser:
         help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores",
     )
 
-    spark = parser.add_argument_group("Spark (spark-submit has its own options for these)")
-    spark.add_argument("--master", metavar="URL", help="where the job runs (default: this machine, all cores)")
-    spark.add_argument("--driver-memory", metavar="SIZE", help="heap of the job on one machine (Spark's default: 1g)")
-    spark.add_argument(
-        "--jars",
-        metavar="LIST",
-        help="the Kafka connector: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches it",
-    )
-    spark.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="any Spark setting")
-    spark.add_argument("--verbose", action="store_true", help="Spark's whole log, and the traceback of a failure")
+    add_spark(parser)
     return parser
 
 

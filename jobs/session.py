@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "open_session", "submitted"]
+__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "open_session", "share_code", "submitted"]
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
@@ -130,6 +130,17 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
             # A Java process that ran out of memory is gone already, and what it died of is more worth telling.
             with suppress(Py4JError, ConnectionError):
                 spark.stop()
+
+
+def share_code(spark: SparkSession) -> None:
+    """Let Python workers on this machine import what this process imports, wherever it was started.
+
+    On a cluster `--py-files` does so; the folder that is named here is then not there, and nothing comes of it.
+    """
+    context = spark.sparkContext
+    folder = str(Path(__file__).resolve().parents[1])
+    given = context.environment.get("PYTHONPATH")
+    context.environment["PYTHONPATH"] = f"{given}{os.pathsep}{folder}" if given else folder
 
 
 def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:

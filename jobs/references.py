@@ -1,0 +1,233 @@
+"""References in a DataFrame: where the payloads of a topic's records are, and which records still count.
+
+What a reference is, is what `transforms.formats` says, for it is that which runs here, on the records that may be one;
+Spark's own expressions leave the others, and all but the beginning of a value, in the JVM. So an executor needs `jobs`,
+`transforms` and cramjam, and neither pandas nor PyArrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from jobs.schemas import conform
+from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
+from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.errors import MalformedReferenceError
+from transforms.formats import FORMATS, FormatName
+from transforms.record import Header, Record
+from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
+
+__all__ = ["REFERENCE", "newest", "references"]
+
+REFERENCE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("key", BinaryType()),
+        StructField("which", StringType()),
+        StructField("format", StringType()),
+        StructField("path", StringType()),
+        StructField("size", LongType()),
+        StructField("checksum", StringType()),
+        StructField("compression", StringType()),
+        StructField("error", StringType()),
+    ]
+)
+"""One reference: to the record's value, or to its key, as `which` says.
+
+`key` is the record's key as it stands in the log. `size`, `checksum` (64 hex digits) and `compression` are null where
+the record does not say. Where `error` is not null the record says that it is a reference and is none that can be read;
+`format`, `path` and the three are null then.
+"""
+
+_CHUNK = "large-message.chunk.uuid"
+_HEADERS = (
+    *(name for part in (VALUE, KEY) for name in (part.flag, *part.details)),
+    *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, _CHUNK),
+)
+_SHOWN_BYTES = 200  # of a header that is not what it should be
+_CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
+_BACKED = b"\x01"
+_LARGEST = 2**63 - 1
+_NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
+
+_PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
+_Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None]
+
+
+def references(source: DataFrame, reference_format: FormatName = "wideload", root: str | None = None) -> DataFrame:
+    """Every reference of the records, as `REFERENCE`; a record may have two.
+
+    Records that a header marks as references of another format than `reference_format` are read as such too: what they
+    refer to is no less alive. Offloaded keys have one format, that of the serializers; bakdata's are left alone.
+
+    Args:
+        source: rows of Spark's Kafka source, read with `includeHeaders`.
+        reference_format: of the topics, as the worker's `reference.format`.
+        root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
+            with an error: it looks like one of a format that is not `reference_format`.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    parse = F.udf(
+        lambda key, value, headers: list(_parsed(key, value, headers, reference_format, root)), _PARSED, useArrow=False
+    )
+    found = (
+        _slim(source)
+        .where(_may_refer(reference_format, root))
+        .withColumn("found", F.explode(parse(F.substring("key", 1, _CUT_BYTES), "value", "headers")))
+    )
+    return conform(found.select(*REFERENCE.fieldNames()[:5], "found.*"), REFERENCE)
+
+
+def newest(source: DataFrame, since: datetime | None = None) -> DataFrame:
+    """The records that compaction keeps: of each key the last one, and what has no key.
+
+    Columns are those that `references` needs; values are cut behind what it looks at.
+
+    Args:
+        source: rows of Spark's Kafka source, read with `includeHeaders`; whole partitions.
+        since: records that were overwritten at this time or later (with time zone) count too, for readers that are a
+            little behind still meet them.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    # What has no key is overwritten by nothing.
+    apart = F.when(F.col("key").isNull(), F.col("offset"))
+    window = Window.partitionBy("topic", "partition", "key", apart).orderBy("offset")
+    next_one = F.col("_wideload_next")
+    counts = next_one.isNull()
+    if since is not None:
+        counts |= next_one >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
+    rows = _slim(source).withColumn("_wideload_next", F.lead("timestamp").over(window))
+    return rows.where(counts).drop("_wideload_next")
+
+
+def _slim(source: DataFrame) -> DataFrame:
+    """The columns that are looked at, as far as they are."""
+    missing = [name for name in _NEEDED if name not in source.columns]
+    if missing:
+        hint = "; read with the option includeHeaders" if "headers" in missing else ""
+        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
+    # A header of another name is still a gap between two of ours.
+    headers = F.transform(
+        "headers",
+        lambda header: F.struct(
+            header["key"].alias("key"),
+            F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
+        ),
+    )
+    changed = {"value": F.substring("value", 1, _CUT_BYTES), "headers": headers}
+    return source.select(*(changed.get(name, F.col(name)).alias(name) for name in _NEEDED))
+
+
+def _may_refer(reference_format: FormatName, root: str | None) -> Column:
+    """False only where `_parsed` has nothing to say."""
+    value, key = F.col("value").isNotNull(), F.col("key").isNotNull()
+    may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
+    if reference_format == "bakdata-flag":
+        may |= value & (F.substring("value", 1, 1) != F.lit(b"\x00"))
+    for name in ("value", "key") if root is not None else ():
+        assert root is not None
+        for start in (root.encode(), _BACKED + root.encode()):
+            may |= F.coalesce(F.substring(name, 1, len(start)) == F.lit(start), F.lit(False))
+    return may
+
+
+def _has(*names: str) -> Column:
+    return F.coalesce(F.exists("headers", lambda header: header["key"].isin(*names)), F.lit(False))
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _parsed(
+    key: bytearray | None,
+    value: bytearray | None,
+    headers: Sequence[Row] | None,
+    reference_format: FormatName,
+    root: str | None,
+) -> Iterator[_Parsed]:
+    """The fields of `REFERENCE` from `which` on, for each reference of a record."""
+    listed: list[Header] = [
+        (header["key"], None if header["value"] is None else bytes(header["value"])) for header in headers or ()
+    ]
+    record = Record(None if key is None else bytes(key), None if value is None else bytes(value), listed)
+    yield from _parsed_key(record, root)
+    yield from _parsed_value(record, reference_format, root)
+
+
+def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
+    if record.key is None:
+        return
+    if is_reference(record.headers, KEY):
+        try:
+            yield _fields("key", "wideload", Reference.read(record.key, record.headers, KEY)[0])
+        except MalformedReferenceError as exc:
+            yield _wrong("key", str(exc))
+    elif _leads(record.key, root):
+        yield _wrong("key", f"begins with {root} and is not marked as a reference")
+
+
+def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Parsed]:
+    if record.value is None:
+        return
+    # What a header marks is told by anyone; a flag in front of the value is only where it is said to be.
+    names: list[FormatName] = [reference_format]
+    names += [name for name in ("wideload", "bakdata-headers") if name != reference_format]
+    errors = []
+    for name in names:
+        form = FORMATS[name]
+        if form.refers(record):
+            try:
+                fields = _fields("value", name, form.read_reference(record)[0])
+            except MalformedReferenceError as exc:
+                errors.append(str(exc))
+                continue
+            yield fields if not _marked(record, _CHUNK) else _wrong("value", "is a chunk of a reference: assemble it")
+            return
+    if errors:
+        yield _wrong("value", errors[0])
+    elif _leads(record.value, root) and not FORMATS[reference_format].wants(record):
+        yield _wrong("value", f"begins with {root} and is not marked as a reference: not {reference_format}?")
+
+
+def _fields(which: str, name: FormatName, reference: Reference) -> _Parsed:
+    # A size that Spark has no number for is one that no payload has.
+    size = None if reference.size is None else min(reference.size, _LARGEST)
+    return which, name, reference.path, size, reference.checksum, reference.codec, None
+
+
+def _wrong(which: str, error: str) -> _Parsed:
+    return which, None, None, None, None, None, error
+
+
+def _leads(data: bytes, root: str | None) -> bool:
+    """Whether it is the path of a payload, with or without bakdata's flag.
+
+    What bakdata's own writers stored is a folder further down, and is left alone by all who list or delete.
+    """
+    data = data.removeprefix(_BACKED)
+    return root is not None and data.startswith(root.encode()) and data.count(b"/") == root.encode().count(b"/") + 1
+
+
+def _marked(record: Record, header: str) -> bool:
+    return any(name == header for name, _ in record.headers)

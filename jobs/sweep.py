@@ -1,0 +1,228 @@
+"""Removes the payloads that no record refers to any more. A dry run, unless it is told to delete.
+
+What it does and why it is safe stands in `jobs.orphans`; this is its command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs.failures import JobFailedError, require_broker
+from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
+from jobs.report import Column, amount, text_table
+from jobs.session import open_session, share_code
+from jobs.storage import add_store, store_config
+from jobs.topics import Kafka
+from transforms.errors import ConfigurationError
+from transforms.formats import FORMATS
+
+__all__ = ["main"]
+
+_REFUSED_STATUS = 3
+
+_COLUMNS = (
+    Column("topic"),
+    Column("payloads", right=True),
+    Column("size", right=True),
+    Column("live", right=True),
+    Column("young", right=True),
+    Column("to delete", right=True),
+    Column("size", right=True),
+    Column("oldest"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused."""
+    arguments = _parser().parse_args(argv)
+    sweep, message, status = None, None, 0
+    try:
+        settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
+        require_broker(settings.kafka.servers)
+        with open_session(session) as spark:
+            share_code(spark)
+            sweep = run(spark, settings, screen=sys.stderr if sys.stderr.isatty() else None)
+        if sweep.refusal:
+            status, message = _REFUSED_STATUS, sweep.refusal
+        elif sweep.failed:
+            status, message = 1, f"{sweep.failed:,} payloads were not removed, for instance: {sweep.error}"
+    except (ConfigurationError, JobFailedError) as error:
+        if arguments.verbose:
+            raise
+        status, message = 2 if isinstance(error, ConfigurationError) else 1, str(error)
+    if sweep is not None:
+        _tell(sweep, arguments, message)
+    if message is not None:
+        print(f"sweep: {'refused: ' if status == _REFUSED_STATUS else ''}{message}", file=sys.stderr)
+    return status
+
+
+def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> None:
+    state = "refused" if sweep.refusal else "failed" if message else "done" if arguments.delete else "dry-run"
+    if arguments.json or not sys.stdout.isatty():
+        print(json.dumps(_summary(sweep, state, message)))
+        return
+    if sweep.folders:
+        sys.stdout.write(text_table(_COLUMNS, [_cells(folder) for folder in sweep.folders]))
+    if sweep.left_alone:
+        print(f"left alone, as they are not among --topic: {', '.join(sweep.left_alone)}")
+    for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
+        print(f"{outcome}: {payloads:,} payloads, {amount(size)}")
+    if state == "dry-run":
+        print("nothing was deleted: this was a dry run; --delete deletes")
+
+
+def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]:
+    topics = {
+        folder.topic: {
+            "payloads": folder.payloads,
+            "bytes": folder.bytes,
+            "live": folder.live,
+            "young": folder.young,
+            "orphans": folder.orphans,
+            "orphan_bytes": folder.orphan_bytes,
+            "oldest": None if folder.oldest is None else folder.oldest.isoformat(),
+        }
+        for folder in sweep.folders
+    }
+    summary: dict[str, object] = {
+        "job": "sweep",
+        "status": state,
+        "cutoff": sweep.cutoff.isoformat(),
+        "references": sweep.references,
+        "topics": topics,
+        "left_alone": sweep.left_alone,
+        "outcomes": {name: {"payloads": number, "bytes": size} for name, (number, size) in sweep.outcomes.items()},
+        "seconds": sweep.seconds,
+    }
+    return summary if message is None else summary | {"error": message}
+
+
+def _cells(folder: Folder) -> list[str]:
+    return [
+        folder.topic,
+        f"{folder.payloads:,}",
+        amount(folder.bytes),
+        f"{folder.live:,}",
+        f"{folder.young:,}",
+        f"{folder.orphans:,}",
+        amount(folder.orphan_bytes),
+        "-" if folder.oldest is None else f"{folder.oldest:%Y-%m-%d %H:%M}",
+    ]
+
+
+def _settings(arguments: argparse.Namespace) -> SweepSettings:
+    return SweepSettings(
+        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments)),
+        store=store_config(arguments),
+        topics=tuple(dict.fromkeys(arguments.topic)),
+        carriers=tuple(arguments.carrier),
+        reference_format=arguments.format,
+        grace=arguments.grace,
+        short_grace=arguments.allow_short_grace,
+        keep_overwritten=arguments.keep_overwritten,
+        max_delete_fraction=arguments.max_delete_fraction,
+        other_roots=tuple(arguments.other_root),
+        delete=arguments.delete,
+    )
+
+
+def _duration(text: str) -> timedelta:
+    match = re.fullmatch(r"([0-9]{1,9})(s|m|h|d)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; allowed are 90s, 90m, 24h, 7d")
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    with suppress(OverflowError):
+        return timedelta(**{units[match[2]]: int(match[1])})
+    raise argparse.ArgumentTypeError(f"{text!r} is longer than time itself")
+
+
+def _fraction(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError("is from 0 to 1")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sweep",
+        description="Remove the payloads that no record refers to any more. A dry run, unless --delete is given.",
+        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused, nothing was deleted. "
+        "The last line on stdout says what was found and done, as JSON when stdout is not a terminal.",
+        allow_abbrev=False,
+    )
+    source = parser.add_argument_group("what to read")
+    add_kafka(source)
+    source.add_argument(
+        "--topic",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone",
+    )
+    source.add_argument(
+        "--carrier",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times",
+    )
+    source.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        default="wideload",
+        help="the worker's reference.format (default %(default)s)",
+    )
+    source.add_argument(
+        "--other-root",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="references that begin so lead to another store and do not count; without it they are refused",
+    )
+    source.add_argument(
+        "--keep-overwritten",
+        action="store_true",
+        help="let records of compacted topics count until Kafka has removed them, not until the grace is over",
+    )
+    add_store(parser.add_argument_group("the store"))
+    what = parser.add_argument_group("what to delete")
+    what.add_argument("--delete", action="store_true", help="delete; without it, only tell what would be deleted")
+    what.add_argument(
+        "--grace",
+        type=_duration,
+        default=DEFAULT_GRACE,
+        metavar="TIME",
+        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)",
+    )
+    what.add_argument(
+        "--allow-short-grace",
+        action="store_true",
+        help="take a grace of less than an hour; only where nothing is being published",
+    )
+    what.add_argument(
+        "--max-delete-fraction",
+        type=_fraction,
+        default=DEFAULT_MAX_DELETE_FRACTION,
+        metavar="N",
+        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)",
+    )
+    what.add_argument("--json", action="store_true", help="JSON in a terminal too")
+    add_spark(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
