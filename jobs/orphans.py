@@ -197,8 +197,6 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
     require(store, List)
     if not isinstance(store, DeleteUnchanged):
         require(store, Stat, Delete)
-    if isinstance(store, Check):
-        store.check(writing=False)
     timeout_ms = settings.store.get("large.message.store.timeout.ms")
     in_flight = _DELIVERY + timedelta(
         milliseconds=store.timeout_ms if isinstance(store, Store) else timeout_ms if isinstance(timeout_ms, int) else 0
@@ -210,6 +208,8 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
             f"found {age(settings.grace)}, allowed is {age(least)} or more: payloads are published before their "
             "records; where nothing is being published, --allow-short-grace takes less",
         )
+    if isinstance(store, Check):
+        store.check(writing=False)
 
 
 def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, stages: Stages) -> Sweep:
