@@ -67,6 +67,7 @@ TARGETS: Mapping[str, Target] = {
     "memory.peak_mib": Target("ratio", "most", 1.0),
     # "Much less than 10 %" (seed 001).
     "batches.split_percent": Target("value", "most", 5.0),
+    "sweep.growth": Target("ratio", "most", 12.0),
 }
 
 

@@ -28,6 +28,7 @@ from benchmarks.offload import offload
 from benchmarks.passthrough import passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
+from benchmarks.sweep import sweep
 from benchmarks.topics import Topics
 
 __all__ = ["SCENARIOS", "main"]
@@ -38,6 +39,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "chunks": chunks,
     "memory": memory,
     "batches": batches,
+    "sweep": sweep,
 }
 
 

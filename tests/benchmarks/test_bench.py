@@ -82,6 +82,13 @@ def test_bench_batches(broker: str, tmp_path: Path) -> None:
     assert 10 < rows["batches.fill_percent"]["value"] <= 100
 
 
+def test_bench_sweep(broker: str, tmp_path: Path) -> None:
+    """Payloads without a record go and the others stay; time and memory have their numbers."""
+    rows = _measured(broker, tmp_path, "sweep", 400)
+    assert set(rows) == {"sweep.growth", "sweep.payloads_per_s", "sweep.driver_peak_mib", "sweep.workers_peak_mib"}
+    assert all(row["value"] > 0 for row in rows.values())
+
+
 def test_merge_keeps_other_results(tmp_path: Path) -> None:
     """A run of one scenario replaces its own results in the file, and leaves those of others."""
     path = tmp_path / "build" / "bench.json"
@@ -115,6 +122,7 @@ def test_targets_are_those_of_the_issue() -> None:
         "chunks.memory.peak_mib": "≤ 1×",
         "memory.peak_mib": "≤ 1×",
         "batches.split_percent": "≤ 5",
+        "sweep.growth": "≤ 12×",
     }
 
 

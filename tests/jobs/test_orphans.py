@@ -334,7 +334,7 @@ def test_sweep_refuses_a_grace_that_is_too_short(spark: SparkSession, place: Pla
     """What is in flight would look like an orphan: less than an hour must be asked for, and says how."""
     with pytest.raises(ConfigurationError, match=r"--grace: found 59 min 59 s, allowed is 1 h or more.*short-grace"):
         run(spark, place.settings("t", grace=HOUR - timedelta(seconds=1)))
-    slow = place.settings("t", store={**place.config, "large.message.store.timeout.ms": 7_200_000})
+    slow = dataclasses.replace(place.settings("t"), store={**place.config, "large.message.store.timeout.ms": 7_200_000})
     with pytest.raises(ConfigurationError, match=r"--grace: found 1 h, allowed is 2 h 2 min or more"):
         run(spark, slow)
 

@@ -1,0 +1,141 @@
+"""Looks at every reference of topics, and says which payloads are missing, are others, or will be gone too early.
+
+What it looks at and how stands in `jobs.findings`; this is its command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pyspark.sql import Row
+
+from jobs.failures import JobFailedError, require_broker
+from jobs.findings import STATES, Audit, AuditSettings, run
+from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.report import Column, amount, text_table
+from jobs.session import open_session, share_code
+from jobs.storage import add_store, store_config
+from jobs.topics import Kafka
+from transforms.errors import ConfigurationError, shown
+from transforms.formats import FORMATS
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first."""
+    arguments = _parser().parse_args(argv)
+    audit, status = None, 0
+    try:
+        settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
+        require_broker(settings.kafka.servers)
+        with open_session(session) as spark:
+            share_code(spark)
+            audit = run(spark, settings, screen=sys.stderr if sys.stderr.isatty() else None)
+        status = 1 if audit.wrong else 0
+    except (ConfigurationError, JobFailedError) as error:
+        if arguments.verbose:
+            raise
+        status = 2 if isinstance(error, ConfigurationError) else 1
+        print(f"audit: {error}", file=sys.stderr)
+    if audit is not None:
+        _tell(audit, arguments)
+    return status
+
+
+def _tell(audit: Audit, arguments: argparse.Namespace) -> None:
+    if arguments.json or not sys.stdout.isatty():
+        print(json.dumps(_summary(audit, arguments.report)))
+        return
+    seen = [state for state in STATES if state == "ok" or any(state in states for states in audit.states.values())]
+    columns = [Column("topic"), Column("references", right=True), *(Column(state, right=True) for state in seen)]
+    rows = [
+        [topic, f"{sum(states.values()):,}", *(f"{states.get(state, 0):,}" for state in seen)]
+        for topic, states in audit.states.items()
+    ]
+    sys.stdout.write(text_table(columns, rows))
+    print(f"payloads: {amount(audit.stored)}")
+    for row in audit.examples:
+        path = "" if row.path is None else f" {shown(row.path)}"
+        print(f"{row.topic} partition {row.partition} offset {row.offset} {row.which}: {row.state}{path}: {row.detail}")
+    if audit.wrong > len(audit.examples):
+        where = arguments.report or "give --report for all of them"
+        print(f"… and {audit.wrong - len(audit.examples):,} more: {where}")
+    for note in audit.notes:
+        print(f"note: {note}")
+
+
+def _summary(audit: Audit, report: str | None) -> dict[str, object]:
+    return {
+        "job": "audit",
+        "status": "wrong" if audit.wrong else "ok",
+        "wrong": audit.wrong,
+        "topics": audit.states,
+        "stored_bytes": audit.stored,
+        "report": report,
+        "examples": [_example(row) for row in audit.examples],
+        "notes": audit.notes,
+        "seconds": audit.seconds,
+    }
+
+
+def _example(row: Row) -> dict[str, object]:
+    names = ("topic", "partition", "offset", "which", "state", "path", "size", "stored", "detail")
+    return {name: row[name] for name in names}
+
+
+def _settings(arguments: argparse.Namespace) -> AuditSettings:
+    return AuditSettings(
+        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments)),
+        store=store_config(arguments),
+        topics=tuple(dict.fromkeys(arguments.topic)),
+        reference_format=arguments.format,
+        overwritten=arguments.overwritten,
+        verify=arguments.verify,
+        report=arguments.report,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="audit",
+        description="Look at every reference of topics: whether its payload is there, is the one that is meant, and "
+        "stays for as long as the record.",
+        epilog="Exit status: 0 all is well, 1 something is wrong or the job failed, 2 something to set right first. "
+        "The last line on stdout says what was found, as JSON when stdout is not a terminal.",
+        allow_abbrev=False,
+    )
+    source = parser.add_argument_group("what to read")
+    add_kafka(source)
+    source.add_argument(
+        "--topic", action="append", required=True, metavar="NAME", help="a topic; may be given several times"
+    )
+    source.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        default="wideload",
+        help="the worker's reference.format (default %(default)s)",
+    )
+    source.add_argument(
+        "--overwritten",
+        action="store_true",
+        help="look at overwritten records of compacted topics too, whose payloads a sweep removes",
+    )
+    add_store(parser.add_argument_group("the store"))
+    what = parser.add_argument_group("what to do")
+    what.add_argument("--verify", action="store_true", help="read every payload, and compare size and checksum")
+    what.add_argument("--report", metavar="FOLDER", help="a new folder for a row for each reference, as Parquet")
+    what.add_argument("--json", action="store_true", help="JSON in a terminal too")
+    add_spark(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
