@@ -17,6 +17,8 @@ SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """What a call into Spark may raise; a `ConnectionError` says that its Java process is gone."""
 
 _CONNECT_SECONDS = 5.0
+# The end of a Python traceback: what was raised stands behind lines that are indented, and is not indented itself.
+_RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
 
@@ -118,7 +120,11 @@ _MEANINGS = (
 
 
 def _cause(text: str) -> str:
-    """The innermost cause that Spark names, without the stack."""
+    """The innermost cause that Spark names, without the stack; of a Python worker, what it raised."""
+    raised = _RAISED.findall(text)
+    if raised:
+        name, message = raised[0]
+        return str(message) if name.startswith("transforms.errors.") else f"{name.rpartition('.')[2]}: {message}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]

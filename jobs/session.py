@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -115,6 +116,8 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
     """
     if not submitted():
         _require_java()
+        # Spark would take the first `python3` of PATH for its workers, which has not what this one has.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
         try:
             spark = _builder(settings, Path(folder)).getOrCreate()

@@ -30,6 +30,7 @@ from transforms.formats import FORMATS
 __all__ = ["main"]
 
 _REFUSED_STATUS = 3
+_LONGEST_GRACE = timedelta(days=36_500)  # dates do not go back for ever
 
 _COLUMNS = (
     Column("topic"),
@@ -144,8 +145,10 @@ def _duration(text: str) -> timedelta:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; allowed are 90s, 90m, 24h, 7d")
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     with suppress(OverflowError):
-        return timedelta(**{units[match[2]]: int(match[1])})
-    raise argparse.ArgumentTypeError(f"{text!r} is longer than time itself")
+        duration = timedelta(**{units[match[2]]: int(match[1])})
+        if duration <= _LONGEST_GRACE:
+            return duration
+    raise argparse.ArgumentTypeError(f"{text!r} is longer than a hundred years")
 
 
 def _fraction(text: str) -> float:

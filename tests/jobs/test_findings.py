@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -16,11 +13,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.audit import main
 from jobs.findings import EXPIRY, FINDING, RETAINED, AuditSettings, findings, run
 from jobs.references import REFERENCE
+from jobs.session import SessionSettings
 from jobs.storage import STATED
 from jobs.topics import Kafka
-from stores.registry import open_store
+from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, Lifecycle, Put
 from tests.integration.topics import send
 from tests.s3_server import S3Server, S3UnavailableError, s3_server
@@ -32,7 +31,6 @@ from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MakeTopic = Callable[..., str]
 
 
@@ -271,24 +269,52 @@ def test_audit_of_bakdatas_payloads(
     assert audit.states == {topic: {"ok": len(cases)}}
 
 
-# --- as a process
+# --- as a command
 
 
-def test_process_says_what_is_wrong(spark: SparkSession, place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """`python -m jobs.audit` ends with 1 where something is wrong, and says in JSON what."""
+def test_main_says_what_is_wrong(
+    spark: SparkSession,
+    place: Place,
+    make_topic: MakeTopic,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command ends with 1 where something is wrong, and says what, in JSON or as a table."""
+
+    @contextlib.contextmanager
+    def opened(_settings: SessionSettings) -> Iterator[SparkSession]:
+        yield spark  # the tests' own, which is there already
+
+    monkeypatch.setattr("jobs.audit.open_session", opened)
     topic = make_topic()
     fine, gone = place.offload(topic, b"fine"), place.offload(topic, b"gone")
     place.send(topic, refers(fine), refers(gone))
+    place.replace(gone, None)
     command = [
-        *(sys.executable, "-m", "jobs.audit", "--bootstrap-servers", place.broker, "--topic", topic, "--verify"),
+        *("--bootstrap-servers", place.broker, "--topic", topic),
         *(f"--store={key}={value}" for key, value in place.config.items()),
     ]
-    environment = {**os.environ, "WIDELOAD_SPARK_JARS": str(spark.conf.get("spark.jars"))}
-    place.replace(gone, None)
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    summary = json.loads(done.stdout)
+    capsys.readouterr()
+    assert main(command) == 1
+    summary = json.loads(capsys.readouterr().out)
     assert (summary["status"], summary["topics"]) == ("wrong", {topic: {"ok": 1, "missing": 1}})
     assert summary["examples"][0]["path"] == gone.path
+    place.send(topic, refers(gone, b"again"))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(command) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["topic", "references", "ok", "missing"],
+        [topic, "3", "1", "2"],
+        ["payloads:", "4", "B"],
+    ]
+    assert lines[3] == (
+        f"{topic} partition 0 offset 1 value: missing {gone.path!r}: there is no payload at {gone.path!r}"
+    )
+    assert len(lines) == 5
+
+
+def test_main_nothing_wrong_with_the_store_but_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """A store that cannot be opened is one sentence and status 2."""
+    assert main(["--bootstrap-servers", "127.0.0.1:1", "--topic", "t", "--store", f"{STORE_CLASS}=s4"]) == 2
+    assert capsys.readouterr().err.startswith(f"audit: {STORE_CLASS}: found 's4'")

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.orphans import SweepSettings, run
+from jobs.session import SessionSettings
 from jobs.sweep import main
+from jobs.topics import Kafka
 from tests.integration.topics import send
 from transforms.formats import WIDELOAD
 from transforms.record import Record
@@ -84,7 +87,8 @@ def test_main_bad_store(given: list[str], message: str, capsys: pytest.CaptureFi
     ("given", "message"),
     [
         (["--grace", "1w"], "'1w' is no duration; allowed are 90s, 90m, 24h, 7d"),
-        (["--grace", "999999999d"], "is longer than time itself"),
+        (["--grace", "36501d"], "'36501d' is longer than a hundred years"),
+        (["--grace", "999999999d"], "is longer than a hundred years"),
         (["--max-delete-fraction", "50"], "is from 0 to 1"),
         (["--format", "avro"], "invalid choice: 'avro'"),
     ],
@@ -97,19 +101,98 @@ def test_main_bad_value(given: list[str], message: str, capsys: pytest.CaptureFi
     assert message in capsys.readouterr().err
 
 
-def sweep(spark: SparkSession, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """`python -m jobs.sweep`: status, summary, and what it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.sweep", *arguments],
-        cwd=REPOSITORY,
-        env=environment(spark),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout), done.stderr
+@pytest.fixture
+def in_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on the tests' own session, which is there already."""
+
+    @contextlib.contextmanager
+    def opened(_settings: SessionSettings) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("jobs.sweep.open_session", opened)
+
+
+@pytest.mark.usefixtures("in_session")
+def test_main_dry_run_then_refusal(
+    broker: str, make_topic: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run tells and deletes nothing; what is refused has a status of its own and one sentence."""
+    topic = make_topic()
+    (live, _) = put(tmp_path, topic, ["live", "orphan"])
+    refer(broker, topic, [live])
+    store = tmp_path / "store.properties"
+    store.write_text(f"# the store\nlarge.message.payload.store.class=filesystem\nfilesystem.root = {tmp_path}\n")
+    given = ["--bootstrap-servers", broker, "--topic", topic, "--store-config", str(store)]
+    capsys.readouterr()
+    assert main(given) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["references"], summary["outcomes"]) == ("dry-run", 1, {})
+    assert summary["topics"][topic] | {"oldest": None} == {
+        "payloads": 2,
+        "bytes": 14,
+        "live": 1,
+        "young": 0,
+        "orphans": 1,
+        "orphan_bytes": 7,
+        "oldest": None,
+    }
+    put(tmp_path, topic, ["orphan-2"])
+    assert main([*given, "--delete"]) == 3
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    assert (summary["status"], summary["outcomes"]) == ("refused", {})
+    assert captured.err.endswith(f"sweep: refused: {summary['error']}\n")
+    assert "2 of the 3 payloads" in summary["error"]
+    assert files(tmp_path / topic) == ["live", "orphan", "orphan-2"]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_main_payloads_that_stay(
+    broker: str, make_topic: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the store does not remove a payload the status is 1, and the message says why."""
+    topic = make_topic()
+    put(tmp_path, topic, ["orphan"])
+    command = options(broker, tmp_path, topic, "--max-delete-fraction", "1", "--delete")
+    capsys.readouterr()
+    subprocess.run(["chattr", "+i", str(tmp_path / topic / "orphan")], check=False, capture_output=True)
+    (tmp_path / topic).chmod(0o500)
+    try:
+        status = main(command)
+    finally:
+        (tmp_path / topic).chmod(0o700)
+        subprocess.run(["chattr", "-i", str(tmp_path / topic / "orphan")], check=False, capture_output=True)
+    captured = capsys.readouterr()
+    if files(tmp_path / topic) == []:
+        pytest.skip("this user may remove what he may not write to")
+    assert status == 1
+    assert "sweep: 1 payloads were not removed, for instance: cannot delete file://" in captured.err
+    assert json.loads(captured.out)["outcomes"] == {"failed": {"payloads": 1, "bytes": 7}}
+
+
+@pytest.mark.usefixtures("in_session")
+def test_main_table(
+    broker: str,
+    make_topic: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a terminal the summary is a table, which says what was left alone and that nothing was deleted."""
+    topic, other = make_topic(), make_topic()
+    (live, _) = put(tmp_path, topic, ["live", "orphan"])
+    put(tmp_path, other, ["another"])
+    refer(broker, topic, [live])
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(options(broker, tmp_path, topic)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["topic", "payloads", "size", "live", "young", "to", "delete", "size", "oldest"]
+    assert lines[1].split()[:9] == [topic, "2", "14", "B", "1", "0", "1", "7", "B"]
+    assert lines[2:] == [
+        f"left alone, as they are not among --topic: {other}",
+        "nothing was deleted: this was a dry run; --delete deletes",
+    ]
 
 
 @pytest.mark.slow
@@ -143,39 +226,11 @@ def test_process_killed_while_it_deletes(
     left = len(files(tmp_path / topic))
     assert len(live) < left < orphans + len(live)
 
-    status, summary, _ = sweep(spark, *arguments)
-    assert (status, summary["status"]) == (0, "done")
-    assert summary["topics"][topic]["live"] == len(live)
+    store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(tmp_path)}
+    again = run(spark, SweepSettings(Kafka(broker), store, (topic,), max_delete_fraction=1.0, delete=True))
+    assert (again.refusal, again.folders[0].live) == (None, len(live))
+    assert set(again.outcomes) <= {"deleted", "gone"}
     assert files(tmp_path / topic) == sorted(path.rpartition("/")[2] for path in live)
-
-
-def test_process_dry_run_then_refusal(
-    spark: SparkSession, broker: str, make_topic: Callable[..., str], tmp_path: Path
-) -> None:
-    """A dry run tells and deletes nothing; what is refused has a status of its own and one sentence."""
-    topic = make_topic()
-    (live, _) = put(tmp_path, topic, ["live", "orphan"])
-    refer(broker, topic, [live])
-    store = tmp_path / "store.properties"
-    store.write_text(f"# the store\nlarge.message.payload.store.class=filesystem\nfilesystem.root = {tmp_path}\n")
-    given = ["--bootstrap-servers", broker, "--topic", topic, "--store-config", str(store)]
-    status, summary, err = sweep(spark, *given)
-    assert (status, summary["status"], err) == (0, "dry-run", "")
-    assert summary["topics"][topic] | {"oldest": None} == {
-        "payloads": 2,
-        "bytes": 14,
-        "live": 1,
-        "young": 0,
-        "orphans": 1,
-        "orphan_bytes": 7,
-        "oldest": None,
-    }
-    put(tmp_path, topic, ["orphan-2"])
-    status, summary, err = sweep(spark, *given, "--delete")
-    assert (status, summary["status"], summary["outcomes"]) == (3, "refused", {})
-    assert err == f"sweep: refused: {summary['error']}\n"
-    assert "2 of the 3 payloads" in err
-    assert len(files(tmp_path / topic)) == 3
 
 
 @pytest.mark.slow
@@ -195,7 +250,7 @@ def test_process_spark_submit(spark: SparkSession, broker: str, make_topic: Call
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
