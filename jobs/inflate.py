@@ -1,0 +1,225 @@
+"""References become values inside Spark, so that no inflated topic is needed.
+
+`inflate` takes a batch or a stream of Spark's Kafka source. Payloads are downloaded on executors and never pass
+through the driver; an executor needs `jobs`, `transforms`, `stores`, PyArrow, cramjam and what the store needs
+(boto3), and no pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from jobs.arrow import ERROR, Gathering, bound_input, map_in_arrow, record_at, replaced, with_problems
+from jobs.failures import JobFailedError
+from jobs.restorer import (
+    DEFAULT_HELD_BYTES,
+    DEFAULT_THREADS,
+    Problem,
+    Restored,
+    Restorer,
+    RestorerSettings,
+    plain,
+)
+from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.formats import FormatName
+from transforms.record import Record, RecordLike
+from transforms.reference import KEY, VALUE, is_reference
+
+__all__ = ["ERROR_COLUMN", "OnError", "check_on_error", "failed", "inflate", "kept", "split"]
+
+OnError = Literal["fail", "null", "keep"]
+"""What becomes of a record whose payload is missing, refused or corrupt, or whose reference is malformed.
+
+`fail`: the task fails, and says which record it was. `null`: key and value are null where they were references, and
+`inflate_error` says why. `keep`: the record stays as it is in the log, and `inflate_error` says why; `split` makes dead
+letters of those. A store that fails is a failure whatever was chosen: that is not the record's fault.
+"""
+
+ERROR_COLUMN = "inflate_error"
+
+_NEEDED = ("key", "value", "headers", "topic", "partition", "offset")
+_MARKS = (VALUE.flag, KEY.flag, BAKDATA_FLAG)
+_PREFIX = "__connect.errors."
+
+
+def inflate(
+    source: DataFrame,
+    store: Mapping[str, object],
+    *,
+    reference_format: FormatName = "wideload",
+    on_error: OnError = "fail",
+    max_bytes: int = DEFAULT_HELD_BYTES,
+    threads: int = DEFAULT_THREADS,
+) -> DataFrame:
+    """The records with their payloads in place of references, keys as well as values; all else as it is.
+
+    Rows stay in their order and their partitions. Each payload has been compared with size and checksum of its
+    reference, and was requested only below the store's own root. With `on_error` other than `fail` there is one more
+    column, `inflate_error`, of `jobs.arrow.ERROR`; it is null where nothing is wrong. Chunks are left alone: assemble
+    them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB,
+    unless it is lower.
+
+    Args:
+        source: rows of Spark's Kafka source, a batch or a stream, read with `includeHeaders`; further columns stay.
+        store: the keys of the payload store, as in the worker's file; `large.message.max.bytes` among them bounds one
+            payload.
+        reference_format: of the topics, as the worker's `reference.format`.
+        on_error: what becomes of a record that cannot be restored; see `OnError`.
+        max_bytes: the most bytes of payloads that a task holds in Python, or one record where that is larger.
+        threads: how many payloads a task downloads at a time.
+
+    Raises:
+        ConfigurationError: an argument, or a key of the store, is wrong.
+        ValueError: a column is missing.
+    """
+    missing = [name for name in _NEEDED if name not in source.columns]
+    if missing:
+        hint = "; read with the option includeHeaders" if "headers" in missing else ""
+        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
+    check_on_error("on_error", on_error)
+    settings = RestorerSettings(plain(store), reference_format, max_bytes, threads)
+    settings.check()
+    fields = list(source.schema.fields)
+    if on_error != "fail":
+        fields.append(StructField(ERROR_COLUMN, ERROR))
+    bound_input(source)
+    return map_in_arrow(source, _Inflation(settings, on_error), StructType(fields))
+
+
+def check_on_error(name: str, found: str) -> None:
+    """Makes sure that it is an `OnError`.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if found not in ("fail", "null", "keep"):
+        raise ConfigurationError(name, f"found {found!r}, allowed are fail, null and keep")
+
+
+def split(inflated: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """The records that were restored, and dead letters: rows for Spark's Kafka sink, of those that were not.
+
+    A dead letter has key, value and headers of the record as they are in `inflated`, hence as they were in the log if
+    it was made with `on_error="keep"`; and Kafka Connect's headers `__connect.errors.*`, as the worker adds them. Both
+    come from the same downloads only where `inflated` is persisted: in a stream, inside `foreachBatch`.
+
+    Raises:
+        ValueError: `inflated` was made with `on_error="fail"`.
+    """
+    if ERROR_COLUMN not in inflated.columns:
+        raise ValueError(f"there is no column {ERROR_COLUMN}; inflate with on_error='keep'")
+    error = F.col(ERROR_COLUMN)
+    context = {
+        "topic": F.col("topic"),
+        "partition": F.col("partition").cast("string"),
+        "offset": F.col("offset").cast("string"),
+        "stage": F.lit("TRANSFORMATION"),
+        "class.name": F.lit("jobs.inflate"),
+        "exception.class.name": F.concat(error["which"], F.lit(" "), error["state"]),
+        "exception.message": error["detail"],
+    }
+    added = F.array(*(_header(_PREFIX + name, value) for name, value in context.items()))
+    headers = F.concat(F.coalesce("headers", F.array().cast(inflated.schema["headers"].dataType)), added)
+    whole = inflated.where(error.isNull()).drop(ERROR_COLUMN)
+    return whole, inflated.where(error.isNotNull()).select("key", "value", headers.alias("headers"))
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), F.encode(value, "UTF-8").alias("value"))
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def failed(topic: str, partition: int, offset: int, error: Problem | PayloadStoreError) -> JobFailedError:
+    """What a task fails with: which record it was, and why."""
+    where = f"topic {topic} partition {partition} offset {offset}"
+    if isinstance(error, Problem):
+        return JobFailedError(f"{where}: the {error.which} cannot be restored: {error.detail}")
+    return JobFailedError(f"{where}: the payload store failed: {error}")
+
+
+def kept(record: RecordLike, on_error: OnError, *, all_values: bool) -> RecordLike:
+    """What stands in the row of a record that cannot be restored.
+
+    Args:
+        record: as it is in the log.
+        on_error: `null` or `keep`.
+        all_values: whether each value of the format is marked in itself, so that what is not is no value either.
+    """
+    if on_error == "keep":
+        return record
+    refers = all_values or any(name in (VALUE.flag, BAKDATA_FLAG) for name, _ in record.headers)
+    key = None if is_reference(record.headers, KEY) else record.key
+    return Record(key, None if refers else record.value, record.headers, record.timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inflation:
+    """One task: batches of rows in, batches of rows out."""
+
+    settings: RestorerSettings
+    on_error: OnError
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with closing(Restorer(self.settings)) as restorer:
+            for batch in batches:
+                yield from self._inflated(restorer, batch)
+
+    def _inflated(self, restorer: Restorer, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        rows = self._candidates(batch)
+        gathering = Gathering()
+        done = 0
+        records = ((row, record_at(batch, row)) for row in rows)
+        results = restorer.restored(records)
+        while True:
+            try:
+                result = next(results, None)
+            except PayloadStoreError as exc:
+                raise self._failed(batch, rows, done, exc) from exc
+            if result is None:
+                break
+            yield from gathering.add(self._whole(batch.slice(done, result.place - done)))
+            yield from gathering.add(self._row(batch, result))
+            done = result.place + 1
+        yield from gathering.add(self._whole(batch.slice(done)))
+        yield from gathering.rest()
+
+    def _candidates(self, batch: pa.RecordBatch) -> list[int]:
+        """The rows that may not be as they were; the others never become Python's objects."""
+        if self.settings.reference_format == "bakdata-flag":
+            return list(range(batch.num_rows))
+        headers = batch.column("headers")
+        marked = pc.is_in(headers.flatten().field("key"), value_set=pa.array(_MARKS))
+        rows: list[int] = pc.list_parent_indices(headers).filter(marked).unique().to_pylist()
+        return rows
+
+    def _row(self, batch: pa.RecordBatch, result: Restored[int]) -> pa.RecordBatch:
+        row, record, problem = result.place, result.record, result.problem
+        if problem is not None:
+            if self.on_error == "fail":
+                raise self._error(batch, row, problem)
+            record = kept(record, self.on_error, all_values=self.settings.reference_format == "bakdata-flag")
+        piece = replaced(batch.slice(row, 1), [(record, problem)])
+        return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, [problem])
+
+    def _whole(self, piece: pa.RecordBatch) -> pa.RecordBatch:
+        return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, None)
+
+    def _error(self, batch: pa.RecordBatch, row: int, error: Problem | PayloadStoreError) -> JobFailedError:
+        topic, partition, offset = (batch.column(name)[row].as_py() for name in ("topic", "partition", "offset"))
+        return failed(topic, partition, offset, error)
+
+    def _failed(self, batch: pa.RecordBatch, rows: list[int], done: int, error: PayloadStoreError) -> JobFailedError:
+        # Results come in order, so it is the first candidate behind the last that came.
+        return self._error(batch, next(row for row in rows if row >= done), error)
