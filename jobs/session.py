@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "open_session", "share_code", "submitted"]
+__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "fit_shuffles", "open_session", "share_code", "submitted"]
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
@@ -144,6 +144,18 @@ def share_code(spark: SparkSession) -> None:
     folder = str(Path(__file__).resolve().parents[1])
     given = context.environment.get("PYTHONPATH")
     context.environment["PYTHONPATH"] = f"{given}{os.pathsep}{folder}" if given else folder
+
+
+def fit_shuffles(spark: SparkSession) -> None:
+    """Give a batch job two shuffle partitions a core, 8 at least, where the user has not said how many.
+
+    Spark's 200 are as many tasks for each shuffle of a cached DataFrame, however little is in it: on two cores that is
+    most of the time of a small job.
+    """
+    key = "spark.sql.shuffle.partitions"
+    context = spark.sparkContext
+    if not context.getConf().contains(key):
+        spark.conf.set(key, str(max(8, 2 * context.defaultParallelism)))
 
 
 def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:

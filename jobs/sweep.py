@@ -21,7 +21,7 @@ from jobs.failures import JobFailedError, require_broker
 from jobs.options import add_kafka, add_spark, kafka_options, session_settings
 from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.report import Column, amount, text_table
-from jobs.session import open_session, share_code
+from jobs.session import fit_shuffles, open_session, share_code
 from jobs.storage import add_store, store_config
 from jobs.topics import Kafka
 from transforms.errors import ConfigurationError
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_broker(settings.kafka.servers)
         with open_session(session) as spark:
             share_code(spark)
+            fit_shuffles(spark)
             sweep = run(spark, settings, screen=sys.stderr if sys.stderr.isatty() else None)
         if sweep.refusal:
             status, message = _REFUSED_STATUS, sweep.refusal

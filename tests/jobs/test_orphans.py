@@ -168,6 +168,7 @@ def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topi
     assert place.there() == {new, shared, late}
 
 
+@pytest.mark.slow
 def test_sweep_counts_transactions_either_way(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """What an aborted or an open transaction wrote keeps its payload, and overwrites nothing."""
     topic = make_topic(1, **{"cleanup.policy": "compact"})
@@ -176,7 +177,9 @@ def test_sweep_counts_transactions_either_way(spark: SparkSession, place: Place,
 
     async def transactions() -> Sweep:
         def producer(name: str | None) -> AIOKafkaProducer:
-            return AIOKafkaProducer(bootstrap_servers=place.broker, transactional_id=name)
+            return AIOKafkaProducer(
+                bootstrap_servers=place.broker, transactional_id=name, transaction_timeout_ms=600_000
+            )
 
         async def write(client: AIOKafkaProducer, path: str) -> None:
             record = refers(path)
