@@ -23,8 +23,11 @@ __all__ = [
     "INPUT_BYTES",
     "PROBLEM",
     "Gathering",
+    "binary",
     "bound_input",
+    "headers",
     "map_in_arrow",
+    "problems",
     "record_at",
     "replaced",
     "with_problems",
@@ -67,39 +70,43 @@ def bound_input(rows: DataFrame) -> None:
 
 def record_at(batch: pa.RecordBatch, row: int) -> Record:
     """One row as a record; it has no timestamp."""
-    headers = batch.column("headers")[row].as_py() or ()
-    pairs: list[Header] = [(header["key"], header["value"]) for header in headers]
+    found = batch.column("headers")[row].as_py() or ()
+    pairs: list[Header] = [(header["key"], header["value"]) for header in found]
     return Record(batch.column("key")[row].as_py(), batch.column("value")[row].as_py(), pairs)
 
 
-def replaced(batch: pa.RecordBatch, records: Sequence[tuple[RecordLike, Problem | None]]) -> pa.RecordBatch:
+def replaced(batch: pa.RecordBatch, records: Sequence[RecordLike]) -> pa.RecordBatch:
     """The rows with these records in them, in order; all else stays as it is."""
-    headers = [
-        [{"key": name, "value": data} for name, data in record.headers] if record.headers else None
-        for record, _ in records
-    ]
     columns = {
-        "key": _binary([record.key for record, _ in records], batch.schema.field("key").type),
-        "value": _binary([record.value for record, _ in records], batch.schema.field("value").type),
-        "headers": pa.array(headers, batch.schema.field("headers").type),
+        "key": binary([record.key for record in records], batch.schema.field("key").type),
+        "value": binary([record.value for record in records], batch.schema.field("value").type),
+        "headers": headers([record.headers for record in records], batch.schema.field("headers").type),
     }
     return pa.RecordBatch.from_arrays(
         [columns.get(name, batch.column(name)) for name in batch.schema.names], schema=batch.schema
     )
 
 
-def with_problems(batch: pa.RecordBatch, name: str, problems: Sequence[Problem | None] | None) -> pa.RecordBatch:
+def with_problems(batch: pa.RecordBatch, name: str, found: Sequence[Problem | None] | None) -> pa.RecordBatch:
     """The rows with one more column that says what is wrong with each; None for nothing with any."""
-    if problems is None:
-        column: pa.Array = pa.nulls(batch.num_rows, PROBLEM)
-    else:
-        fields = ERROR.fieldNames()
-        rows = [each and {field: getattr(each, field) for field in fields} for each in problems]
-        column = pa.array(rows, PROBLEM)
+    column = pa.nulls(batch.num_rows, PROBLEM) if found is None else problems(found)
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=batch.schema.append(pa.field(name, PROBLEM)))
 
 
-def _binary(values: Sequence[bytes | None], kind: pa.DataType) -> pa.Array:
+def problems(found: Sequence[Problem | None]) -> pa.Array:
+    """A column of `ERROR`."""
+    fields = ERROR.fieldNames()
+    return pa.array([each and {field: getattr(each, field) for field in fields} for each in found], PROBLEM)
+
+
+def headers(found: Sequence[Sequence[Header]], kind: pa.DataType) -> pa.Array:
+    """A column of headers; null where there are none."""
+    return pa.array([[{"key": name, "value": data} for name, data in each] or None for each in found], kind)
+
+
+def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
+    """A column of keys or values; one that is large and alone is not copied."""
+    kind = kind or pa.binary()
     if len(values) == 1 and values[0] is not None and len(values[0]) >= _TOGETHER_BYTES and kind == pa.binary():
         offsets = b"".join(number.to_bytes(_OFFSET_BYTES, "little") for number in (0, len(values[0])))
         return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(values[0])])

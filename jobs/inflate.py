@@ -210,7 +210,7 @@ class _Inflation:
             if self.on_error == "fail":
                 raise self._error(batch, row, problem)
             record = kept(record, self.on_error, all_values=self.settings.reference_format == "bakdata-flag")
-        piece = replaced(batch.slice(row, 1), [(record, problem)])
+        piece = replaced(batch.slice(row, 1), [record])
         return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, [problem])
 
     def _whole(self, piece: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,13 +17,13 @@ OURS = {
     "stores": {"stores", "transforms.errors"},
     "transforms": {"transforms"},
 }
-ONLY_IN = {
+ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "boto3": "stores/s3",
     "botocore": "stores/s3",
     "pyspark": "jobs/",
     "py4j": "jobs/",
     "faust": "app/",
-    "aiokafka": "app/",
+    "aiokafka": ("app/", "jobs/log"),
     "confluent_kafka": "app/serializers/confluent",
     "kafka": "app/serializers/kafka_python",
 }

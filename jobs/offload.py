@@ -1,0 +1,199 @@
+"""Large values leave the rows that Spark writes to Kafka: they go to the payload store, references take their place.
+
+The reverse of `jobs.inflate`, on executors likewise. A payload is called by its SHA-256, so a task that Spark runs
+again, or twice at a time, writes the same object again, and the record that it makes is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType
+
+from jobs.arrow import Gathering, bound_input, map_in_arrow, record_at, replaced
+from jobs.failures import JobFailedError
+from jobs.restorer import DEFAULT_HELD_BYTES, DEFAULT_THREADS, plain
+from jobs.schemas import HEADERS
+from stores.registry import open_store, put
+from stores.store import PayloadStore, check_topic
+from transforms.compression import CODECS, Codec
+from transforms.errors import ConfigurationError, MalformedReferenceError, PayloadStoreError
+from transforms.formats import FORMATS, FormatName
+from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
+from transforms.record import Record, RecordLike
+
+__all__ = ["offload"]
+
+_GENERATOR = "large.message.id.generator"
+
+
+def offload(
+    rows: DataFrame,
+    store: Mapping[str, object],
+    threshold_bytes: int = DEFAULT_THRESHOLD_BYTES,
+    *,
+    topic: str | None = None,
+    max_message_bytes: int | None = None,
+    compression: Codec | None = None,
+    reference_format: FormatName = "wideload",
+    max_bytes: int = DEFAULT_HELD_BYTES,
+    threads: int = DEFAULT_THREADS,
+) -> DataFrame:
+    """Rows for Spark's Kafka sink, with references in place of values that are large.
+
+    The columns are those of `rows`, `key` and `value` as binary, and `headers`, without which nobody can tell a
+    reference: the sink writes them by itself. Rows stay in their order and their partitions. Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB, unless it is lower.
+
+    Args:
+        rows: a batch or a stream with the columns of the sink: `value`, and where they are wanted `key`, `headers`,
+            `topic`, `partition`; strings count as their UTF-8. Further columns stay.
+        store: the keys of the payload store, as in the worker's file.
+        threshold_bytes: a value that is longer is large.
+        topic: the topic that the rows go to, below whose name payloads are stored; None takes the column `topic`.
+        max_message_bytes: `max.message.bytes` of that topic; what would be larger as a batch of one is large, too.
+        compression: how payloads are compressed.
+        reference_format: as the worker's `reference.format`.
+        max_bytes: the most bytes of values that a task holds in Python, or one record where that is larger.
+        threads: how many payloads a task uploads at a time.
+
+    Raises:
+        ConfigurationError: an argument, or a key of the store, is wrong.
+        ValueError: a column is missing.
+        TypeError: one is of another type.
+    """
+    if topic is not None:
+        check_topic(topic)
+    elif "topic" not in rows.columns:
+        raise ValueError("the rows have no column topic; give the topic that they go to, for it is part of the path")
+    settings = _Offloading(
+        plain(store), threshold_bytes, topic, max_message_bytes, compression, reference_format, max_bytes, threads
+    )
+    settings.check()
+    conformed = _conformed(rows)
+    bound_input(rows)
+    return map_in_arrow(conformed, settings, conformed.schema)
+
+
+def _conformed(rows: DataFrame) -> DataFrame:
+    """The rows with key, value and headers, as the sink takes them."""
+    if "value" not in rows.columns:
+        raise ValueError("the rows have no column value")
+    for name in ("key", "value"):
+        kind = rows.schema[name].dataType if name in rows.columns else BinaryType()
+        if not isinstance(kind, BinaryType | StringType):
+            raise TypeError(f"column {name} is {kind.simpleString()}; Spark's Kafka sink takes binary and string")
+    key, headers = (F.col(name) if name in rows.columns else F.lit(None) for name in ("key", "headers"))
+    return rows.withColumns(
+        {"key": key.cast(BinaryType()), "value": F.col("value").cast(BinaryType()), "headers": headers.cast(HEADERS)}
+    )
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Offloading:
+    """One task: batches of rows in, batches of rows out."""
+
+    store: Mapping[str, object] = field(repr=False)
+    threshold_bytes: int
+    topic: str | None
+    max_message_bytes: int | None
+    compression: Codec | None
+    reference_format: FormatName
+    held_bytes: int
+    threads: int
+
+    def check(self) -> None:
+        if self.reference_format not in FORMATS:
+            raise ConfigurationError("format", f"found {self.reference_format!r}, allowed are {', '.join(FORMATS)}")
+        if self.compression is not None and self.compression not in CODECS:
+            raise ConfigurationError("compression", f"found {self.compression!r}, allowed are {', '.join(CODECS)}")
+        for name, number, least in (
+            ("threshold_bytes", self.threshold_bytes, 0),
+            ("max_bytes", self.held_bytes, 1),
+            ("threads", self.threads, 1),
+        ):
+            if number < least:
+                raise ConfigurationError(name, f"found {number}, allowed is {least} or more")
+        if self.store.get(_GENERATOR, "sha256") != "sha256":
+            raise ConfigurationError(
+                _GENERATOR, "is sha256 in Spark, which runs tasks again: each try would leave payloads of other names"
+            )
+        open_store(self.store).close()
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = Offload(self.threshold_bytes, self.max_message_bytes, self.compression, FORMATS[self.reference_format])
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="wideload-offload")
+        with closing(open_store(self.store)) as store, pool:
+            try:
+                for batch in batches:
+                    yield from self._offloaded(store, pool, work, batch)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _offloaded(
+        self, store: PayloadStore, pool: ThreadPoolExecutor, work: Offload, batch: pa.RecordBatch
+    ) -> Iterator[pa.RecordBatch]:
+        gathering = Gathering()
+        done = 0
+        for row, record in self._records(store, pool, work, batch):
+            yield from gathering.add(batch.slice(done, row - done))
+            yield from gathering.add(replaced(batch.slice(row, 1), [record]))
+            done = row + 1
+        yield from gathering.add(batch.slice(done))
+        yield from gathering.rest()
+
+    def _records(
+        self, store: PayloadStore, pool: ThreadPoolExecutor, work: Offload, batch: pa.RecordBatch
+    ) -> Iterator[tuple[int, RecordLike]]:
+        """The rows that change, in order, with what they change to."""
+        waiting: deque[tuple[int, int, Future[RecordLike]]] = deque()
+        held = 0
+        for row in self._candidates(work, batch):
+            record = record_at(batch, row)
+            if not work.changes(record):
+                continue
+            size = len(record.value or b"")
+            size = size if work.codec is None else 2 * size
+            while waiting and held + size > self.held_bytes:
+                first, taken, future = waiting.popleft()
+                held -= taken
+                yield first, future.result()
+            topic = self.topic if self.topic is not None else batch.column("topic")[row].as_py()
+            waiting.append((row, size, pool.submit(_refer, store, work, topic, record)))
+            held += size
+        for row, _, future in waiting:
+            yield row, future.result()
+
+    def _candidates(self, work: Offload, batch: pa.RecordBatch) -> list[int]:
+        """The rows that may change; the others never become Python's objects."""
+        if work.format.marks or self.max_message_bytes is not None:
+            return list(range(batch.num_rows))
+        large = pc.greater(pc.binary_length(batch.column("value")), self.threshold_bytes)
+        return [row for row, found in enumerate(large.to_pylist()) if found]
+
+
+def _refer(store: PayloadStore, work: Offload, topic: str | None, record: Record) -> RecordLike:
+    if not work.wants(record):
+        return work.keep(record)
+    assert record.value is not None
+    payload = work.payload(record.value)
+    try:
+        if topic is None:
+            raise JobFailedError("a row has no topic, which is part of its payload's path")
+        if payload.codec is None:
+            path = put(store, check_topic(topic), payload.checksum, payload.data)
+        else:
+            path = store.publish(check_topic(topic), payload.data)
+        return work.refer(record, payload.reference(path))
+    except (PayloadStoreError, MalformedReferenceError, ConfigurationError) as exc:
+        raise JobFailedError(f"a value of {payload.size:,} bytes for topic {topic} cannot be stored: {exc}") from exc

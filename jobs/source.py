@@ -1,0 +1,245 @@
+"""`spark.read.format("wideload")`: a topic with references and chunks in it, read as if it held whole values.
+
+    spark.dataSource.register(WideloadDataSource)
+    spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
+
+A Python data source, for batches and streams: options and columns are those of Spark's Kafka source, the keys of the
+payload store are further options (`jobs.source_options`). Driver and executors need `jobs`, `transforms`, `stores`,
+aiokafka, PyArrow, cramjam and what the store needs. Records are read on executors with aiokafka, in ranges of offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from jobs.arrow import ERROR, Gathering, binary, headers, problems
+from jobs.inflate import ERROR_COLUMN, failed, kept
+from jobs.log import Bounds, Log, Place, bounds
+from jobs.messages import Message, Messages
+from jobs.ranges import (
+    OffsetRange,
+    Positions,
+    advanced,
+    between,
+    check_forward,
+    position,
+    positions_json,
+    positions_of,
+    split,
+)
+from jobs.restorer import Problem, Restorer
+from jobs.schemas import HEADERS
+from jobs.source_options import SourceSettings, settings_of
+from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.record import RecordLike
+
+__all__ = ["WideloadDataSource"]
+
+_COLUMNS = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_ROW_BYTES = 2**18
+_ROWS = 1_000
+
+
+class WideloadDataSource(DataSource):
+    """The source; options as in `jobs.source_options`.
+
+    Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` with another
+    `onError` than `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its
+    first.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "wideload"
+
+    def schema(self) -> StructType:
+        return _schema(settings_of(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _BatchReader(self._settings(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name for it
+        return _StreamReader(self._settings(schema))
+
+    def _settings(self, schema: StructType) -> SourceSettings:
+        settings = settings_of(self.options)
+        if schema.fieldNames() != _schema(settings).fieldNames():
+            raise ConfigurationError("schema", f"is fixed: {', '.join(_schema(settings).fieldNames())}")
+        return settings
+
+
+def _schema(settings: SourceSettings) -> StructType:
+    fields = list(_COLUMNS)
+    if settings.include_headers:
+        fields.append(StructField("headers", HEADERS))
+    if settings.on_error != "fail":
+        fields.append(StructField(ERROR_COLUMN, ERROR))
+    return StructType(fields)
+
+
+class _Reader:
+    """What reading a batch and reading a stream have in common."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self.settings = settings
+
+    def bounds(self) -> dict[Place, Bounds]:
+        return bounds(self.settings.client, self.settings.topics)
+
+    def tasks(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        return split(ranges, self.settings.task_offsets, self.settings.least_tasks)
+
+
+class _BatchReader(_Reader, DataSourceReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        found = self.bounds()
+        start = position("startingOffsets", self.settings.starting or "earliest", found)
+        end = position("endingOffsets", self.settings.ending, found)
+        for (topic, number), at in start.items():
+            if end[topic, number] < at:
+                raise ConfigurationError(
+                    "startingOffsets",
+                    f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
+                )
+        # Spark makes one of none, and hands None to `read`.
+        return self.tasks(between(start, end, {})) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, OffsetRange)
+        return _read(self.settings, partition)
+
+
+class _StreamReader(_Reader, DataSourceStreamReader):
+    """Lives on the driver for as long as the query does."""
+
+    # State that changes: `_position`, up to where micro-batches are planned. Spark makes one call at a time, and hands
+    # the last offset of a checkpoint to `partitions` before it asks for the next.
+
+    def __init__(self, settings: SourceSettings) -> None:
+        super().__init__(settings)
+        self._position: Positions | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name for it
+        if self._position is None:
+            self._position = position("startingOffsets", self.settings.starting or "latest", self.bounds())
+        return positions_json(self._position)
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802  # the same
+        if self._position is None:
+            self.initialOffset()
+        assert self._position is not None
+        found = self.bounds()
+        if self.settings.fail_on_loss:
+            check_forward(self._position, found)
+        return positions_json(advanced(self._position, found, self.settings.trigger_offsets))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        since, until = positions_of(start), positions_of(end)
+        self._position = until
+        first: Mapping[Place, int] = {}
+        if any(at < since.get(place, at + 1) for place, at in until.items()):
+            first = {place: each.first for place, each in self.bounds().items()}
+        return self.tasks(between(since, until, first))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, OffsetRange)
+        return _read(self.settings, partition)
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+    if range_.start == range_.end:
+        return
+    with (
+        closing(Log(settings.client, range_.topic, range_.partition)) as log,
+        closing(Restorer(settings.restorer)) as restorer,
+    ):
+        messages = Messages(
+            log, range_.start, range_.end, settings.limits, settings.lookback, fail_on_loss=settings.fail_on_loss
+        )
+        rows = _Rows(settings, range_)
+        last = range_.start
+        # Where a wrapper comes off too (seed 002), it does so behind this: `transforms.wrapper.Unwrap`, of each record
+        # that has no problem.
+        restored = restorer.restored((message, message.record) for message in messages)
+        while True:
+            try:
+                result = next(restored, None)
+            except PayloadStoreError as exc:
+                raise failed(range_.topic, range_.partition, last, exc) from exc
+            if result is None:
+                break
+            yield from rows.add(result.place, result.record, result.problem)
+            last = result.place.offset + 1
+        yield from rows.rest()
+
+
+class _Rows:
+    """Makes Arrow's batches of messages: large values alone, small ones together."""
+
+    def __init__(self, settings: SourceSettings, range_: OffsetRange) -> None:
+        self._settings = settings
+        self._range = range_
+        self._schema: pa.Schema = to_arrow_schema(_schema(settings))
+        self._gathering = Gathering()
+        self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
+        self._bytes = 0
+
+    def add(self, message: Message, record: RecordLike, problem: Problem | None) -> Iterator[pa.RecordBatch]:
+        problem = problem or message.problem
+        on_error = self._settings.on_error
+        if problem is not None:
+            if on_error == "fail":
+                if message.lost:
+                    return
+                raise failed(self._range.topic, self._range.partition, message.offset, problem)
+            marked = self._settings.restorer.reference_format == "bakdata-flag"
+            record = kept(record, on_error, all_values=marked or message.problem is not None)
+        size = len(record.value or b"")
+        if self._bytes + size > _ROW_BYTES or len(self._rows) >= _ROWS:
+            yield from self._flush()
+        self._rows.append((message, record, problem))
+        self._bytes += size
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        yield from self._flush()
+        yield from self._gathering.rest()
+
+    def _flush(self) -> Iterator[pa.RecordBatch]:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        if rows:
+            yield from self._gathering.add(self._batch(rows))
+
+    def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
+        columns = {
+            "key": binary([record.key for _, record, _ in rows]),
+            "value": binary([record.value for _, record, _ in rows]),
+            "topic": pa.array([self._range.topic] * len(rows)),
+            "partition": pa.array([self._range.partition] * len(rows), pa.int32()),
+            "offset": pa.array([message.offset for message, _, _ in rows], pa.int64()),
+            "timestamp": pa.array(
+                [message.timestamp * 1_000 for message, _, _ in rows], self._schema.field("timestamp").type
+            ),
+            "timestampType": pa.array([message.timestamp_type for message, _, _ in rows], pa.int32()),
+            ERROR_COLUMN: problems([problem for _, _, problem in rows]),
+        }
+        if self._settings.include_headers:
+            columns["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)

@@ -1,0 +1,358 @@
+"""The data source `wideload`: batches and streams of a real topic, with references and chunks in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs.source import WideloadDataSource
+from jobs.source_options import settings_of
+from stores.registry import open_store
+from tests.integration.topics import Sent, send
+from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
+from transforms.chunk import Chunking
+from transforms.errors import ConfigurationError
+from transforms.offload import Offload
+from transforms.record import Record
+from transforms.reference import Reference
+
+MakeTopic = Callable[..., str]
+
+CHUNK_BYTES = 3_000
+
+
+class Place:
+    """A topic, a store, and what a test puts there."""
+
+    def __init__(self, spark: SparkSession, broker: str, topic: str, config: Mapping[str, object]) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.topic = topic
+        self.config = config
+        spark.dataSource.register(WideloadDataSource)
+
+    def referring(self, key: bytes, value: bytes) -> Record:
+        work = Offload(0)
+        record = Record(key, value, [("x", b"1")], 1_700_000_000_000)
+        payload = work.payload(value)
+        with closing(open_store(self.config)) as store:
+            return work.refer(record, payload.reference(store.publish(self.topic, payload.data)))
+
+    def chunks(self, key: bytes, value: bytes) -> list[Record]:
+        record = Record(key, value, [("x", b"2")], 1_700_000_000_000)
+        return list(Chunking(CHUNK_BYTES).split(record, key.decode()))
+
+    def send(self, records: Sequence[Record], partition: int = 0) -> None:
+        sent: list[Sent] = [
+            (partition, r.key, r.value, r.headers, 1_700_000_000_000 + n) for n, r in enumerate(records)
+        ]
+        send(self.broker, self.topic, sent)
+
+    def options(self, **more: object) -> dict[str, Any]:
+        return {
+            "kafka.bootstrap.servers": self.broker,
+            "subscribe": self.topic,
+            **{key: str(value) for key, value in self.config.items()},
+            **{key: str(value) for key, value in more.items()},
+        }
+
+    def batch(self, **more: object) -> DataFrame:
+        return self.spark.read.format("wideload").options(**self.options(**more)).load()
+
+    def stream(self, **more: object) -> DataFrame:
+        return (
+            self.spark.readStream.format("wideload").options(**self.options(startingOffsets="earliest", **more)).load()
+        )
+
+
+@pytest.fixture
+def place(spark: SparkSession, broker: str, make_topic: MakeTopic, tmp_path: Path) -> Place:
+    config = {
+        "large.message.payload.store.class": "filesystem",
+        "filesystem.root": str(tmp_path / "payloads"),
+        "filesystem.fsync": "false",
+    }
+    return Place(spark, broker, make_topic(2), config | {"filesystem.fsync": False})
+
+
+def whole(rows: Sequence[Row]) -> list[tuple[bytes | None, bytes | None]]:
+    return [(r.key and bytes(r.key), None if r.value is None else bytes(r.value)) for r in rows]
+
+
+# --- options
+
+
+OPTIONS = {
+    "kafka.bootstrap.servers": "b:9092",
+    "subscribe": "orders, returns",
+    "large.message.payload.store.class": "memory",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"subscribe": ""}, "subscribe: names no topic"),
+        ({"kafka.sasl.mechanisms": "PLAIN"}, r"did you mean kafka\.sasl\.mechanism\?"),
+        ({"startingOffset": "earliest"}, "startingoffset: is not a key"),
+        ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
+        ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
+        ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),
+        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger: found 'many', allowed is a value of type int"),
+        ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.jaas.config: names no user and password"),
+    ],
+)
+def test_settings_bad_option(changes: dict[str, str], message: str) -> None:
+    """A wrong option is told by its name, with what is allowed."""
+    with pytest.raises(ConfigurationError, match=message):
+        settings_of(OPTIONS | changes)
+
+
+def test_settings_of_security() -> None:
+    """User and password come from Kafka's own option, and are not printed."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p\\"9";'
+    settings = settings_of(OPTIONS | {"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": jaas})
+    assert settings.topics == ("orders", "returns")
+    assert settings.client.arguments["sasl_plain_username"] == "ann"
+    assert settings.client.arguments["sasl_plain_password"] == 'p"9'
+    assert "ann" not in repr(settings)
+
+
+# --- batches
+
+
+def mixed(place: Place) -> tuple[list[Record], list[tuple[bytes, bytes | None]]]:
+    """A log with all that there may be, and what it holds."""
+    noise = random.Random(4)
+    large, chunked = noise.randbytes(2_000_000), noise.randbytes(20_000)
+    one, two = place.chunks(b"one", chunked), place.chunks(b"two", chunked[::-1])
+    log = [
+        Record(b"plain", b"v", [("y", None)]),
+        *one[:3],
+        place.referring(b"reference", large),
+        *two,
+        Record(b"tombstone", None),
+        *one[3:],
+        place.referring(b"last", b"small"),
+    ]
+    return log, [
+        (b"plain", b"v"),
+        (b"reference", large),
+        (b"two", chunked[::-1]),
+        (b"tombstone", None),
+        (b"one", chunked),
+        (b"last", b"small"),
+    ]
+
+
+def test_batch_resolves_everything(place: Place) -> None:
+    """References and chunks are whole values with the records' own headers, and the columns those of Kafka's source."""
+    log, expected = mixed(place)
+    place.send(log)
+    place.send([Record(None, b"other partition")], 1)
+    rows = place.batch(includeHeaders="true")
+    kafka = place.spark.read.format("kafka").options(
+        subscribe=place.topic, includeHeaders="true", **{"kafka.bootstrap.servers": place.broker}
+    )
+    plain = kafka.load()
+    assert [(f.name, f.dataType) for f in rows.schema] == [(f.name, f.dataType) for f in plain.schema]
+    found = rows.orderBy("partition", "offset").collect()
+    assert whole(found) == [*expected, (None, b"other partition")]
+    assert found[0] == plain.where("partition = 0 AND offset = 0").collect()[0]
+    assert [(h.key, h.value and bytes(h.value)) for h in found[1].headers] == [("x", b"1")]
+    chunked = found[4]
+    assert [(h.key, bytes(h.value)) for h in chunked.headers] == [("x", b"2")]
+    assert chunked.offset == len(log) - 2
+    assert chunked.timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(1_700_000_000.001, UTC)
+
+
+@pytest.mark.parametrize("cut", [{"minPartitions": 7}, {"maxRecordsPerPartition": 1}])
+def test_batch_cut_into_tasks(place: Place, cut: dict[str, int]) -> None:
+    """However many tasks read a partition, each message is there once, chunks over the cuts included."""
+    log, expected = mixed(place)
+    place.send(log)
+    rows = place.batch(**cut)
+    assert rows.rdd.getNumPartitions() >= 7
+    assert whole(rows.orderBy("offset").collect()) == expected
+
+
+def test_batch_between_offsets(place: Place) -> None:
+    """A range of offsets has the messages whose last chunk is in it."""
+    log, expected = mixed(place)
+    place.send(log)
+    start, end = 3, len(log) - 1
+    rows = place.batch(
+        startingOffsets=json.dumps({place.topic: {"0": start, "1": -2}}),
+        endingOffsets=json.dumps({place.topic: {"0": end, "1": -1}}),
+    )
+    assert whole(rows.orderBy("offset").collect()) == expected[1:5]
+
+
+def test_batch_of_nothing(place: Place) -> None:
+    """An empty topic is an empty DataFrame."""
+    assert place.batch().collect() == []
+
+
+def test_batch_topic_that_is_not_there(place: Place) -> None:
+    """A wrong name is told with the name."""
+    with pytest.raises(PySparkException, match="topic no-such-topic cannot be read: UnknownTopicOrPartitionError"):
+        place.batch(subscribe="no-such-topic").collect()
+
+
+def test_batch_records_deleted(place: Place) -> None:
+    """Records that Kafka has deleted are a failure, or are passed over, as failOnDataLoss says."""
+
+    async def delete() -> None:
+        async with AIOKafkaAdminClient(bootstrap_servers=place.broker) as admin:
+            await admin.delete_records({TopicPartition(place.topic, 0): RecordsToDelete(4)})
+
+    place.send([*place.chunks(b"c", b"v" * 9_000), *[Record(b"k", b"%d" % n) for n in range(5)]])
+    asyncio.run(delete())
+    start = json.dumps({place.topic: {"0": 1, "1": -2}})
+    with pytest.raises(PySparkException, match="offset 1 is not there, the first one is 4"):
+        place.batch(startingOffsets=start).collect()
+    rows = place.batch(startingOffsets=start, failOnDataLoss="false").orderBy("offset")
+    assert whole(rows.collect()) == [(b"k", b"%d" % n) for n in range(5)]
+    assert whole(place.batch().orderBy("offset").collect()) == [(b"k", b"%d" % n) for n in range(5)]
+    beyond = json.dumps({place.topic: {"0": 50, "1": -2}})
+    with pytest.raises(PySparkException, match="startingOffsets: 50 of topic .* partition 0 is behind the end 9"):
+        place.batch(startingOffsets=beyond).collect()
+
+
+@pytest.mark.parametrize("on_error", ["fail", "null", "keep"])
+def test_batch_on_error(place: Place, on_error: str) -> None:
+    """What cannot be restored fails with its place, is null, or stays as it is in the log."""
+    spoilt = place.chunks(b"spoilt", b"v" * 9_000)
+    spoilt[-1] = Record(spoilt[-1].key, b"w" + (spoilt[-1].value or b"")[1:], spoilt[-1].headers)
+    with closing(open_store(place.config)) as store:
+        missing = Reference(store.publish(place.topic, b"x").rpartition("/")[0] + "/nothing", 1)
+    reference = Record(b"missing", missing.path.encode(), missing.headers())
+    place.send([Record(b"k", b"v"), reference, *spoilt])
+    rows = place.batch(onError=on_error)
+    if on_error == "fail":
+        with pytest.raises(PySparkException, match=f"topic {place.topic} partition 0 offset 1: the value cannot be"):
+            rows.collect()
+        return
+    found = rows.orderBy("offset").collect()
+    states = [row.inflate_error and row.inflate_error.state for row in found]
+    assert states == [None, "missing", *["corrupt"] * len(spoilt)]
+    values = [row.value and bytes(row.value) for row in found[1:]]
+    assert values == ([None] * (1 + len(spoilt)) if on_error == "null" else [r.value for r in (reference, *spoilt)])
+
+
+def test_batch_hides_secrets(place: Place) -> None:
+    """Neither a plan nor a failure shows what the options keep secret."""
+    secret = "hunter-2-hunter"
+    rows = place.batch(
+        **{
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.jaas.config": f'x required username="ann" password="{secret}";',
+            "kafka.request.timeout.ms": "2000",
+        }
+    )
+    plan = rows._jdf.queryExecution().toString()
+    assert secret not in plan
+    with pytest.raises(PySparkException) as caught:
+        rows.collect()
+    assert "no broker answers" in str(caught.value)
+    assert secret not in str(caught.value)
+
+
+# --- streams
+
+
+def follow(rows: DataFrame, folder: Path, **trigger: Any) -> StreamingQuery:
+    writer = rows.writeStream.format("parquet").option("path", str(folder / "out"))
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(**trigger).start()
+
+
+def written(place: Place, folder: Path) -> list[tuple[bytes | None, bytes | None]]:
+    return whole(place.spark.read.parquet(str(folder / "out")).orderBy("partition", "offset").collect())
+
+
+def test_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> None:
+    """A stream that is stopped amid a message of chunks, and started again, gives each message once."""
+    log, expected = mixed(place)
+    place.send(log[:3])
+    query = follow(place.stream(), tmp_path, processingTime="0 seconds")
+    query.processAllAvailable()
+    query.stop()
+    assert written(place, tmp_path) == expected[:1]
+    place.send(log[3:9])
+    place.send([Record(b"other", b"v")], 1)
+    query = follow(place.stream(), tmp_path, processingTime="0 seconds")
+    query.processAllAvailable()
+    place.send(log[9:])
+    query.processAllAvailable()
+    query.stop()
+    assert written(place, tmp_path) == [*expected, (b"other", b"v")]
+
+
+def test_stream_in_small_batches(place: Place, tmp_path: Path) -> None:
+    """A bound on a micro-batch holds, and one that failed is done again within the same offsets."""
+    log, expected = mixed(place)
+    place.send(log)
+    found: dict[int, list[list[Row]]] = {}
+
+    def take(rows: DataFrame, number: int) -> None:
+        found.setdefault(number, []).append(rows.orderBy("partition", "offset").collect())
+        if number == 2 and len(found[number]) == 1:
+            raise ValueError("once")
+
+    def run() -> StreamingQuery:
+        writer = place.stream(maxOffsetsPerTrigger=2).writeStream.foreachBatch(take)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    query = run()
+    with pytest.raises(StreamingQueryException, match="once"):
+        query.processAllAvailable()
+    place.send([Record(b"more", b"v")])
+    query = run()
+    query.processAllAvailable()
+    query.stop()
+    assert sorted(found) == list(range((len(log) + 2) // 2))
+    assert [len(tries) for tries in found.values()] == [2 if number == 2 else 1 for number in found]
+    assert found[2][0] == found[2][1]
+    assert whole([row for number in sorted(found) for row in found[number][-1]]) == [*expected, (b"more", b"v")]
+
+
+def test_stream_available_now(place: Place, tmp_path: Path) -> None:
+    """A run that takes what is there, and ends, takes all of it."""
+    log, expected = mixed(place)
+    place.send(log)
+    query = follow(place.stream(), tmp_path, availableNow=True)
+    assert query.awaitTermination(60)
+    assert written(place, tmp_path) == expected
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Each kind of S3 server that this machine has."""
+    try:
+        with s3_server(request.param, tmp_path_factory.mktemp("s3")) as started:
+            yield started
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
+
+
+def test_batch_of_a_bucket(spark: SparkSession, broker: str, make_topic: MakeTopic, server: S3Server) -> None:
+    """On a real S3 server the payloads are those of the bucket."""
+    config = {"large.message.payload.store.class": "s3", **server.config("base")}
+    place = Place(spark, broker, make_topic(1), config)
+    log, expected = mixed(place)
+    place.send(log)
+    options = {key: str(value).lower() if isinstance(value, bool) else value for key, value in config.items()}
+    assert whole(place.batch(**options).orderBy("offset").collect()) == expected
