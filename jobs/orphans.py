@@ -258,8 +258,10 @@ def _references(
         read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
     ]
     open_ended = read(spark, kafka, compacted, first=lambda span: span.stable)
-    rows = [newest(each, since) for each in stable if each is not None]
-    rows += [each for each in (whole, open_ended) if each is not None]
+    last = [newest(each, since) for each in stable if each is not None]
+    rows = [each for each in (whole, open_ended) if each is not None]
+    if last:
+        rows.append(reduce(DataFrame.unionByName, last).dropDuplicates(["topic", "partition", "offset"]))
     root = store.root.uri if isinstance(store, Store) else None
     found = [references(each, settings.reference_format, root) for each in rows]
     if not found:

@@ -10,12 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import ClientError
 
 from stores.s3 import S3Store
+from stores.s3_removal import _removals
+from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
 from tests.stores.scripted_server import Request, Wire, error, payload, scripted_server, slow_reader
 from transforms.errors import (
@@ -25,6 +30,9 @@ from transforms.errors import (
     PayloadTooLargeError,
     ReferenceRefusedError,
 )
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef
 
 MIB = 1 << 20
 NAME = "orders", "an-id"
@@ -151,6 +159,49 @@ def test_payloads_of_bakdata_are_read_and_no_more(server: S3Server) -> None:
             for call in (store.download, store.stat):
                 with pytest.raises(ReferenceRefusedError):
                     call(f"s3://{server.bucket}/base/{tail}")
+
+
+def test_what_is_removed_from_a_bucket_with_versions_is_an_old_version(server: S3Server) -> None:
+    """There a sweep frees nothing by itself, and says so; the old version can still be read."""
+    bucket = f"versions-{server.kind}"
+    with opened({**server.config("ours"), "s3.bucket": bucket}) as store:
+        client = store._client
+        client.create_bucket(Bucket=bucket)
+        try:
+            client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        except ClientError as exc:
+            pytest.skip(f"{server.kind} keeps no versions here: {exc}")
+        path = store.publish("orders", b"a")
+        (removal,) = store.delete_unchanged(store.list())
+        assert (removal.payload.path, removal.outcome) == (path, "versioned")
+        assert list(store.list()) == []
+        (version,) = client.list_object_versions(Bucket=bucket)["Versions"]
+        assert (
+            client.get_object(Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"])["Body"].read() == b"a"
+        )
+
+
+def test_what_s3_did_not_delete_is_told_with_its_reason() -> None:
+    """One request removes many objects, and each of them has an outcome of its own."""
+    payloads = {
+        key: PayloadInfo(f"s3://b/{key}", 1, datetime(2026, 1, 1, tzinfo=UTC))
+        for key in ("kept", "gone", "done", "old")
+    }
+    response: DeleteObjectsOutputTypeDef = {
+        "Errors": [
+            {"Key": "kept", "Code": "AccessDenied", "Message": "no"},
+            {"Key": "gone", "Code": "NoSuchKey", "Message": "-"},
+        ],
+        "Deleted": [{"Key": "done"}, {"Key": "old", "DeleteMarker": True}],
+        "RequestCharged": "requester",
+        "ResponseMetadata": {"RequestId": "", "HTTPStatusCode": 200, "HTTPHeaders": {}, "RetryAttempts": 0},
+    }
+    assert [(each.outcome, each.error) for each in _removals(payloads, response)] == [
+        ("failed", "DeleteObjects s3://b/kept failed: AccessDenied: no"),
+        ("gone", None),
+        ("deleted", None),
+        ("versioned", None),
+    ]
 
 
 def test_a_store_may_have_the_whole_bucket(server: S3Server) -> None:
