@@ -28,6 +28,7 @@ from benchmarks.offload import offload
 from benchmarks.passthrough import passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
+from benchmarks.spark_inflate import spark_inflate
 from benchmarks.sweep import sweep
 from benchmarks.topics import Topics
 
@@ -40,6 +41,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "memory": memory,
     "batches": batches,
     "sweep": sweep,
+    "spark_inflate": spark_inflate,
 }
 
 

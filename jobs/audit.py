@@ -64,7 +64,8 @@ def _tell(audit: Audit, arguments: argparse.Namespace) -> None:
     sys.stdout.write(text_table(columns, rows))
     print(f"payloads: {amount(audit.stored)}")
     for row in audit.examples:
-        path = "" if row.path is None else f" {shown(row.path)}"
+        told = row.path is None or shown(row.path) in (row.detail or "")
+        path = "" if told else f" {shown(row.path)}"
         print(f"{row.topic} partition {row.partition} offset {row.offset} {row.which}: {row.state}{path}: {row.detail}")
     if audit.wrong > len(audit.examples):
         where = arguments.report or "give --report for all of them"
