@@ -192,6 +192,7 @@ class _Inflation:
             yield from gathering.add(self._whole(batch.slice(done, result.place - done)))
             yield from gathering.add(self._row(batch, result))
             done = result.place + 1
+            del result  # or there would be one record more while the next is waited for
         yield from gathering.add(self._whole(batch.slice(done)))
         yield from gathering.rest()
 

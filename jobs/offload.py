@@ -50,7 +50,8 @@ def offload(
     """Rows for Spark's Kafka sink, with references in place of values that are large.
 
     The columns are those of `rows`, `key` and `value` as binary, and `headers`, without which nobody can tell a
-    reference: the sink writes them by itself. Rows stay in their order and their partitions. Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB, unless it is lower.
+    reference: the sink writes them by itself. Rows stay in their order and their partitions. Lowers
+    `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB, unless it is lower.
 
     Args:
         rows: a batch or a stream with the columns of the sink: `value`, and where they are wanted `key`, `headers`,

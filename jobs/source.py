@@ -188,6 +188,7 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
                 break
             yield from rows.add(result.place, result.record, result.problem)
             last = result.place.offset + 1
+            del result  # or there would be one record more while the next is waited for
         yield from rows.rest()
 
 

@@ -92,6 +92,16 @@ def test_bench_sweep(broker: str, tmp_path: Path) -> None:
     assert all(row["value"] > 0 for row in rows.values())
 
 
+def test_bench_spark_inflate(broker: str, tmp_path: Path) -> None:
+    """Spark and the loop inflate the same values, from the filesystem and, where there is a server, from S3."""
+    rows = _measured(broker, tmp_path, "spark_inflate", 8)
+    assert rows.keys() <= {"spark.inflate.filesystem", "spark.inflate.s3"}
+    assert all(
+        row["value"] > 0 and row["ratio"] == pytest.approx(row["value"] / row["against"]) for row in rows.values()
+    )
+    assert rows
+
+
 def test_merge_keeps_other_results(tmp_path: Path) -> None:
     """A run of one scenario replaces its own results in the file, and leaves those of others."""
     path = tmp_path / "build" / "bench.json"
@@ -126,6 +136,7 @@ def test_targets_are_those_of_the_issue() -> None:
         "memory.peak_mib": "≤ 1×",
         "batches.split_percent": "≤ 5",
         "sweep.growth": "≤ 12×",
+        "spark.inflate.s3": "≥ 1.2×",
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -26,6 +28,8 @@ from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, Reference
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 SOURCE = StructType(
     [
@@ -144,6 +148,69 @@ def test_restorer_holds_no_more_than_allowed() -> None:
                 HeldStore.asked -= found[-1]
     assert found == sizes
     assert 1_000 < HeldStore.most <= 5_000 + 2_000
+
+
+class MeetingStore(HeldStore):
+    """A store that answers when four have asked."""
+
+    together = threading.Barrier(4)
+
+    def download(self, full_path: str) -> bytes:
+        MeetingStore.together.wait(timeout=30)
+        return b"v" * 10
+
+
+def test_restorer_downloads_several_at_a_time() -> None:
+    """One task downloads as many payloads at a time as it may, so a partition with all the large ones is not slow."""
+    settings = RestorerSettings({"large.message.payload.store.class": MeetingStore}, held_bytes=100, threads=4)
+    records = [Record(b"k", b"path", Reference("-", 10).headers())] * 12
+    assert [r.value for r, _ in restored(settings, records)] == [b"v" * 10] * 12
+
+
+PEAK = """
+import resource, sys
+import pyarrow as pa
+from jobs.inflate import _Inflation
+from jobs.restorer import RestorerSettings
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+root, path, size, count, held = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+store = {"large.message.payload.store.class": "filesystem", "filesystem.root": root}
+headers = [{"key": "large-message", "value": b"true"}, {"key": "large-message.size", "value": b"%d" % size}]
+kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+batch = pa.RecordBatch.from_pydict({
+    "key": pa.nulls(count, pa.binary()), "value": pa.array([path.encode()] * count, pa.binary()),
+    "topic": ["t"] * count, "partition": [0] * count, "offset": list(range(count)),
+    "headers": pa.array([headers] * count, kind),
+})
+before = peak()
+rows = done = 0
+for out in _Inflation(RestorerSettings(store, held_bytes=held * 2**20), "fail")(iter([batch])):
+    rows += out.num_rows
+    done += len(out.column("value")[0].as_buffer())
+print(rows, done, peak() - before)
+"""
+
+
+def test_inflate_memory_of_a_task(place: Place) -> None:
+    """A task that restores 640 MiB of one partition takes little more than it may hold."""
+    size = 8 * 2**20
+    path = place.publish(random.Random(1).randbytes(size)).path
+    arguments = [str(place.root), path, str(size), "80", "32"]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=REPOSITORY,
+    )
+    assert done.returncode == 0, done.stderr
+    rows, restored_bytes, grown_mib = map(int, done.stdout.split())
+    assert (rows, restored_bytes) == (80, 80 * size)
+    assert grown_mib < 32 + 2 * 8
 
 
 def test_restorer_large_payload_of_unknown_size(place: Place) -> None:

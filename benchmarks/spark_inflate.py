@@ -1,0 +1,164 @@
+"""Inflate in Spark beside a plain loop that downloads and verifies one payload after another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession, functions
+
+from app import jars
+from benchmarks.bench import Bench, median
+from benchmarks.machine import load_average
+from benchmarks.race import BenchmarkError
+from benchmarks.result import Result
+from benchmarks.topics import PARTITIONS
+from jobs.inflate import inflate
+from stores.registry import get, open_store, put
+from tests.integration.topics import send
+from tests.s3_server import S3UnavailableError, s3_server
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import Record
+
+__all__ = ["PAYLOADS", "spark_inflate"]
+
+PAYLOADS = 400
+_VALUE_BYTES = 2**20
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A topic of references, and what its values come to."""
+
+    topic: str
+    store: Mapping[str, object]
+    records: list[Record]
+    checksums: int
+
+    @property
+    def sums(self) -> tuple[int, int, int]:
+        """Records, bytes, and the sum of the values' CRC-32."""
+        return len(self.records), len(self.records) * _VALUE_BYTES, self.checksums
+
+
+async def spark_inflate(bench: Bench) -> list[Result]:
+    """Inflates values of 1 MiB, from S3 and from the filesystem, with two tasks at a time.
+
+    Raises:
+        BenchmarkError: a value is not what was stored.
+    """
+    count = bench.records or PAYLOADS
+    results = []
+    with ExitStack() as stack:
+        stores: dict[str, dict[str, object]] = {
+            "filesystem": {
+                "large.message.payload.store.class": "filesystem",
+                "filesystem.root": str(bench.folder / "payloads"),
+                "filesystem.fsync": False,
+            }
+        }
+        try:
+            server = stack.enter_context(s3_server("versitygw", bench.folder / "s3"))
+            stores["s3"] = {"large.message.payload.store.class": "s3", **server.config("bench")}
+        except S3UnavailableError as exc:
+            bench.console.print(f"spark_inflate: without S3: {exc}", markup=False)
+        spark = stack.enter_context(_session(bench.folder))
+        for name, store in stores.items():
+            topic = await bench.topics.make("spark")
+            source = await asyncio.to_thread(_fill, bench.topics.bootstrap, topic, store, count)
+            results.append(await asyncio.to_thread(_compared, bench, spark, name, source))
+            await bench.topics.delete(topic)
+    return results
+
+
+@contextmanager
+def _session(folder: Path) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("wideload-bench")
+        .config("spark.jars", ",".join(map(str, jars.ensure("spark"))))
+        .config("spark.driver.memory", "2g")
+        .config("spark.local.dir", str(folder / "spark"))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _fill(servers: str, topic: str, config: Mapping[str, object], count: int) -> _Source:
+    work, checksums, records = Offload(0), 0, []
+    with closing(open_store(config)) as store:
+        for number in range(count):
+            value = random.Random(number).randbytes(_VALUE_BYTES)  # noqa: S311  # the same ones each time
+            checksums += zlib.crc32(value)
+            payload = work.payload(value)
+            path = put(store, topic, payload.checksum, payload.data)
+            records.append(work.refer(Record(b"k", value), payload.reference(path)))
+    send(servers, topic, [(n % PARTITIONS, r.key, r.value, r.headers, 1) for n, r in enumerate(records)])
+    return _Source(topic, config, records, checksums)
+
+
+def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> Result:
+    bench.console.print(f"spark_inflate: {len(source.records):,} payloads of 1 MiB on {name}")
+    with_spark: list[float] = []
+    by_loop: list[float] = []
+    _spark(bench, spark, source)  # starts Spark's Python workers, and fills the caches that both then have
+    for number in range(bench.repeat):
+        for turn in (_loop, _spark) if number % 2 == 0 else (_spark, _loop):
+            (by_loop if turn is _loop else with_spark).append(turn(bench, spark, source))
+        bench.console.print(
+            f"  Spark {with_spark[-1]:8.1f} MiB/s  loop {by_loop[-1]:8.1f} MiB/s  load average {load_average():.2f}",
+            highlight=False,
+        )
+    ratios = [ours / theirs for ours, theirs in zip(with_spark, by_loop, strict=True)]
+    return Result(f"spark.inflate.{name}", median(with_spark), "MiB/s", median(by_loop), median(ratios))
+
+
+def _spark(bench: Bench, spark: SparkSession, source: _Source) -> float:
+    options = {"kafka.bootstrap.servers": bench.topics.bootstrap, "subscribe": source.topic, "includeHeaders": "true"}
+    started = time.perf_counter()
+    rows = inflate(spark.read.format("kafka").options(**options).load(), source.store, threads=_THREADS)
+    (found,) = (
+        rows.select("value", functions.crc32("value").alias("crc"))
+        .selectExpr("count(value)", "sum(length(value))", "sum(crc)")
+        .collect()
+    )
+    return _speed(started, source, tuple(found))
+
+
+def _loop(_: Bench, __: SparkSession, source: _Source) -> float:
+    work, checksums, size = Inflate(), 0, 0
+    started = time.perf_counter()
+    with closing(open_store(source.store)) as store:
+        for record in source.records:
+            inflation = work.begin(record)
+            stored = get(store, inflation.reference.path, inflation.stored_limit_bytes)
+            value = work.finish(record, inflation, stored).value or b""
+            checksums += zlib.crc32(value)
+            size += len(value)
+    return _speed(started, source, (len(source.records), size, checksums))
+
+
+def _speed(started: float, source: _Source, found: tuple[int, ...]) -> float:
+    seconds = time.perf_counter() - started
+    if found != source.sums:
+        raise BenchmarkError(f"spark_inflate: records, bytes and CRCs are {found}, not {source.sums}")
+    return source.sums[1] / 2**20 / seconds
