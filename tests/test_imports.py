@@ -23,7 +23,7 @@ ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "pyspark": "jobs/",
     "py4j": "jobs/",
     "faust": "app/",
-    "aiokafka": ("app/", "jobs/log"),
+    "aiokafka": ("app/", "jobs/log", "jobs/backfill"),
     "confluent_kafka": "app/serializers/confluent",
     "kafka": "app/serializers/kafka_python",
 }

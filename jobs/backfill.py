@@ -1,0 +1,313 @@
+"""Takes an existing topic into another one: into references, or back to plain values, partition by partition.
+
+What a restart repeats and why there is no gap stands in `jobs.backfill_driver`; this is its command. Spark needs no
+Kafka connector for it: tasks read and write with aiokafka.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import TextIO
+
+if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs.backfill_driver import Backfill, BackfillSettings, run
+from jobs.backfill_forms import FORMS
+from jobs.failures import JobFailedError, require_broker
+from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.report import Column, amount, text_table
+from jobs.session import open_session, share_code
+from jobs.source_options import SourceSettings, settings_of
+from jobs.storage import add_store, store_config
+from stores.registry import STORE_CLASS
+from transforms.compression import CODECS
+from transforms.errors import ConfigurationError
+from transforms.formats import FORMATS
+from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
+
+__all__ = ["main"]
+
+_BAR_WIDTH = 24
+_OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-servers", "reference.format": "--format"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job; the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first."""
+    arguments = _parser().parse_args(argv)
+    found = Backfill()
+    status, message = 0, None
+    stop = Event()
+    try:
+        settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
+        settings.check()
+        require_broker(settings.source.client.servers)
+        # No connector, which Spark would fetch.
+        session = replace(session, conf={"spark.jars.packages": "", **session.conf})
+        with open_session(session) as spark, _stopping(stop):
+            share_code(spark)
+            found = Backfill()
+            run(spark, settings, found, stop, _screen(sys.stderr) if sys.stderr.isatty() else _silent)
+    except (ConfigurationError, JobFailedError) as error:
+        if arguments.verbose:
+            raise
+        status, message = 2 if isinstance(error, ConfigurationError) else 1, _said(error)
+    if sys.stderr.isatty() and found.ranges:
+        sys.stderr.write("\n")
+    if message is not None:
+        print(f"backfill: {message}", file=sys.stderr)
+    if status == 0 or found.ranges:
+        state = "failed" if message else "stopped" if found.left else "dry-run" if arguments.dry_run else "done"
+        _tell(found, arguments, state, message)
+    return status
+
+
+def _said(error: ConfigurationError | JobFailedError) -> str:
+    """The message, with this command's names for the options of the data source."""
+    text = str(error).replace("failOnDataLoss=false", "--no-fail-on-data-loss")
+    for name, option in _OPTIONS.items():
+        text = text.replace(f"{name}: ", f"{option}: ", 1) if text.startswith(f"{name}: ") else text
+    return text
+
+
+def _silent(_: Backfill) -> None:
+    """Where there is no terminal."""
+
+
+def _screen(screen: TextIO) -> Callable[[Backfill], None]:
+    def show(found: Backfill) -> None:
+        done = found.began - found.left
+        filled = _BAR_WIDTH * done // found.began if found.began else _BAR_WIDTH
+        screen.write(
+            f"\r\x1b[K[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {done:,} of {found.began:,} offsets, "
+            f"{found.tally.records:,} records, {time.monotonic() - found.started:.0f} s"
+        )
+        screen.flush()
+
+    return show
+
+
+@contextmanager
+def _stopping(stop: Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set the event, in place of what they do elsewhere."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.signal(number, lambda *_: stop.set()) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, former, strict=True):
+            signal.signal(number, handler)
+
+
+def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: str | None) -> None:
+    if arguments.json or not sys.stdout.isatty():
+        print(json.dumps(_summary(found, arguments, state, message)))
+        return
+    tally = found.tally
+    columns = [Column("read as"), Column("records", right=True), Column("size", right=True)]
+    rows = [[form, f"{tally.forms[form][0]:,}", amount(tally.forms[form][1])] for form in FORMS if form in tally.forms]
+    sys.stdout.write(text_table(columns, rows))
+    would = "would be " if arguments.dry_run else ""
+    size = "" if arguments.dry_run else f", {amount(tally.bytes)}"
+    print(f"{would}written: {tally.records:,} records{size}")
+    unsized = f", and {tally.unsized:,} of them whose size only the store knows" if tally.unsized else ""
+    print(f"{would}published: {tally.payloads:,} payloads, {amount(tally.payload_bytes)}{unsized}")
+    if tally.kept:
+        print(f"kept as they are, since they cannot be restored: {tally.kept:,} records")
+    if tally.left_out:
+        print(f"left out: {tally.left_out:,} chunks that make no message")
+    if state == "stopped":
+        print(f"stopped with {found.left:,} offsets left; run it again to go on")
+    if state == "dry-run":
+        print("nothing was written: this was a dry run")
+
+
+def _summary(found: Backfill, arguments: argparse.Namespace, state: str, message: str | None) -> dict[str, object]:
+    tally = found.tally
+    summary: dict[str, object] = {
+        "job": "backfill",
+        "status": state,
+        "source": arguments.source,
+        "sink": arguments.sink,
+        "read": {
+            form: {"records": tally.forms[form][0], "bytes": tally.forms[form][1]}
+            for form in FORMS
+            if form in tally.forms
+        },
+        "written": tally.records,
+        "written_bytes": tally.bytes,
+        "payloads": tally.payloads,
+        "payload_bytes": tally.payload_bytes,
+        "unsized": tally.unsized,
+        "kept": tally.kept,
+        "left_out": tally.left_out,
+        "ranges": found.ranges,
+        "positions": {str(partition): at for partition, at in sorted(found.positions.items())},
+        "left": found.left,
+        "seconds": round(time.monotonic() - found.started, 1),
+    }
+    return summary if message is None else summary | {"error": message}
+
+
+def _settings(arguments: argparse.Namespace) -> BackfillSettings:
+    plain = arguments.to == "plain"
+    return BackfillSettings(
+        source=_source(arguments),
+        sink=arguments.sink,
+        checkpoint=arguments.checkpoint,
+        offload=None if plain else Offload(arguments.threshold_bytes, None, arguments.compression),
+        by_key=arguments.partition_by == "key",
+        keep_references=arguments.keep_references and not plain,
+        keep_problems=arguments.on_error == "keep",
+        append=arguments.append,
+        max_records=arguments.max_range_records,
+        max_bytes=arguments.max_range_bytes,
+        partitions_at_a_time=arguments.partitions_at_a_time,
+        dry_run=arguments.dry_run,
+    )
+
+
+def _source(arguments: argparse.Namespace) -> SourceSettings:
+    given = arguments.store or arguments.store_config
+    if not given and arguments.to == "references" and not arguments.dry_run:
+        raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
+    # Without a store chunks can be put together, and a reference is refused by one that has nothing.
+    store = store_config(arguments) if given else {STORE_CLASS: "memory"}
+    options = kafka_options(arguments) | {key: _text(value) for key, value in store.items()}
+    return settings_of(
+        options
+        | {
+            "kafka.bootstrap.servers": arguments.bootstrap_servers,
+            "subscribe": arguments.source,
+            "reference.format": arguments.format,
+            "failOnDataLoss": _text(arguments.fail_on_data_loss),
+        }
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise argparse.ArgumentTypeError(f"is {least} or more")
+        return found
+
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="backfill",
+        description="Take an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
+        "with references in place of large values, or with all values in their records. Order within partitions, keys, "
+        "timestamps and headers are kept.",
+        epilog="Exit status: 0 done or stopped, 1 failed at work, 2 something to set right first. The last line on "
+        "stdout says what was done, as JSON when stdout is not a terminal.",
+        allow_abbrev=False,
+    )
+    source = parser.add_argument_group("what to read")
+    add_kafka(source)
+    source.add_argument("--source", required=True, metavar="NAME", help="the topic to read")
+    source.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        default="wideload",
+        help="how it refers to payloads, as the worker's reference.format (default %(default)s)",
+    )
+    source.add_argument(
+        "--fail-on-data-loss",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="fail when records that were not yet read are gone from Kafka; the default",
+    )
+    add_store(parser.add_argument_group("the store"))
+    _add_sink(parser.add_argument_group("what to write"))
+    pace = parser.add_argument_group("how much at a time")
+    pace.add_argument(
+        "--max-range-records",
+        type=_number(1),
+        default=10_000,
+        metavar="N",
+        help="most records that a restart does again in each partition (default %(default)s)",
+    )
+    pace.add_argument(
+        "--max-range-bytes",
+        type=_number(1),
+        default=256 * 2**20,
+        metavar="N",
+        help="most bytes of them, read or written, and one record (default %(default)s)",
+    )
+    pace.add_argument(
+        "--partitions-at-a-time",
+        type=_number(1),
+        metavar="N",
+        help="how many partitions are at work (default: as many as Spark has cores)",
+    )
+    parser.add_argument("--json", action="store_true", help="JSON in a terminal too")
+    add_spark(parser)
+    return parser
+
+
+def _add_sink(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must be there")
+    group.add_argument(
+        "--to",
+        choices=("references", "plain"),
+        required=True,
+        help="references in place of large values, or all values in their records",
+    )
+    group.add_argument(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this source and this sink alone",
+    )
+    group.add_argument("--dry-run", action="store_true", help="only count the records, and what would be done")
+    group.add_argument(
+        "--threshold-bytes",
+        type=_number(0),
+        default=DEFAULT_THRESHOLD_BYTES,
+        metavar="N",
+        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)",
+    )
+    group.add_argument("--compression", choices=list(CODECS), help="how payloads are compressed (default: not at all)")
+    group.add_argument(
+        "--keep-references",
+        action="store_true",
+        help="leave payloads that are in the store where they are, and the references as they are; a sweep of the "
+        "source's folder then must name the sink as --carrier",
+    )
+    group.add_argument(
+        "--partition-by",
+        choices=("number", "key"),
+        default="number",
+        help="each record to the partition with its own number, or to that of its key (default %(default)s)",
+    )
+    group.add_argument(
+        "--on-error",
+        choices=("fail", "keep"),
+        default="fail",
+        help="what becomes of a record that cannot be restored: it ends the job, or is written as it is (default "
+        "%(default)s)",
+    )
+    group.add_argument(
+        "--append", action="store_true", help="begin a new checkpoint though the sink has had records already"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,567 @@
+"""Backfill between real topics: into references and back, from each form, with restarts in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import boto3
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.backfill import main
+from jobs.backfill_forms import form_of
+from jobs.session import SessionSettings
+from stores.registry import open_store
+from stores.store import Delete
+from tests.integration.topics import Found, end_offsets, read_all, send
+from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
+from tests.vectors.bakdata import bakdata_cases
+from transforms.chunk import Chunking
+from transforms.formats import FORMATS, FormatName
+from transforms.offload import Offload
+from transforms.record import Header, Record
+from transforms.reference import Reference, is_reference
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MakeTopic = Callable[..., str]
+Row = tuple[bytes | None, bytes | None, tuple[Header, ...], int]
+
+THRESHOLD = 1_000
+STARTED_MS = 1_600_000_000_000
+
+
+class Place:
+    """A store, and the command on the tests' own session."""
+
+    def __init__(self, broker: str, folder: Path, config: Mapping[str, object]) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.config = config
+
+    def arguments(self, source: str, sink: str, to: str, *more: str) -> list[str]:
+        store = [
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.config.items()
+        ]
+        return [
+            *("--bootstrap-servers", self.broker, "--source", source, "--sink", sink, "--to", to),
+            *("--checkpoint", str(self.folder / f"checkpoint-{sink}"), "--threshold-bytes", str(THRESHOLD)),
+            *(part for each in store for part in ("--store", each)),
+            *more,
+        ]
+
+    def run(self, source: str, sink: str, to: str, *more: str) -> int:
+        return main(self.arguments(source, sink, to, *more))
+
+    def send(self, topic: str, records: Sequence[Record], partition: int = 0) -> None:
+        send(self.broker, topic, [(partition, r.key, r.value, r.headers, r.timestamp) for r in records])
+
+    def rows(self, topic: str) -> dict[int, list[Row]]:
+        return {number: rows_of(found) for number, found in read_all(self.broker, topic).items()}
+
+    def referring(self, topic: str, record: Record) -> Record:
+        work = Offload(0)
+        assert record.value is not None
+        payload = work.payload(record.value)
+        with closing(open_store(self.config)) as store:
+            return work.refer(record, payload.reference(store.publish(topic, payload.data)))
+
+    def lose(self, record: Record) -> bytes:
+        """Removes a record's payload; gives what it was."""
+        assert record.value is not None
+        with closing(open_store(self.config)) as store:
+            assert isinstance(store, Delete)
+            data = store.download(record.value.decode())
+            store.delete(record.value.decode())
+        return data
+
+
+def rows_of(found: Sequence[Found]) -> list[Row]:
+    return [(each.key, each.value, each.headers, each.timestamp) for each in found]
+
+
+def row(record: Record) -> Row:
+    return record.key, record.value, tuple(record.headers), record.timestamp
+
+
+def large(seed: int, size: int = 5_000) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def of_all_kinds(seed: int) -> list[Record]:
+    """Records of every kind that a topic may hold, whose timestamps do not go up."""
+    headers: list[Header] = [("trace", b"1"), ("trace", None), ("", b"")]
+    return [
+        Record(b"small", b"value", headers, STARTED_MS),
+        Record(b"large", large(seed), headers, STARTED_MS - 5),
+        Record(b"small", None, [("why", b"deleted")], STARTED_MS + 1),
+        Record(None, large(seed + 1), (), STARTED_MS + 7),
+        Record(b"empty", b"", (), STARTED_MS),
+        Record(None, None, (), STARTED_MS),
+        Record(b"", large(seed), (), STARTED_MS + 2),
+        Record(b"edge", bytes(THRESHOLD), (), 0),
+        Record(b"over", bytes(THRESHOLD + 1), (), STARTED_MS),
+    ]
+
+
+def chunks_of(record: Record, uuid: str) -> list[Record]:
+    return list(Chunking(1_500).split(record, uuid))
+
+
+def summary_of(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    summary: dict[str, object] = json.loads(capsys.readouterr().out)
+    return summary
+
+
+@pytest.fixture
+def in_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command on the tests' own session, which is there already."""
+
+    @contextlib.contextmanager
+    def opened(_settings: SessionSettings) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("jobs.backfill.open_session", opened)
+
+
+@pytest.fixture
+def place(broker: str, tmp_path: Path) -> Place:
+    config = {
+        "large.message.payload.store.class": "filesystem",
+        "filesystem.root": str(tmp_path / "payloads"),
+        "filesystem.fsync": False,
+    }
+    return Place(broker, tmp_path, config)
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Each kind of S3 server that this machine has."""
+    try:
+        with s3_server(request.param, tmp_path_factory.mktemp("s3")) as started:
+            yield started
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
+
+
+def on_s3(broker: str, folder: Path, server: S3Server) -> Place:
+    return Place(broker, folder, {"large.message.payload.store.class": "s3", **server.config("base")})
+
+
+# --- there and back
+
+
+def there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    source, references, plain = make_topic(2), make_topic(2), make_topic(2)
+    sent = {0: of_all_kinds(1), 1: list(reversed(of_all_kinds(3)))}
+    for number, records in sent.items():
+        place.send(source, records, number)
+    expected = {number: [row(record) for record in records] for number, records in sent.items()}
+    capsys.readouterr()
+
+    assert place.run(source, references, "references", "--max-range-records", "2") == 0
+    summary = summary_of(capsys)
+    assert (summary["status"], summary["written"], summary["payloads"], summary["left"]) == ("done", 18, 8, 0)
+    found = place.rows(references)
+    for number, rows in expected.items():
+        assert [(key, time) for key, _, _, time in found[number]] == [(key, time) for key, _, _, time in rows]
+        for (_, value, headers, _), (_, old, own, _) in zip(found[number], rows, strict=True):
+            assert is_reference(headers) is (old is not None and len(old) > THRESHOLD)
+            assert headers[: len(own)] == own
+            assert is_reference(headers) or (value, headers) == (old, own)
+
+    assert place.run(references, plain, "plain", "--max-range-records", "4") == 0
+    assert place.rows(plain) == expected
+
+
+@pytest.mark.usefixtures("in_session")
+def test_there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into references and back, each partition is what it was: order, keys, values, headers, timestamps."""
+    there_and_back(place, make_topic, capsys)
+
+
+@pytest.mark.usefixtures("in_session")
+def test_there_and_back_on_s3(
+    broker: str, tmp_path: Path, server: S3Server, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a real S3 server it is the same."""
+    there_and_back(on_s3(broker, tmp_path, server), make_topic, capsys)
+
+
+@pytest.mark.usefixtures("in_session")
+@pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
+def test_bakdata_vectors(
+    broker: str, tmp_path: Path, server: S3Server, make_topic: MakeTopic, name: FormatName
+) -> None:
+    """What bakdata's serializer wrote comes out of our format as the values that it was given."""
+    place = on_s3(broker, tmp_path, server)
+    cases = [case for case in bakdata_cases() if case.format == name]
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name=server.region,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+    for path, data in (case.stored for case in cases if case.stored is not None):
+        client.put_object(Bucket=server.bucket, Key=path.removeprefix(f"s3://{server.bucket}/"), Body=data)
+    source, references, plain = make_topic(), make_topic(), make_topic()
+    place.send(source, [Record(c.wire.key, c.wire.value, c.wire.headers, STARTED_MS + n) for n, c in enumerate(cases)])
+
+    assert place.run(source, references, "references", "--format", name, "--threshold-bytes", "99") == 0
+    found = place.rows(references)[0]
+    for (_, value, headers, _), case in zip(found, cases, strict=True):
+        assert is_reference(headers) is (case.stored is not None)
+        assert value is None or not is_reference(headers) or f"/{references}/".encode() in value
+    assert place.run(references, plain, "plain") == 0
+    wanted = [(c.plain.key, c.plain.value, tuple(c.plain.headers), STARTED_MS + n) for n, c in enumerate(cases)]
+    assert place.rows(plain)[0] == wanted
+
+
+@pytest.mark.usefixtures("in_session")
+def test_chunks_become_references(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages of chunks, interleaved and cut by ranges, become one reference each, in the order of their ends."""
+    source, references, plain = make_topic(), make_topic(), make_topic()
+    one, two = (Record(b"k%d" % n, large(n), [("x", b"%d" % n)], STARTED_MS + n) for n in (1, 2))
+    first, second = chunks_of(one, "one"), chunks_of(two, "two")
+    ordinary = Record(b"o", b"v", (), STARTED_MS)
+    lonely = chunks_of(Record(b"l", large(9), (), STARTED_MS), "lonely")[:1]
+    log = [first[0], second[0], *first[1:3], ordinary, *second[1:], *first[3:], *lonely]
+    place.send(source, log)
+    capsys.readouterr()
+    assert place.run(source, references, "references", "--max-range-records", "2") == 0
+    summary = summary_of(capsys)
+    assert (summary["written"], summary["payloads"]) == (3, 2)
+    assert summary["read"] == {
+        "plain": {"records": 1, "bytes": 2},
+        "chunk": {"records": len(log) - 1, "bytes": sum(len(r.value or b"") + len(r.key or b"") for r in log) - 2},
+    }
+    assert [is_reference(headers) for _, _, headers, _ in place.rows(references)[0]] == [False, True, True]
+    assert place.run(references, plain, "plain") == 0
+    assert place.rows(plain)[0] == [row(ordinary), row(two), row(one)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_chunk_that_comes_later(place: Place, make_topic: MakeTopic) -> None:
+    """A message whose last chunk comes after a run is written by the next, which goes on where the first ended."""
+    source, plain = make_topic(), make_topic()
+    record = Record(b"k", large(1), (), STARTED_MS)
+    chunks = chunks_of(record, "late")
+    place.send(source, [*chunks[:2], Record(b"o", b"v", (), 1)])
+    assert place.run(source, plain, "plain") == 0
+    place.send(source, chunks[2:])
+    assert place.run(source, plain, "plain") == 0
+    assert place.rows(plain)[0] == [(b"o", b"v", (), 1), row(record)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_references_are_published_anew_or_kept(place: Place, make_topic: MakeTopic) -> None:
+    """References of the source get payloads below the sink's name; with --keep-references they go as they are."""
+    source, anew, kept = make_topic(), make_topic(), make_topic()
+    reference = place.referring(source, Record(b"k", large(1), [("x", b"1")], STARTED_MS))
+    place.send(source, [reference])
+    assert place.run(source, anew, "references") == 0
+    ((key, value, headers, time_ms),) = place.rows(anew)[0]
+    assert (key, headers, time_ms) == (b"k", tuple(reference.headers), STARTED_MS)
+    assert value is not None
+    assert f"/{anew}/".encode() in value
+    place.lose(reference)
+    assert place.run(source, kept, "references", "--keep-references") == 0
+    assert place.rows(kept)[0] == [row(reference)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_partition_by_key(place: Place, make_topic: MakeTopic) -> None:
+    """By key, each key's records are in one partition of the sink, in order, where Kafka's own clients put them."""
+    source, sink = make_topic(3), make_topic(2)
+    for number in range(3):
+        keyed = [Record(b"key-%d" % (3 * n + number), b"%d" % n, (), STARTED_MS) for n in range(20)]
+        again = [Record(r.key, b"again", (), STARTED_MS) for r in keyed]
+        known = Record((b"abc", b"21", b"foobar")[number], b"known", (), 1)
+        place.send(source, [*keyed, *again, known, Record(None, b"a", (), 1), Record(None, b"b", (), 1)], number)
+    assert place.run(source, sink, "references", "--partition-by", "key") == 0
+    found = place.rows(sink)
+    assert sum(map(len, found.values())) == 3 * 43
+    for rows in found.values():
+        keys = [key for key, value, _, _ in rows if value == b"again"]
+        assert len(set(keys)) == len(keys)
+        for key in keys:
+            assert [value for each, value, _, _ in rows if each == key][1:] == [b"again"]
+    places = {key: number for number, rows in found.items() for key, _, _, _ in rows if key is not None}
+    assert len(places) == 60 + 3
+    # Of the Java client's own tests: murmur2 of these is 479470107, -973932308 and -790332482.
+    assert (places[b"abc"], places[b"21"], places[b"foobar"]) == (1, 0, 0)
+    assert [[value for key, value, _, _ in found[n] if key is None] for n in (0, 1)] == [
+        [b"a", b"b", b"a", b"b"],
+        [b"a", b"b"],
+    ]
+
+
+# --- what cannot be restored
+
+
+@pytest.mark.usefixtures("in_session")
+def test_failure_then_again(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record whose payload is gone ends the job with one sentence; set right, the next run repeats nothing."""
+    source, plain = make_topic(), make_topic()
+    records = [Record(b"%d" % n, large(n), (), STARTED_MS + n) for n in range(6)]
+    references = [place.referring(source, record) for record in records]
+    place.send(source, references)
+    lost = place.lose(references[3])
+    capsys.readouterr()
+    for _ in range(2):
+        assert place.run(source, plain, "plain") == 1
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"backfill: topic {source} partition 0 offset 3: value missing: there is no")
+        assert captured.err.count("\n") == 1
+        assert json.loads(captured.out)["status"] == "failed"
+        assert place.rows(plain)[0] == [row(record) for record in records[:3]]
+    with closing(open_store(place.config)) as store:
+        store.publish(source, lost)
+    assert place.run(source, plain, "plain") == 0
+    assert place.rows(plain)[0] == [row(record) for record in records]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_problem_kept(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --on-error keep, such a record goes as it is, and chunks that make no message are left out; both count."""
+    source, plain = make_topic(), make_topic()
+    reference = place.referring(source, Record(b"k", large(1), (), STARTED_MS))
+    place.lose(reference)
+    spoilt = chunks_of(Record(b"c", large(2), (), STARTED_MS), "spoilt")
+    del spoilt[1]
+    last = Record(b"last", b"v", (), STARTED_MS)
+    place.send(source, [reference, *spoilt, last])
+    capsys.readouterr()
+    assert place.run(source, plain, "plain", "--on-error", "keep") == 0
+    summary = summary_of(capsys)
+    assert (summary["kept"], summary["left_out"], summary["written"]) == (1, len(spoilt), 2)
+    assert place.rows(plain)[0] == [row(reference), row(last)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_other_format(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """References that --format does not mean are no values: the job says which format they have."""
+    source, theirs, sink = make_topic(), make_topic(), make_topic()
+    form = FORMATS["bakdata-headers"]
+    place.send(theirs, [form.write_reference(Record(b"k", None), Reference("s3://b/t/values/id"))])
+    place.send(source, [place.referring(source, Record(b"k", large(1)))])
+    capsys.readouterr()
+    assert place.run(theirs, sink, "plain") == 1
+    assert "is --format bakdata-headers meant?" in capsys.readouterr().err
+    assert place.run(source, make_topic(), "plain", "--format", "bakdata-headers") == 1
+    assert "is --format wideload meant?" in capsys.readouterr().err
+    assert place.rows(sink) == {}
+
+
+@pytest.mark.usefixtures("in_session")
+def test_value_too_large_for_the_sink(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that the sink does not take ends the job before it is sent, with both sizes."""
+    source, plain = make_topic(), make_topic(**{"max.message.bytes": 4_000})
+    place.send(source, [place.referring(source, Record(b"k", large(1, 4_000)))])
+    capsys.readouterr()
+    assert place.run(source, plain, "plain") == 1
+    said = f"value too-large: a record of 4,072 bytes; max.message.bytes of topic {plain} is 4,000"
+    assert said in capsys.readouterr().err
+
+
+# --- refusals
+
+
+@pytest.mark.usefixtures("in_session")
+def test_refusals(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would lose order, timestamps or records is refused with one sentence and status 2; nothing is written."""
+    source, two, one, clock = (
+        make_topic(2),
+        make_topic(2),
+        make_topic(),
+        make_topic(2, **{"message.timestamp.type": "LogAppendTime"}),
+    )
+    place.send(source, of_all_kinds(1))
+    place.send(two, [Record(b"k", b"there already")])
+
+    def refused(sink: str, *more: str) -> str:
+        capsys.readouterr()
+        assert place.run(source, sink, "references", *more) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        return captured.err.removeprefix("backfill: ")
+
+    assert refused(one).startswith(f"--sink: topic {one} has 1 partitions, the source has 2; make it with as many, or")
+    assert refused(clock).startswith(f"--sink: topic {clock} has message.timestamp.type=LogAppendTime")
+    assert refused(source).startswith(f"--sink: found {source}, which is the source")
+    assert refused("nowhere").startswith("--sink: topic nowhere cannot be written to: UnknownTopicOrPartitionError")
+    assert f"is new, and topic {two} has had records already" in refused(two)
+    assert refused(two, "--conf", "x").startswith("--conf: is KEY=VALUE")
+    assert end_offsets(place.broker, clock) == {0: 0, 1: 0}
+
+    assert place.run(source, two, "references", "--append") == 0
+    assert len(place.rows(two)[0]) == 1 + len(of_all_kinds(1))
+    other = ("--checkpoint", str(place.folder / f"checkpoint-{two}"))
+    capsys.readouterr()
+    assert place.run(source, two, "plain", *other) == 2
+    assert "belongs to to references, this is to plain" in capsys.readouterr().err
+    missing = [a for a in place.arguments("nowhere", two, "plain") if "checkpoint" not in a] + ["--dry-run"]
+    assert main(missing) == 2
+    assert capsys.readouterr().err.startswith("backfill: --source: topic nowhere cannot be read")
+
+
+@pytest.mark.usefixtures("in_session")
+def test_topics_made_anew(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that knows of more than source or sink have is not followed."""
+    source, sink = make_topic(), make_topic()
+    place.send(source, of_all_kinds(1))
+    assert place.run(source, sink, "references") == 0
+    folder = place.folder / f"checkpoint-{sink}"
+    last = max((file for file in folder.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
+    note = json.loads(last.read_text())
+    assert (note["positions"], note["ends"]) == ({"0": 9}, {"0": 9})
+    capsys.readouterr()
+    for part, said in (("ends", f"topic {sink} partition 0 was written up to offset 10 and ends at 9 now"),
+                       ("positions", f"topic {source} partition 0 was read up to offset 10 and ends at 9 now")):  # fmt: skip
+        (folder / f".{last.name}.crc").unlink(missing_ok=True)
+        last.write_text(json.dumps({**note, part: {"0": 10}}))
+        assert place.run(source, sink, "references") == 1
+        assert said in capsys.readouterr().err
+
+
+# --- a dry run
+
+
+@pytest.mark.usefixtures("in_session")
+def test_dry_run(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run counts by form, with what would be published, and neither writes nor asks the store."""
+    source, sink = make_topic(2), make_topic(2)
+    place.send(source, [*of_all_kinds(1), *chunks_of(Record(b"c", large(5)), "c")], 0)
+    bakdata = FORMATS["bakdata-headers"].write_reference(Record(b"k", None), Reference("s3://b/t/values/id"))
+    place.send(source, [place.referring(source, Record(b"k", large(1))), bakdata], 1)
+    capsys.readouterr()
+    assert place.run(source, sink, "references", "--dry-run", "--max-range-records", "3") == 0
+    summary = summary_of(capsys)
+    counts = {form: found["records"] for form, found in summary["read"].items()}  # type: ignore[attr-defined]
+    assert counts == {"plain": 7, "reference": 1, "bakdata": 1, "chunk": 4, "tombstone": 2}
+    assert (summary["status"], summary["written"], summary["payloads"], summary["unsized"]) == ("dry-run", 11, 7, 1)
+    assert summary["payload_bytes"] == 5 * 5_000 + THRESHOLD + 1
+    assert end_offsets(place.broker, sink) == {0: 0, 1: 0}
+    assert not (place.folder / f"checkpoint-{sink}").exists()
+
+
+@pytest.mark.usefixtures("in_session")
+def test_table(
+    place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal the summary is a table and sentences."""
+    source, sink = make_topic(), make_topic()
+    place.send(source, of_all_kinds(1))
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert place.run(source, sink, "references", "--dry-run") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "read as    records     size",
+        "plain            7  17.0 kB",
+        "tombstone        2      5 B",
+        "would be written: 9 records",
+        "would be published: 4 payloads, 16.0 kB",
+        "nothing was written: this was a dry run",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "found"),
+    [
+        (Record(b"k", b"v"), "wideload", "plain"),
+        (Record(b"k", b"v"), "bakdata-flag", "bakdata"),
+        (Record(b"k", b"v", [("__large.message.backed.value", b"\0")]), "wideload", "bakdata"),
+        (Record(b"k", None, [("__large.message.backed.value", b"\0")]), "bakdata-flag", "tombstone"),
+        (Record(b"k", b"p", [("large-message", b"true")]), "bakdata-flag", "reference"),
+        (Record(b"k", None, [("large-message", b"true")]), "wideload", "tombstone"),
+        (Record(b"k", b"p", [("large-message", b"true"), ("large-message.chunk.uuid", b"u")]), "wideload", "chunk"),
+    ],
+)
+def test_form_of(record: Record, form: FormatName, found: str) -> None:
+    """A chunk is a chunk whatever else it is, and a null value is a tombstone whatever its headers say."""
+    assert form_of(record, form) == found
+
+
+# --- restarts
+
+
+def is_repetition(found: Sequence[Row], expected: Sequence[Row], most: int) -> int | None:
+    """How many rows stand twice where the expected ones were begun again once; None where it is something else."""
+    repeated = len(found) - len(expected)
+    for cut in range(len(expected) + 1):
+        again = max(0, cut - repeated)
+        if list(found) == [*expected[:cut], *expected[again:]] and cut - again <= most:
+            return repeated
+    return None
+
+
+@pytest.mark.slow
+def test_process_killed(place: Place, spark: SparkSession, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Killed in the middle, and run again: no gap, order as it was, and at most one range of a partition twice."""
+    source, sink, plain = make_topic(2), make_topic(2), make_topic(2)
+    size = 1_500
+    sent = {
+        number: [
+            Record(b"%d" % n, large(n, 3_000) if n % 3 == 0 else b"small", (), STARTED_MS + n) for n in range(size)
+        ]
+        for number in (0, 1)
+    }
+    for number, records in sent.items():
+        place.send(source, records, number)
+    most = 100
+    arguments = place.arguments(source, sink, "references", "--max-range-records", str(most))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jobs.backfill", *arguments, "--conf", "spark.ui.enabled=false", "--master", "local[2]"],
+        cwd=REPOSITORY,
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "local")},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline, pause = time.monotonic() + 300, Event()
+        while sum(end_offsets(place.broker, sink).values()) < 3 * most:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            pause.wait(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    middle = sum(end_offsets(place.broker, sink).values())
+    assert middle < 2 * size
+
+    again = subprocess.run(
+        [sys.executable, "-m", "jobs.backfill", *arguments, "--conf", "spark.ui.enabled=false", "--master", "local[2]"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    summary = json.loads(again.stdout)
+    assert (summary["status"], summary["left"]) == ("done", 0)
+    restored = subprocess.run(
+        [sys.executable, "-m", "jobs.backfill", *place.arguments(sink, plain, "plain"), "--master", "local[2]"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert restored.returncode == 0, restored.stderr
+    found = place.rows(plain)
+    repeats = [is_repetition(found[n], [row(r) for r in records], most) for n, records in sent.items()]
+    assert all(number is not None for number in repeats), {n: len(found[n]) for n in sent}
+    print(f"killed at {middle} of {2 * size} records; repeated: {repeats}")
