@@ -3,7 +3,7 @@
 #   make demo INPUT=folder              the files of a folder of your own as messages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs lock clean
+.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs jobs-zip lock clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT PYTHON
@@ -68,6 +68,9 @@ fuzz: setup-demo ## Feed each parser of foreign bytes a million mutated inputs
 
 docs: setup-demo ## Write docs/configuration.md from the settings
 	@$(RUN) -m app.reference
+
+jobs-zip: setup-demo ## Pack the code of the Spark jobs into build/jobs.zip, for spark-submit --py-files
+	@$(RUN) -m app.archive build/jobs.zip
 
 lock: setup-demo ## Resolve the requirements and the jars anew
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \

@@ -26,7 +26,7 @@ _FAILED = 1
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
     "Work with topics": ("produce", "consume", "inspect"),
-    "Work with payloads": ("store",),
+    "Work with payloads": ("store", "job"),
     "Work with names": ("names",),
 }
 
@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, str] = {
     "consume": "app.consume",
     "demo": "app.demo",
     "inspect": "app.inspection",
+    "job": "app.job",
     "names": "app.names",
     "produce": "app.produce",
     "store": "app.lifecycle",

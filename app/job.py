@@ -1,0 +1,66 @@
+"""`wideload job`: the Spark jobs, each with its own options, in this process."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import click
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["JOBS", "command"]
+
+JOBS: Mapping[str, str] = {
+    "audit": "Say which references of topics lead to payloads that are missing, are others, or go too early.",
+    "backfill": "Take an existing topic into references, or back to plain values, in another topic.",
+    "ingest": "Read a topic of whole values into Parquet, each record once.",
+    "sweep": "Remove the payloads that no record refers to any more; a dry run unless told otherwise.",
+}
+"""The jobs by name: those modules of `jobs` that have a `main`."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+)
+@click.argument("arguments", metavar="[NAME [OPTIONS]]", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(context: click.Context, arguments: tuple[str, ...]) -> int:
+    """Run a Spark job; without a name, list them.
+
+    A job takes its own options: `wideload job NAME --help`. It runs in this process, with this machine's cores unless
+    --master says otherwise; on a cluster use spark-submit (docs/spark.md). Its exit status is that of this command.
+
+    \b
+    Example:
+      wideload job sweep --help
+    """
+    if not arguments:
+        _list()
+        return 0
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        click.echo(context.get_help())
+        _list()
+        return 0
+    if name not in JOBS:
+        near = difflib.get_close_matches(name, JOBS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
+        context.fail(f"there is no job {name!r}{hint}")
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
+            )
+    # By name, and only now: no other part of `app` knows the jobs, nor Spark.
+    main = cast("Callable[[list[str]], int]", importlib.import_module(f"jobs.{name}").main)
+    return main(rest)
+
+
+def _list() -> None:
+    width = max(map(len, JOBS))
+    for name, line in JOBS.items():
+        click.echo(f"  {name:<{width}}  {line}")
