@@ -172,7 +172,7 @@ class Restorer:
             entry = self._entry(place, record)
             while waiting and (held + entry.held > self._held_bytes or len(waiting) >= _MOST_WAITING):
                 held -= waiting[0].held
-                yield self._finished(waiting.popleft())  # by no name, so that it is gone once the caller has done with it
+                yield self._finished(waiting.popleft())  # without a name, so that nothing here keeps it
             if entry.references is not None:
                 entry.outcome = self._pool.submit(self._restore, record, entry.references, self._probe)
             elif not waiting:
