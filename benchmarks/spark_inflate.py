@@ -39,6 +39,7 @@ PAYLOADS = 400
 _TIMES = 3
 _VALUE_BYTES = 2**20
 _THREADS = 8
+_FAR = "benchmarks.contenders.far_store.FarStore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class _Source:
 
 
 async def spark_inflate(bench: Bench) -> list[Result]:
-    """Inflates values of 1 MiB, from S3 and from the filesystem, with two tasks at a time.
+    """Inflates values of 1 MiB with two tasks at a time: from the filesystem, from S3, and from S3 20 ms away.
 
     Raises:
         BenchmarkError: a value is not what was stored.
@@ -75,6 +76,7 @@ async def spark_inflate(bench: Bench) -> list[Result]:
         try:
             server = stack.enter_context(s3_server("versitygw", bench.folder / "s3"))
             stores["s3"] = {"large.message.payload.store.class": "s3", **server.config("bench")}
+            stores["s3_far"] = stores["s3"] | {"large.message.payload.store.class": _FAR}
         except S3UnavailableError as exc:
             bench.console.print(f"spark_inflate: without S3: {exc}", markup=False)
         spark = stack.enter_context(_session(bench.folder))

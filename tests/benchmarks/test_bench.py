@@ -95,7 +95,7 @@ def test_bench_sweep(broker: str, tmp_path: Path) -> None:
 def test_bench_spark_inflate(broker: str, tmp_path: Path) -> None:
     """Spark and the loop inflate the same values, from the filesystem and, where there is a server, from S3."""
     rows = _measured(broker, tmp_path, "spark_inflate", 8)
-    assert rows.keys() <= {"spark.inflate.filesystem", "spark.inflate.s3"}
+    assert rows.keys() <= {"spark.inflate.filesystem", "spark.inflate.s3", "spark.inflate.s3_far"}
     assert all(
         row["value"] > 0 and row["ratio"] == pytest.approx(row["value"] / row["against"]) for row in rows.values()
     )
