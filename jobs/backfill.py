@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _said(error: ConfigurationError | JobFailedError) -> str:
     """The message, with this command's names for the options of the data source."""
     text = str(error).replace("failOnDataLoss=false", "--no-fail-on-data-loss")
+    text = text.replace("(chunkLookback)", "(--chunk-lookback)")
     for name, option in _OPTIONS.items():
         text = text.replace(f"{name}: ", f"{option}: ", 1) if text.startswith(f"{name}: ") else text
     return text
@@ -113,6 +114,9 @@ def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: s
         print(json.dumps(_summary(found, arguments, state, message)))
         return
     tally = found.tally
+    if not found.ranges:
+        print("nothing is left to do")
+        return
     columns = [Column("read as"), Column("records", right=True), Column("size", right=True)]
     rows = [[form, f"{tally.forms[form][0]:,}", amount(tally.forms[form][1])] for form in FORMS if form in tally.forms]
     sys.stdout.write(text_table(columns, rows))
@@ -190,6 +194,7 @@ def _source(arguments: argparse.Namespace) -> SourceSettings:
             "subscribe": arguments.source,
             "reference.format": arguments.format,
             "failOnDataLoss": _text(arguments.fail_on_data_loss),
+            "chunkLookback": str(arguments.chunk_lookback),
         }
     )
 
@@ -234,6 +239,13 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="fail when records that were not yet read are gone from Kafka; the default",
+    )
+    source.add_argument(
+        "--chunk-lookback",
+        type=_number(0),
+        default=100_000,
+        metavar="N",
+        help="how many offsets before a range the first chunk of a message may be (default %(default)s)",
     )
     add_store(parser.add_argument_group("the store"))
     _add_sink(parser.add_argument_group("what to write"))

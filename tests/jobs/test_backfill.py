@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,9 @@ from threading import Event
 
 import boto3
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
 from jobs.backfill import _parser, _settings, main
@@ -91,6 +95,15 @@ class Place:
 
 def rows_of(found: Sequence[Found]) -> list[Row]:
     return [(each.key, each.value, each.headers, each.timestamp) for each in found]
+
+
+async def delete_below(broker: str, topic: str, offset: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
+    finally:
+        await admin.close()
 
 
 def row(record: Record) -> Row:
@@ -265,6 +278,38 @@ def test_chunk_that_comes_later(place: Place, make_topic: MakeTopic) -> None:
     place.send(source, chunks[2:])
     assert place.run(source, plain, "plain") == 0
     assert place.rows(plain)[0] == [(b"o", b"v", (), 1), row(record)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_chunk_beyond_the_lookback(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """A first chunk too far before the range is no silent loss: the job names the option, and goes on with more."""
+    source, plain = make_topic(), make_topic()
+    record = Record(b"k", large(1), (), STARTED_MS)
+    first, *rest = chunks_of(record, "far")
+    between = [Record(b"%d" % n, b"v", (), 1) for n in range(5)]
+    place.send(source, [first, *between, *rest])
+    near = ("--max-range-records", "6", "--chunk-lookback")
+    capsys.readouterr()
+    assert place.run(source, plain, "plain", *near, "3") == 1
+    assert "and no first one before it within 3 offsets (--chunk-lookback)" in capsys.readouterr().err
+    assert place.run(source, plain, "plain", *near, "6") == 0
+    assert place.rows(plain)[0] == [*(row(each) for each in between), row(record)]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_records_deleted_by_kafka(place: Place, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> None:
+    """Records that Kafka deleted before they were read are a failure that names them, unless it is told otherwise."""
+    source, sink = make_topic(), make_topic()
+    place.send(source, [Record(b"%d" % n, b"v", (), 1) for n in range(3)])
+    assert place.run(source, sink, "references") == 0
+    place.send(source, [Record(b"%d" % n, b"v", (), 1) for n in range(3, 9)])
+    asyncio.run(delete_below(place.broker, source, 5))
+    capsys.readouterr()
+    assert place.run(source, sink, "references") == 1
+    said = f"topic {source} partition 0 was read up to offset 3 and begins at 5 now: records were deleted before"
+    assert said in capsys.readouterr().err
+    assert place.run(source, sink, "references", "--no-fail-on-data-loss") == 0
+    assert [key for key, _, _, _ in place.rows(sink)[0]] == [b"0", b"1", b"2", b"5", b"6", b"7", b"8"]
 
 
 @pytest.mark.usefixtures("in_session")
