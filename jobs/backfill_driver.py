@@ -23,7 +23,7 @@ from jobs.backfill_sink import SinkTopic, sink_topic
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained
 from jobs.log import Bounds, bounds
 from jobs.source_options import SourceSettings
-from transforms.errors import ConfigurationError, WideloadError
+from transforms.errors import ConfigurationError
 from transforms.offload import Offload
 
 __all__ = ["Backfill", "BackfillSettings", "run"]
@@ -294,6 +294,6 @@ class _Run:
                 self._checkpoint.save(Progress(self._found.positions, self._found.sink_ends))
             self._found.ranges += 1
             self._show(self._found)
-        error: WideloadError | None = outcome.error
-        if error is not None:
-            raise error
+        if outcome.error is not None:
+            # Whatever the user may set right: other ranges were written.
+            raise JobFailedError(str(outcome.error)) from outcome.error
