@@ -82,8 +82,6 @@ def test_bench_batches(broker: str, tmp_path: Path) -> None:
     assert 10 < rows["batches.fill_percent"]["value"] <= 100
 
 
-
-
 @pytest.mark.slow
 def test_bench_sweep(broker: str, tmp_path: Path) -> None:
     """Payloads without a record go and the others stay; time and memory have their numbers."""
