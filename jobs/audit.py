@@ -95,7 +95,7 @@ def _example(row: Row) -> dict[str, object]:
 
 def _settings(arguments: argparse.Namespace) -> AuditSettings:
     return AuditSettings(
-        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments)),
+        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments, {"--topic": arguments.topic})),
         store=store_config(arguments),
         topics=tuple(dict.fromkeys(arguments.topic)),
         reference_format=arguments.format,

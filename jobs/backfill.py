@@ -186,7 +186,8 @@ def _source(arguments: argparse.Namespace) -> SourceSettings:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
     # Without a store chunks can be put together, and a reference is refused by one that has nothing.
     store = store_config(arguments) if given else {STORE_CLASS: "memory"}
-    options = kafka_options(arguments) | {key: _text(value) for key, value in store.items()}
+    topics = {"--source": [arguments.source], "--sink": [arguments.sink]}
+    options = kafka_options(arguments, topics) | {key: _text(value) for key, value in store.items()}
     return settings_of(
         options
         | {

@@ -28,7 +28,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from jobs.checkpoint import bind
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
-from jobs.names import LIMIT_OPTION, check_names
+from jobs.names import LIMIT_OPTION
 from jobs.options import add_kafka, add_spark, kafka_options, session_settings
 from jobs.progress import Tally, bar, follow, measured, table
 from jobs.schemas import RECORD, conform
@@ -192,7 +192,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     status, message = 0, None
     try:
         settings, session = _settings(arguments), session_settings(arguments, "wideload-ingest")
-        check_names(settings.topics, settings.kafka_options)
         require_broker(settings.bootstrap_servers)
         with open_session(session) as spark, _stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
@@ -244,7 +243,7 @@ def _settings(arguments: argparse.Namespace) -> IngestSettings:
         min_partitions=arguments.min_partitions,
         row_group_bytes=arguments.row_group_bytes,
         fail_on_data_loss=arguments.fail_on_data_loss,
-        kafka_options=kafka_options(arguments),
+        kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
     )
 
 

@@ -19,12 +19,13 @@ _GROUP = "{}-" + "0" * 36 + "-" + "0" * 11 + "-driver-" + "0" * 10
 _CLIENT = "consumer-{}-" + "0" * 10
 
 
-def check_names(topics: Iterable[str], options: Mapping[str, str]) -> None:
+def check_names(topics: Iterable[str], options: Mapping[str, str], topic_option: str = "--topic") -> None:
     """Checks every name that a job gives, or has Spark make.
 
     Args:
         topics: the topics that it names.
         options: of Spark's Kafka source or sink, as Spark takes them.
+        topic_option: where the topics stand.
 
     Raises:
         ConfigurationError: one is over its limit.
@@ -32,7 +33,7 @@ def check_names(topics: Iterable[str], options: Mapping[str, str]) -> None:
     # Spark takes its options in whatever case, and gives Kafka's client the names in small letters.
     lowered = {name.lower(): value for name, value in options.items()}
     enabled = lowered.get(LIMIT_OPTION, "true").lower() != "false"
-    for kind, text, key, made in _names(topics, lowered):
+    for kind, text, key, made in _names(topics, lowered, topic_option):
         try:
             check(kind, text, enabled=enabled)
         except ResourceIdentifierTooLargeError as exc:
@@ -44,9 +45,11 @@ def check_names(topics: Iterable[str], options: Mapping[str, str]) -> None:
             raise ConfigurationError(key, reason) from exc
 
 
-def _names(topics: Iterable[str], options: Mapping[str, str]) -> Iterator[tuple[Kind, str, str, bool]]:
+def _names(
+    topics: Iterable[str], options: Mapping[str, str], topic_option: str
+) -> Iterator[tuple[Kind, str, str, bool]]:
     for topic in topics:
-        yield "topic", topic, "--topic", False
+        yield "topic", topic, topic_option, False
     for name, kind in CLIENT_KEYS.items():
         if f"kafka.{name}" in options:
             yield kind, options[f"kafka.{name}"], f"kafka.{name}", False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from jobs.names import LIMIT_OPTION, check_names
 from jobs.session import SessionSettings, connector_jars, submitted
 from transforms.errors import ConfigurationError
 
@@ -36,17 +37,24 @@ def add_kafka(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def kafka_options(arguments: argparse.Namespace) -> dict[str, str]:
+def kafka_options(arguments: argparse.Namespace, topics: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """The further options of Spark's Kafka source.
 
+    Args:
+        arguments: of the command line.
+        topics: those that it names, by option.
+
     Raises:
-        ConfigurationError: one is no KEY=VALUE, or the file cannot be read.
+        ConfigurationError: one is no KEY=VALUE, the file cannot be read, or a name is over its limit.
     """
     options = {}
     if arguments.kafka_config:
         found = properties("--kafka-config", arguments.kafka_config)
         options = {f"kafka.{key}": value for key, value in found.items()}
-    return options | pairs("--kafka-option", arguments.kafka_option)
+    options |= pairs("--kafka-option", arguments.kafka_option)
+    for option, names in topics.items():
+        check_names(names, options, option)
+    return {name: value for name, value in options.items() if name.lower() != LIMIT_OPTION}
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:

@@ -126,7 +126,10 @@ def _cells(folder: Folder) -> list[str]:
 
 def _settings(arguments: argparse.Namespace) -> SweepSettings:
     return SweepSettings(
-        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments)),
+        kafka=Kafka(
+            arguments.bootstrap_servers,
+            kafka_options(arguments, {"--topic": arguments.topic, "--carrier": arguments.carrier}),
+        ),
         store=store_config(arguments),
         topics=tuple(dict.fromkeys(arguments.topic)),
         carriers=tuple(arguments.carrier),

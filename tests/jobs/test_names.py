@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jobs import audit, backfill, sweep
 from jobs.ingest import IngestSettings, main
 from jobs.names import LIMIT_OPTION, check_names
 from transforms.errors import ConfigurationError
@@ -78,3 +79,26 @@ def test_ingest_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "ingest: --topic: the topic name has 250 characters, allowed are 249; shorten it\n"
     )
+
+
+@pytest.mark.parametrize("option", ["--topic", "--carrier", "--source", "--sink"])
+def test_other_jobs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each job says which option has the name that is too long."""
+    job, arguments = (
+        (sweep.main, ["--topic", "t"])
+        if option in {"--topic", "--carrier"}
+        else (backfill.main, ["--source", "t", "--sink", "u", "--to", "plain", "--checkpoint", "c"])
+    )
+    broker = ["--bootstrap-servers", "127.0.0.1:1", "--store", "large.message.payload.store.class=memory"]
+    assert job([*broker, *arguments, option, OVER]) == 2
+    assert f"{option}: the topic name has 250 characters, allowed are 249; shorten it" in capsys.readouterr().err
+
+
+def test_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The audit holds names to their limits, and turns that off as the others do."""
+    broker = ["--bootstrap-servers", "127.0.0.1:1", "--store", "large.message.payload.store.class=memory"]
+    name = ["--topic", "t", "--kafka-option", f"kafka.client.id={OVER}"]
+    assert audit.main([*broker, *name]) == 2
+    assert "kafka.client.id: the client id has 250 characters" in capsys.readouterr().err
+    assert audit.main([*broker, *name, "--kafka-option", f"{LIMIT_OPTION}=false"]) == 2
+    assert "no broker answers" in capsys.readouterr().err
