@@ -13,6 +13,7 @@ from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
 from aiokafka.structs import RecordMetadata, TopicPartition
 
 from app.batches.producer import Batches, BatchSettings
+from app.batches.room import Room
 from transforms.record import Record
 from transforms.size import batch_of_one_bytes
 
@@ -74,33 +75,12 @@ class _Receipts:
                 future.exception()  # who does not look at it shall not be told at the end of the process
 
 
-class _Pending:
-    """Records that are not delivered yet, within `buffer.memory`. Who waits is served in order.
-
-    Args:
-        limit: the most bytes of them; one record may go over.
-        press: called where one has to wait, to have the others sent.
-    """
+class _Pending(Room):
+    """Records that are not delivered yet, within `buffer.memory`, and how many were not delivered at all."""
 
     def __init__(self, limit: int, press: Callable[[], None]) -> None:
-        self.used = 0
+        super().__init__(limit, press)
         self.failures = 0
-        self._limit = limit
-        self._press = press
-        self._order = asyncio.Lock()
-        self._freed = asyncio.Event()
-
-    async def take(self, size: int) -> None:
-        async with self._order:
-            while self.used and self.used + size > self._limit:
-                self._press()
-                self._freed.clear()
-                await self._freed.wait()
-            self.used += size
-
-    def give(self, size: int) -> None:
-        self.used -= size
-        self._freed.set()
 
 
 class BatchingProducer:

@@ -29,6 +29,7 @@ from aiokafka.errors import (
 from app.batches.batch import Batch, Builder, Load, Stamp
 from app.batches.numbers import BatchNumbers
 from app.batches.outbox import Outbox
+from app.batches.room import Room
 from transforms.errors import WideloadError
 from transforms.ratio import Estimates, room_bytes
 from transforms.size import BATCH_OVERHEAD_BYTES
@@ -48,6 +49,9 @@ _TURN_S = 5.0
 # Compressing so much takes a millisecond or two; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
 _BUILDING = 2  # batches at once: each is in memory twice meanwhile
+# aiokafka puts a batch of each partition into one request, and a broker hangs up on one over its
+# socket.request.max.bytes, 100 MiB: it would be sent again and again.
+_REQUEST_BYTES = 64 * 1_048_576
 _UNLIMITED_BYTES = 2**31 - 1
 
 # What a broker answers that has appended nothing, and would take what comes behind. After anything else nobody knows.
@@ -164,6 +168,7 @@ class Batches:
         self._estimates = Estimates()
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._large = asyncio.Semaphore(1)
+        self._request = Room(_REQUEST_BYTES)
         self._building = asyncio.Semaphore(_BUILDING)
 
     def estimate(self, topic: str) -> float:
@@ -299,13 +304,20 @@ class Batches:
 
     async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:
         place = outbox.partition
+        self._wrap(place)
+        asked_s = asyncio.get_running_loop().time()
+        if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
+            await self._build(place, batch.builder)
+        async with self._request.taken(batch.wire_bytes):
+            # Until here it has waited for others, whose own time runs.
+            waited_s = asyncio.get_running_loop().time() - asked_s
+            return await self._send_by(max(batch.began_s, outbox.answered_s) + waited_s, place, batch)
+
+    async def _send_by(self, began_s: float, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
         timeout_s = self._settings.delivery_timeout_s
         turn = _Turn(self._large)
-        self._wrap(place)
         try:
-            async with asyncio.timeout_at(max(batch.began_s, outbox.answered_s) + timeout_s) as timeout:
-                if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
-                    await self._build(place, batch.builder)
+            async with asyncio.timeout_at(began_s + timeout_s) as timeout:
                 if batch.wire_bytes > _LARGE_BATCH_BYTES:
                     await turn.begin()
                 future = await self._producer.send_batch(batch.builder, place.topic, partition=place.partition)

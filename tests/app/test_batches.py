@@ -57,6 +57,8 @@ class Log:
         self._message_accumulator = SimpleNamespace(_compression_type=codec[1])
         self._compression_type = codec[0]
         self._on_its_way: set[int] = set()
+        self._bytes_on_their_way = 0
+        self.peak_bytes = 0
 
     async def send_batch(self, builder: Builder, topic: str, *, partition: int) -> asyncio.Future[RecordMetadata]:
         """As aiokafka's, with the broker's answer."""
@@ -71,11 +73,14 @@ class Log:
         answer: asyncio.Future[RecordMetadata] = loop.create_future()
         for _ in range(self._tries):
             data = bytes(builder._build())
+        self._bytes_on_their_way += len(data)
+        self.peak_bytes = max(self.peak_bytes, self._bytes_on_their_way)
         loop.call_later(self._answer_s.get(partition, 0), self._answer, answer, place, data)
         return answer
 
     def _answer(self, answer: asyncio.Future[RecordMetadata], place: TopicPartition, data: bytes) -> None:
         self._on_its_way.remove(place.partition)
+        self._bytes_on_their_way -= len(data)
         batch = MemoryRecords(data).next_batch()
         assert batch is not None
         assert batch.validate_crc()
@@ -243,6 +248,21 @@ async def test_flush_waits_for_what_is_on_its_way_when_another_fails() -> None:
         await batches.flush()
     assert outcomes[0] == 0
     assert isinstance(outcomes[1], RecordRefusedError)
+
+
+async def test_what_is_on_its_way_fits_in_a_request() -> None:
+    """aiokafka puts a batch of each partition into one request, and a broker takes no request over 100 MiB."""
+    outcomes: dict[int, object] = {}
+    log = Log((None, 0), accepting, answer_s=dict.fromkeys(range(120), 0.001))
+    batches = Batches(log)
+    for partition in range(120):
+        outbox = batches.outbox("t", partition, lambda: Tally(outcomes))
+        outbox.append(Record(None, bytes(1_000_000), (), 5)).numbers.append(partition)
+        outbox.send(outbox)
+    async with asyncio.timeout(60):
+        await batches.flush()
+    assert outcomes == dict.fromkeys(range(120), 0)
+    assert 32 * 1_048_576 < log.peak_bytes <= 64 * 1_048_576
 
 
 async def test_record_refused_at_a_second_try_ends_all_sending() -> None:
