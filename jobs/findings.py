@@ -262,7 +262,7 @@ def _references(
     for topic in topics:
         rows = read(spark, settings.kafka, [topic], end=lambda span: span.stable, committed=True)
         if rows is not None:
-            rows = newest(rows) if topic.compacted and not settings.overwritten else rows
+            rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
             frames.append(references(rows, settings.reference_format, root))
     nothing = spark.createDataFrame([], REFERENCE)
     return reduce(DataFrame.unionByName, frames, nothing)

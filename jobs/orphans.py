@@ -250,6 +250,7 @@ def _references(
 ) -> DataFrame:
     """The references of the records that count."""
     kafka = settings.kafka
+    root = store.root.uri if isinstance(store, Store) else None
     compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
     whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
     # What an aborted transaction wrote overwrites nothing for one reader, and is all that there is for another; what
@@ -258,11 +259,10 @@ def _references(
         read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
     ]
     open_ended = read(spark, kafka, compacted, first=lambda span: span.stable)
-    last = [newest(each, since) for each in stable if each is not None]
+    last = [newest(each, since, root) for each in stable if each is not None]
     rows = [each for each in (whole, open_ended) if each is not None]
     if last:
         rows.append(reduce(DataFrame.unionByName, last).dropDuplicates(["topic", "partition", "offset"]))
-    root = store.root.uri if isinstance(store, Store) else None
     found = [references(each, settings.reference_format, root) for each in rows]
     if not found:
         nothing = spark.createDataFrame(

@@ -64,6 +64,7 @@ _HEADERS = (
 _SHOWN_BYTES = 200  # of a header that is not what it should be
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
 _BACKED = b"\x01"
+_WRAPPER = b"\x00"  # what wrappers begin with (seed 002), and whatever else
 _LARGEST = 2**63 - 1
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
 
@@ -81,7 +82,8 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
         source: rows of Spark's Kafka source, read with `includeHeaders`.
         reference_format: of the topics, as the worker's `reference.format`.
         root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
-            with an error: it looks like one of a format that is not `reference_format`.
+            with an error: it looks like one of a format that is not `reference_format`. So is a value that begins as a
+            wrapper does and has it somewhere inside, for references in wrappers are not read here.
 
     Raises:
         ValueError: a column is missing.
@@ -90,14 +92,14 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
         lambda key, value, headers: list(_parsed(key, value, headers, reference_format, root)), _PARSED, useArrow=False
     )
     found = (
-        _slim(source)
+        _slim(source, root)
         .where(_may_refer(reference_format, root))
         .withColumn("found", F.explode(parse(F.substring("key", 1, _CUT_BYTES), "value", "headers")))
     )
     return conform(found.select(*REFERENCE.fieldNames()[:5], "found.*"), REFERENCE)
 
 
-def newest(source: DataFrame, since: datetime | None = None) -> DataFrame:
+def newest(source: DataFrame, since: datetime | None = None, root: str | None = None) -> DataFrame:
     """The records that compaction keeps: of each key the last one, and what has no key.
 
     Columns are those that `references` needs; values are cut behind what it looks at.
@@ -106,6 +108,7 @@ def newest(source: DataFrame, since: datetime | None = None) -> DataFrame:
         source: rows of Spark's Kafka source, read with `includeHeaders`; whole partitions.
         since: records that were overwritten at this time or later (with time zone) count too, for readers that are a
             little behind still meet them.
+        root: as `references` will be given it.
 
     Raises:
         ValueError: a column is missing.
@@ -117,12 +120,12 @@ def newest(source: DataFrame, since: datetime | None = None) -> DataFrame:
     counts = next_one.isNull()
     if since is not None:
         counts |= next_one >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
-    rows = _slim(source).withColumn("_wideload_next", F.lead("timestamp").over(window))
+    rows = _slim(source, root).withColumn("_wideload_next", F.lead("timestamp").over(window))
     return rows.where(counts).drop("_wideload_next")
 
 
-def _slim(source: DataFrame) -> DataFrame:
-    """The columns that are looked at, as far as they are."""
+def _slim(source: DataFrame, root: str | None) -> DataFrame:
+    """The columns that are looked at, as far as they are; of a wrapper that may have a reference `_wrapped` alone."""
     missing = [name for name in _NEEDED if name not in source.columns]
     if missing:
         hint = "; read with the option includeHeaders" if "headers" in missing else ""
@@ -135,7 +138,12 @@ def _slim(source: DataFrame) -> DataFrame:
             F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
         ),
     )
-    changed = {"value": F.substring("value", 1, _CUT_BYTES), "headers": headers}
+    value = F.substring("value", 1, _CUT_BYTES)
+    if root is not None:
+        begins = F.substring("value", 1, 1) == F.lit(_WRAPPER)
+        # The path is the last thing in a wrapper, behind headers of any length.
+        value = F.when(begins & F.contains("value", F.lit(root.encode())), F.lit(_wrapped(root))).otherwise(value)
+    changed = {"value": value, "headers": headers}
     return source.select(*(changed.get(name, F.col(name)).alias(name) for name in _NEEDED))
 
 
@@ -145,6 +153,8 @@ def _may_refer(reference_format: FormatName, root: str | None) -> Column:
     may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
     if reference_format == "bakdata-flag":
         may |= value & (F.substring("value", 1, 1) != F.lit(b"\x00"))
+    if root is not None:
+        may |= value & (F.col("value") == F.lit(_wrapped(root)))
     for name in ("value", "key") if root is not None else ():
         assert root is not None
         for start in (root.encode(), _BACKED + root.encode()):
@@ -190,6 +200,9 @@ def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
 def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Parsed]:
     if record.value is None:
         return
+    if root is not None and record.value == _wrapped(root):
+        yield _wrong("value", f"begins as a wrapper does and contains {root}; references in wrappers are not read")
+        return
     # What a header marks is told by anyone; a flag in front of the value is only where it is said to be.
     names: list[FormatName] = [reference_format]
     names += [name for name in ("wideload", "bakdata-headers") if name != reference_format]
@@ -218,6 +231,10 @@ def _fields(which: str, name: FormatName, reference: Reference) -> _Parsed:
 
 def _wrong(which: str, error: str) -> _Parsed:
     return which, None, None, None, None, None, error
+
+
+def _wrapped(root: str) -> bytes:
+    return _WRAPPER + root.encode()
 
 
 def _leads(data: bytes, root: str | None) -> bool:

@@ -16,6 +16,7 @@ from tests.vectors.bakdata import bakdata_cases
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, Reference
+from transforms.wrapper import MessageWrapper
 
 ROOT = "s3://payloads/base/"
 DIGEST = "ab" * 32
@@ -204,3 +205,20 @@ def test_newest_since(spark: SparkSession) -> None:
     for since, offsets in ((41, [3]), (40, [2, 3]), (30, [1, 2, 3]), (1, [0, 1, 2, 3])):
         kept = newest(frame(spark, log), datetime.fromtimestamp(since, UTC))
         assert sorted(row.offset for row in kept.collect()) == offsets
+
+
+def test_reference_in_a_wrapper(spark: SparkSession) -> None:
+    """What a wrapper refers to is not read, and is not passed over either, whatever stands before it."""
+    path = f"{ROOT}t/{DIGEST}".encode()
+    far = MessageWrapper({2_082_000: b"true", 7: bytes(3 * MAX_PATH_BYTES)}, path).serialize()
+    log = [
+        Record(b"a", MessageWrapper({2_082_000: b"true"}, path).serialize()),
+        Record(b"b", far),
+        Record(b"c", MessageWrapper({5: b"trace"}, b"a plain value").serialize()),
+        Record(b"d", b"no wrapper, says " + path),
+    ]
+    for rows in (frame(spark, log), newest(frame(spark, log), root=ROOT)):
+        for name in FORMATS:
+            found_rows = found(references(rows, name, ROOT))
+            wrapped = [row.offset for row in found_rows if "in wrappers are not read" in (row.error or "")]
+            assert wrapped == [0, 1], name
