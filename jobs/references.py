@@ -64,7 +64,9 @@ _HEADERS = (
 _SHOWN_BYTES = 200  # of a header that is not what it should be
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
 _BACKED = b"\x01"
-_WRAPPER = b"\x00"  # what wrappers begin with (seed 002), and whatever else
+# What wrappers begin with (seed 002): the magic byte, and the first of a length below 16 MiB. An inline value of the
+# format bakdata-flag has the first byte too, but text behind it.
+_WRAPPER = b"\x00\x00"
 _LARGEST = 2**63 - 1
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
 
@@ -140,7 +142,7 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
     )
     value = F.substring("value", 1, _CUT_BYTES)
     if root is not None:
-        begins = F.substring("value", 1, 1) == F.lit(_WRAPPER)
+        begins = F.substring("value", 1, len(_WRAPPER)) == F.lit(_WRAPPER)
         # The path is the last thing in a wrapper, behind headers of any length.
         value = F.when(begins & F.contains("value", F.lit(root.encode())), F.lit(_wrapped(root))).otherwise(value)
     changed = {"value": value, "headers": headers}
