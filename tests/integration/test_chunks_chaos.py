@@ -381,8 +381,8 @@ async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: ran
 @pytest.mark.chaos
 async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> None:
     """Where the sink takes less and less while values are split for it, all arrive; what had begun is a dead letter."""
-    messages, largest = 6, 6_000_000
-    count = PRODUCERS * messages * (1 + SMALL)
+    messages, largest, limits = 6, 6_000_000, (400_000, 150_000)
+    count = (PRODUCERS * messages + len(limits)) * (1 + SMALL)
     sent = Sent()
     arrivals = Arrivals(road.broker, road.whole, row_of)
     letters = Arrivals(road.broker, road.dead, lambda record: (record.partition, *unit_of(record)))
@@ -401,10 +401,13 @@ async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> No
                     producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * largest)
                     own = random.Random(rng.random())
                     group.create_task(produce(producer, road.raw, messages, own, sent, largest))
-                for number, limit in enumerate((400_000, 150_000)):
+                for number, limit in enumerate(limits):
                     await arrivals.different(rng.randrange(count * number // 3, count * (number + 1) // 3), workers)
                     configs = {"max.message.bytes": str(limit), "retention.ms": "-1"}
                     await asyncio.to_thread(alter, road.broker, road.chunked, configs)
+                    # All others may have gone through by now.
+                    producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * largest)
+                    group.create_task(produce(producer, road.raw, 1, random.Random(rng.random()), sent, largest))
                     began_again = f"the pipeline has begun again for {limit:,} bytes"
                     await asyncio.to_thread(until, lambda least=number: restarts() > least, began_again)
             await road.finished("split", workers["split"])

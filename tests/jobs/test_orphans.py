@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from pyspark.sql import SparkSession
 
 from jobs import orphans
@@ -312,7 +313,7 @@ def test_sweep_refuses_records_that_go_while_it_reads(
     def deleting(*arguments: Any) -> list[Topic]:
         found = describe(*arguments)
         if next(looks) == look:
-            delete_records(spark, place.broker, topic, 2)
+            delete_records(place.broker, topic, 2)
         # The third look is after the reading, and sees that records are gone.
         return found if look == 2 else describe(*arguments)
 
@@ -321,17 +322,18 @@ def test_sweep_refuses_records_that_go_while_it_reads(
     assert place.there() == {live, orphan}
 
 
-def delete_records(spark: SparkSession, broker: str, topic: str, before: int) -> None:
+def delete_records(broker: str, topic: str, before: int) -> None:
     """What retention does, at once."""
-    jvm: Any = spark.sparkContext._jvm
-    settings = jvm.java.util.HashMap()
-    settings.put("bootstrap.servers", broker)
-    admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-    wanted = jvm.java.util.HashMap()
-    partition = jvm.org.apache.kafka.common.TopicPartition(topic, 0)
-    wanted.put(partition, jvm.org.apache.kafka.clients.admin.RecordsToDelete.beforeOffset(before))
-    admin.deleteRecords(wanted).all().get()
-    admin.close()
+
+    async def delete() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before)})
+        finally:
+            await admin.close()
+
+    asyncio.run(delete())
 
 
 def test_sweep_refuses_a_grace_that_is_too_short(spark: SparkSession, place: Place) -> None:
