@@ -58,7 +58,7 @@ def test_proxy_passes_requests(kind: str, tmp_path: Path) -> None:
         (Error(503), "errors", "SlowDown"),
         (Error(507, code="XMinioStorageFull"), "errors", "HTTP 507"),
         (Cut(1_000_000, "upload"), "cuts", "ConnectionClosedError|ConnectionError|HTTPClientError"),
-        (Slow(1.0), "slowed", "ReadTimeoutError"),
+        (Slow(3.0), "slowed", "ReadTimeoutError"),
     ],
     ids=lambda value: type(value).__name__,
 )
