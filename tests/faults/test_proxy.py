@@ -22,14 +22,13 @@ DATA = os.urandom(3_000_000)
 @pytest.fixture
 def store(versitygw: S3Server, proxy: FaultProxy) -> Iterator[S3Store]:
     """A store behind the proxy that tries once, with short waits."""
-    yield from _store(versitygw, proxy)
+    yield from _store(versitygw, proxy, **{"s3.read.timeout.ms": 1_000, "s3.connection.timeout.ms": 1_000})
 
 
-def _store(server: S3Server, proxy: FaultProxy) -> Iterator[S3Store]:
+def _store(server: S3Server, proxy: FaultProxy, **keys: object) -> Iterator[S3Store]:
     store = S3Store()
     behind = replace(server, endpoint=proxy.endpoint)
-    short = {"s3.retry.attempts": 1, "s3.read.timeout.ms": 500, "s3.connection.timeout.ms": 500}
-    store.configure({**behind.config("proxy/"), **short})
+    store.configure({**behind.config("proxy/"), "s3.retry.attempts": 1, **keys})
     yield store
     store.close()
 
