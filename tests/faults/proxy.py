@@ -297,18 +297,21 @@ class FaultProxy:
             if answer.status == 100:
                 to_client.write(answer.raw)
                 answer = None
-        refused = answer is not None  # without having asked for the body
-        if not refused:
-            await self._copy_body(head, from_client, to_server, "upload")
-        answer = answer or await _head(from_server)
+        unread = answer is not None and head.get("content-length") not in {"", "0"}
         if answer is None:
-            return False
+            await self._copy_body(head, from_client, to_server, "upload")
+            answer = await _head(from_server)
+            if answer is None:
+                return False
+        if unread:
+            # Nobody knows whether the body comes all the same; the client must not go on with this connection.
+            answer = _Head(answer.raw.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n")
         to_client.write(answer.raw)
         if head.start[0] != "HEAD" and answer.status not in _NO_BODY:
             await self._copy_body(answer, from_server, to_client, "download")
         await to_client.drain()
         self._count("passed")
-        return not refused and "close" not in {head.get("connection"), answer.get("connection")}
+        return "close" not in {head.get("connection"), answer.get("connection")}
 
     async def _copy_body(
         self,
