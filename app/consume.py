@@ -196,7 +196,7 @@ def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, Payl
         store = open_store(settings.store)
     except ConfigurationError as exc:
         raise exc.within(settings.name) from exc
-    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format])
+    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
     return InflateStage(inflate, store, PipelineStats()), store
 
 

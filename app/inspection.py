@@ -28,9 +28,11 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     ReferenceRefusedError,
+    SignatureError,
 )
 from transforms.formats import FORMATS, WIDELOAD, Format
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
+from transforms.signing import Signing
 
 if TYPE_CHECKING:
     from app.reader import TopicRecord
@@ -62,7 +64,8 @@ class Finding:
     Attributes:
         state: `ok`: the payload is there, with the size that it must have. `unchecked`: no store was given, or it
             cannot be asked. `missing`: there is none. `size`: it has another size. `refused`: the path is not below the
-            store's root. `malformed`: the record is no reference that can be read. `unknown`: the store failed.
+            store's root, or the reference is not signed as it has to be. `malformed`: the record is no reference that
+            can be read. `unknown`: the store failed.
         reference: None where it is malformed.
         stored: bytes in the store; None where they are not known.
         detail: what is wrong, for people.
@@ -79,7 +82,13 @@ class Finding:
         return self.state in _BAD
 
 
-def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD, part: Field = VALUE) -> Finding:
+def examine(
+    record: TopicRecord,
+    store: Stat | None,
+    form: Format = WIDELOAD,
+    part: Field = VALUE,
+    signing: Signing | None = None,
+) -> Finding:
     """Looks at one reference, and asks the store for its payload where there is one. Blocks.
 
     Args:
@@ -87,6 +96,7 @@ def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD, pa
         store: None where no store is known.
         form: the format of references of values.
         part: which of the two.
+        signing: says which references are genuine; None where all are taken.
     """
     try:
         if part is KEY:
@@ -95,6 +105,11 @@ def examine(record: TopicRecord, store: Stat | None, form: Format = WIDELOAD, pa
             reference, _ = form.read_reference(record)
     except MalformedReferenceError as exc:
         return Finding("malformed", detail=str(exc))
+    try:
+        if signing is not None:
+            signing.verify(reference, part)
+    except SignatureError as exc:
+        return Finding("refused", reference, detail=str(exc))
     return Finding("unchecked", reference) if store is None else _look(reference, store)
 
 
@@ -196,14 +211,29 @@ def _line(record: TopicRecord, part: Field, finding: Finding) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """What references are read by.
+
+    Attributes:
+        store: None where no store is known, or it cannot be asked.
+        format: of references of values.
+        signing: None where all are taken.
+    """
+
+    store: Stat | None = None
+    format: Format = WIDELOAD
+    signing: Signing | None = None
+
+
 class _Inspection:
     """One `inspect`: counts all records, and examines references some at a time, in order."""
 
-    def __init__(self, printer: _Printer, store: Stat | None, form: Format, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, printer: _Printer, readers: _Readers, executor: ThreadPoolExecutor) -> None:
         self.totals = _Totals()
-        self._format = form
+        self._format = readers.format
         self._printer = printer
-        self._store = store
+        self._readers = readers
         self._executor = executor
 
     async def take(self, records: Sequence[TopicRecord]) -> None:
@@ -215,9 +245,12 @@ class _Inspection:
         totals.value_bytes += sum(len(record.value or b"") for record in records)
         totals.references += len(references)
         loop = asyncio.get_running_loop()
+        readers = self._readers
         findings = await asyncio.gather(
             *(
-                loop.run_in_executor(self._executor, examine, record, self._store, self._format, part)
+                loop.run_in_executor(
+                    self._executor, examine, record, readers.store, readers.format, part, readers.signing
+                )
                 for record, part in references
             )
         )
@@ -247,14 +280,14 @@ async def _inspect(
             bar.advance(len(records))
 
 
-def _store_and_format(config: str | None, pipeline: str | None, stack: ExitStack) -> tuple[Stat | None, Format]:
+def _readers(config: str | None, pipeline: str | None, stack: ExitStack) -> _Readers:
     if config is None:
         if pipeline is not None:
             raise ConfigurationError("--pipeline", "needs the configuration that it is in: -c FILE")
-        return None, WIDELOAD
+        return _Readers()
     loaded = load(config)
     if pipeline is None and not any(each.store for each in loaded.pipelines):
-        return None, WIDELOAD
+        return _Readers()
     settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
     try:
@@ -263,11 +296,11 @@ def _store_and_format(config: str | None, pipeline: str | None, stack: ExitStack
         raise exc.within(settings.name) from exc
     stack.callback(store.close)
     if isinstance(store, Stat):
-        return store, form
+        return _Readers(store, form, settings.signing)
     click.echo(
         "wideload: this store cannot be asked for a payload without reading it; payloads are not checked", err=True
     )
-    return None, form
+    return _Readers(None, form, settings.signing)
 
 
 @click.command("inspect")
@@ -293,8 +326,8 @@ def command(
     """List the references in a topic and say whether their payloads are there, with the right size.
 
     Payloads are not downloaded, so their checksums are not verified. Without -c only the records are looked at. The
-    status is 1 where a reference is malformed, or its payload is missing, of another size, outside the store's root, or
-    could not be asked for.
+    status is 1 where a reference is malformed or not signed as it has to be, or its payload is missing, of another
+    size, outside the store's root, or could not be asked for.
 
     \b
     Examples:
@@ -304,10 +337,10 @@ def command(
     client = client_of(bootstrap_servers, config, extra)
     selection = Selection(partition=partition, start="earliest", until_end=True, max_messages=max_messages)
     with ExitStack() as stack:
-        store, form = _store_and_format(config, pipeline, stack)
+        readers = _readers(config, pipeline, stack)
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="wideload-inspect"))
         printer = _Printer(as_json=as_json, only_bad=only_bad)
-        inspection = _Inspection(printer, store, form, executor)
+        inspection = _Inspection(printer, readers, executor)
         bar = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
         asyncio.run(_inspect(client, topic, selection, inspection, bar))
     printer.total(topic, inspection.totals)

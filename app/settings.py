@@ -26,6 +26,7 @@ from transforms.compression import Codec
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.signing import KEY_NAME, Signing
 
 __all__ = ["TRANSFORMS", "ClientSettings", "PipelineSettings", "Settings", "client_settings", "load", "parse"]
 
@@ -66,6 +67,7 @@ class PipelineSettings:
         wrapper: what it does with wrappers.
         store: what the store is opened with, its class included; empty where the pipeline asks none.
         max_bytes: `large.message.max.bytes`.
+        signing: of references; None where they are not signed.
         store_timeout_ms: `large.message.store.timeout.ms`.
         consumer: the values of `CONSUMER_KEYS`, by name.
         producer: the values of `PRODUCER_KEYS`, by name.
@@ -83,6 +85,7 @@ class PipelineSettings:
     wrapper: WrapperSettings
     store: Mapping[str, object]
     max_bytes: int
+    signing: Signing | None
     store_timeout_ms: int
     errors_tolerance: Literal["none", "all"]
     dead_letter_topic: str | None
@@ -283,6 +286,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         wrapper=wrapper,
         store=store,
         max_bytes=common["large.message.max.bytes"],
+        signing=_signing(common, values["reference.format"]),
         store_timeout_ms=store_timeout,
         errors_tolerance=values["errors.tolerance"],
         dead_letter_topic=values["errors.deadletterqueue.topic.name"] if tolerant else None,
@@ -335,6 +339,13 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
     check_order(names)
     check_wrapper_order(names)
     return tuple(names)
+
+
+def _signing(common: Mapping[str, Any], name: FormatName) -> Signing | None:
+    signing = Signing.of(common)
+    if signing is not None and name != "wideload":
+        raise ConfigurationError(KEY_NAME, f"stands beside reference.format = '{name}', which has no signatures")
+    return signing
 
 
 def _needs_store(transforms: Sequence[str], chunks: ChunkSettings) -> bool:

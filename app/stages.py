@@ -380,11 +380,12 @@ def build(
         stages.append(UnwrapStage(wrapper.unwrap))
     if "inflate" in settings.transforms:
         assert store is not None
-        stages.append(InflateStage(Inflate(settings.max_bytes, form, copied=wrapper.wraps), store, stats))
+        inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
+        stages.append(InflateStage(inflate, store, stats))
     if settings.offloads:
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
-        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure)
+        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing)
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
     if wrapper.wraps:
         stages.append(WrapStage(wrapper.wrap))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 
 from pyspark.sql import SparkSession
@@ -25,6 +25,7 @@ from jobs.log import Bounds, bounds
 from jobs.source_options import SourceSettings
 from transforms.errors import ConfigurationError
 from transforms.offload import Offload
+from transforms.signing import Signing
 
 __all__ = ["Backfill", "BackfillSettings", "run"]
 
@@ -236,7 +237,8 @@ class _Run:
     ) -> None:
         offload = settings.offload
         if offload is not None:
-            offload = Offload(offload.threshold_bytes, sink.max_message_bytes, offload.codec, offload.format)
+            signing = Signing.of(settings.source.restorer.store)
+            offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
         self._copying = Copying(
             settings.source,
             sink,

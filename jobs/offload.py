@@ -29,6 +29,7 @@ from transforms.errors import ConfigurationError, MalformedReferenceError, Paylo
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.record import Record, RecordLike
+from transforms.signing import KEY_NAME, Signing
 
 __all__ = ["offload"]
 
@@ -129,10 +130,20 @@ class _Offloading:
             raise ConfigurationError(
                 _GENERATOR, "is sha256 in Spark, which runs tasks again: each try would leave payloads of other names"
             )
+        if Signing.of(self.store) is not None and self.reference_format != "wideload":
+            raise ConfigurationError(
+                KEY_NAME, f"stands beside format {self.reference_format!r}, which has no signatures"
+            )
         open_store(self.store).close()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        work = Offload(self.threshold_bytes, self.max_message_bytes, self.compression, FORMATS[self.reference_format])
+        work = Offload(
+            self.threshold_bytes,
+            self.max_message_bytes,
+            self.compression,
+            FORMATS[self.reference_format],
+            signing=Signing.of(self.store),
+        )
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="wideload-offload")
         with closing(open_store(self.store)) as store, pool:
             try:

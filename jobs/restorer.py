@@ -23,12 +23,14 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadTooLargeError,
     ReferenceRefusedError,
+    SignatureError,
     TransformError,
 )
-from transforms.formats import FORMATS, FormatName
+from transforms.formats import FORMATS, WIDELOAD, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, Reference, is_reference
+from transforms.signing import Signing
 
 __all__ = ["DEFAULT_HELD_BYTES", "DEFAULT_THREADS", "Problem", "Restored", "Restorer", "RestorerSettings", "plain"]
 
@@ -67,6 +69,7 @@ class RestorerSettings:
         for name, number in (("max_bytes", self.held_bytes), ("threads", self.threads)):
             if number < 1:
                 raise ConfigurationError(name, f"found {number}, allowed is 1 or more")
+        Signing.of(self.store)
         open_store(self.store).close()
 
 
@@ -145,7 +148,9 @@ class Restorer:
         limit = settings.store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
         assert isinstance(limit, int)
         share = max(1, settings.held_bytes // (2 * settings.threads))
-        self._inflate = Inflate(limit, self._format)
+        # No other format has signatures.
+        signing = Signing.of(settings.store) if self._format is WIDELOAD else None
+        self._inflate = Inflate(limit, self._format, signing=signing)
         self._probe = Inflate(min(limit, share), self._format)
         self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="wideload-restorer")
 
@@ -203,12 +208,14 @@ class Restorer:
         if _has_key(record):
             with _part("key"):
                 key, headers = Reference.read(record.key, own.headers, KEY)
+                self._inflate.verify(key, KEY)
                 self._inflate.stored_limit_bytes(key)
                 own = replace(own, headers=headers)
         if self._format.wants(own):
             with _part("value"):
                 if self._format.refers(own):
                     value, headers = self._format.read_reference(own)
+                    self._inflate.verify(value)
                     self._inflate.stored_limit_bytes(value)
                     own = replace(own, headers=headers)
                 else:
@@ -281,7 +288,7 @@ def _part(which: str) -> Iterator[None]:
         yield
     except PayloadNotFoundError as exc:
         raise _PartError(Problem(which, "missing", str(exc))) from exc
-    except ReferenceRefusedError as exc:
+    except (ReferenceRefusedError, SignatureError) as exc:
         raise _PartError(Problem(which, "refused", str(exc))) from exc
     except PayloadCorruptError as exc:
         raise _PartError(Problem(which, exc.what, str(exc))) from exc

@@ -20,6 +20,7 @@ from transforms.errors import ConfigurationError
 
 __all__ = [
     "COMMON_KEYS",
+    "SIGNING_KEYS",
     "Check",
     "Delete",
     "DeleteUnchanged",
@@ -38,6 +39,30 @@ __all__ = [
     "check_object_id",
     "check_topic",
 ]
+
+SIGNING_KEYS: Sequence[Key] = (
+    Key(
+        "large.message.signing.key",
+        "string",
+        "References are signed with this (HMAC-SHA-256), and refused where they are not. 32 characters or more, at "
+        "random (`openssl rand -hex 32`); the same for all who write and read a topic (docs/reference-messages.md).",
+        secret=True,
+    ),
+    Key(
+        "large.message.signing.previous.keys",
+        "list",
+        "Keys that references may have been signed with before; for a rotation.",
+        secret=True,
+    ),
+    Key(
+        "large.message.signing.required",
+        "boolean",
+        "Where there is a key: whether a reference without a signature is refused. `false` while some writers do not "
+        "sign yet; what is signed is verified all the same.",
+        default=True,
+    ),
+)
+"""What writers and readers of references do with them; no store gets these (`transforms/signing.py`)."""
 
 COMMON_KEYS: Sequence[Key] = (
     Key(
@@ -63,6 +88,7 @@ COMMON_KEYS: Sequence[Key] = (
         default=60_000,
         minimum=1,
     ),
+    *SIGNING_KEYS,
 )
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from stores.keys import read
 from stores.store import (
     COMMON_KEYS,
+    SIGNING_KEYS,
     Check,
     Delete,
     DeleteUnchanged,
@@ -36,6 +37,7 @@ from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooL
 __all__ = ["UserStore", "missing_methods"]
 
 _REQUIRED = ("publish", "download")
+_NOT_THEIRS = {key.name for key in SIGNING_KEYS}
 
 
 def missing_methods(cls: type) -> Sequence[str]:
@@ -68,7 +70,7 @@ class UserStore:
         return type("UserStore", (*offered, cls), {})(inner, name) if offered else cls(inner, name)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. The instance gets all of `config`, and checks its own keys itself."""
+        """See `PayloadStore.configure`. The instance gets all of `config` but keys to sign with, and checks its own."""
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)
@@ -76,7 +78,7 @@ class UserStore:
         self._by_digest = values["large.message.id.generator"] == "sha256"
         if hasattr(self._inner, "configure"):
             try:
-                self._inner.configure(dict(config))
+                self._inner.configure({key: value for key, value in config.items() if key not in _NOT_THEIRS})
             except WideloadError:
                 raise
             except Exception as exc:

@@ -27,6 +27,7 @@ REFERENCE_NAMES = (
     "large-message.size",
     "large-message.checksum",
     "large-message.compression",
+    "large-message.signature",
 )
 
 # Where a zigzag varint takes another byte: 2**6 and 2**13 (2**20 only costs time here).
@@ -94,5 +95,6 @@ def paths() -> st.SearchStrategy[str]:
 def references() -> st.SearchStrategy[Reference]:
     """Any reference that a writer of ours can make, and the seed's, which knows nothing but the path."""
     checksums = st.binary(min_size=32, max_size=32).map(bytes.hex)
-    whole = st.builds(Reference, paths(), st.integers(0, 10**19 - 1), checksums, codecs())
+    signatures = st.none() | checksums.map(lambda digest: f"hmac-sha256:{digest[:8]}:{digest}")
+    whole = st.builds(Reference, paths(), st.integers(0, 10**19 - 1), checksums, codecs(), signatures)
     return whole | st.builds(Reference, paths())

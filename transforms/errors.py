@@ -13,6 +13,7 @@ WideloadError
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   ├── RecordTooLargeError       the record is over what the sink topic takes
+│   ├── SignatureError            the reference is not signed with a key that is known
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
 │   ├── PayloadNotFoundError      there is no such payload; final
@@ -45,6 +46,7 @@ __all__ = [
     "ReferenceRefusedError",
     "ResourceIdentifierTooLargeError",
     "SerializationError",
+    "SignatureError",
     "TransformError",
     "WideloadError",
     "WrapError",
@@ -247,6 +249,26 @@ class RecordTooLargeError(TransformError):
         return (
             f"the record takes {self.size:,} bytes as a batch of one, topic {self.topic} takes {self.limit:,}; "
             f"raise max.message.bytes of topic {self.topic}"
+        )
+
+
+class SignatureError(TransformError):
+    """A reference is not signed, or not with a key that is known here; nothing was requested.
+
+    Attributes:
+        path: where it points to.
+        reason: what is wrong with the signature.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"reference {shown(self.path)} is refused: {self.reason}; whoever writes references needs "
+            "large.message.signing.key, and its readers the same, or large.message.signing.previous.keys"
         )
 
 

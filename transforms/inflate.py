@@ -13,7 +13,8 @@ from transforms.errors import PayloadCorruptError, PayloadTooLargeError, Transfo
 from transforms.formats import WIDELOAD, Format
 from transforms.frames import OversizeError
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import Reference
+from transforms.reference import VALUE, Field, Reference
+from transforms.signing import Signing
 
 __all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation"]
 
@@ -43,11 +44,13 @@ class Inflate:
         max_bytes: the largest payload, stored or decompressed.
         format: how records are read.
         copied: whether the value is copied at once by what is behind this.
+        signing: says which references are genuine; None where all are taken.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
     format: Format = WIDELOAD
     copied: bool = False
+    signing: Signing | None = None
 
     def wants(self, record: RecordLike) -> bool:
         """True where the record is a reference, or is marked as one that is not. A tombstone never is."""
@@ -73,10 +76,21 @@ class Inflate:
 
         Raises:
             MalformedReferenceError: the value or a header is not what the format allows.
+            SignatureError: see `verify`.
             PayloadTooLargeError: the reference itself says more than `max_bytes`.
         """
         reference, headers = self.format.read_reference(record)
+        self.verify(reference)
         return Inflation(reference, headers, self.stored_limit_bytes(reference))
+
+    def verify(self, reference: Reference, part: Field = VALUE) -> None:
+        """Returns where the reference is genuine, as far as that is asked.
+
+        Raises:
+            SignatureError: it is not signed with a key that is known.
+        """
+        if self.signing is not None:
+            self.signing.verify(reference, part)
 
     def stored_limit_bytes(self, reference: Reference) -> int:
         """The most that the payload of a reference may have in the store.

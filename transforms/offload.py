@@ -13,6 +13,7 @@ from transforms.compression import Codec
 from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference
+from transforms.signing import Signing
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 
 __all__ = ["DEFAULT_THRESHOLD_BYTES", "Offload", "Payload"]
@@ -52,6 +53,7 @@ class Offload:
         codec: how payloads are compressed; None for not at all.
         format: how records are written.
         measure: bytes of what becomes of a record behind this, as a batch of one; None where that is the record.
+        signing: signs references; None where they are not.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
@@ -59,6 +61,7 @@ class Offload:
     codec: Codec | None = None
     format: Format = WIDELOAD
     measure: Callable[[RecordLike], int] | None = None
+    signing: Signing | None = None
 
     def changes(self, record: RecordLike) -> bool:
         """True where the record is not written as it is: its value is to be offloaded, or marked as one that is not."""
@@ -95,7 +98,8 @@ class Offload:
         Raises:
             MalformedReferenceError: the store gave a path that no reader would take.
         """
-        return self.format.write_reference(record, reference)
+        signed = reference if self.signing is None else self.signing.signed(reference)
+        return self.format.write_reference(record, signed)
 
     def keep(self, record: RecordLike) -> RecordLike:
         """The record with its value in it, as the format has those."""

@@ -5,11 +5,12 @@
     header .size                 length of the original value in bytes, decimal
     header .checksum             "sha256:" and 64 lower-case hex digits, of the original value
     header .compression          gzip, snappy, lz4 or zstd; absent where the stored bytes are the value itself
+    header .signature            see `transforms/signing.py`; absent where references are not signed
 
 An offloaded key has the same, with `large-message-key` for `large-message` in each name; a record may have both.
 
 Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
-The four headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
+These headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
 same name that the original record had, and taking them off restores it exactly, however often it was done.
 """
 
@@ -33,7 +34,7 @@ class Field:
     Attributes:
         name: `value` or `key`.
         flag: the header that says `true`.
-        size, checksum, compression: the headers behind it.
+        size, checksum, compression, signature: the headers behind it.
     """
 
     name: str
@@ -41,11 +42,12 @@ class Field:
     size: str
     checksum: str
     compression: str
+    signature: str
 
     @property
     def details(self) -> tuple[str, ...]:
         """The names of the headers behind the flag."""
-        return self.size, self.checksum, self.compression
+        return self.size, self.checksum, self.compression, self.signature
 
 
 VALUE = Field(
@@ -54,6 +56,7 @@ VALUE = Field(
     size="large-message.size",
     checksum="large-message.checksum",
     compression="large-message.compression",
+    signature="large-message.signature",
 )
 KEY = Field(
     "key",
@@ -61,6 +64,7 @@ KEY = Field(
     size="large-message-key.size",
     checksum="large-message-key.checksum",
     compression="large-message-key.compression",
+    signature="large-message-key.signature",
 )
 _TRUE = b"true"
 
@@ -70,6 +74,7 @@ _PATH_ALLOWED = f"a path in UTF-8 of 1 to {MAX_PATH_BYTES:,} bytes"
 
 _SIZE_FORM = re.compile(rb"[0-9]{1,19}", re.ASCII)
 _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
+_SIGNATURE_FORM = re.compile(rb"[a-z0-9-]{1,20}:[0-9a-f]{8}:[0-9a-f]{64,128}", re.ASCII)
 _SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 71
 
 
@@ -90,12 +95,14 @@ class Reference:
         size: bytes of what was offloaded; None where the writer did not say (the seed's own format).
         checksum: SHA-256 of what was offloaded, 64 hex digits; None likewise.
         codec: how the stored bytes are compressed; None where they are what was offloaded.
+        signature: what stands in its header; None where it is not signed. Reading does not verify it.
     """
 
     path: str
     size: int | None = None
     checksum: str | None = None
     codec: Codec | None = None
+    signature: str | None = None
 
     def headers(self, part: Field = VALUE) -> tuple[Header, ...]:
         """The headers that go behind the record's own."""
@@ -106,6 +113,8 @@ class Reference:
             headers.append((part.checksum, b"sha256:" + self.checksum.encode()))
         if self.codec is not None:
             headers.append((part.compression, self.codec.encode()))
+        if self.signature is not None:
+            headers.append((part.signature, self.signature.encode()))
         return tuple(headers)
 
     def value(self) -> bytes:
@@ -148,7 +157,8 @@ class Reference:
         if codec is not None and size is None:
             raise MalformedReferenceError(part.size, "absent", f"a size, which {part.compression} needs as its bound")
         checksum = _checksum(part.checksum, ours[part.checksum]) if part.checksum in ours else None
-        return cls(parse_path(data, part), size, checksum, codec), own
+        signature = _signature(part.signature, ours[part.signature]) if part.signature in ours else None
+        return cls(parse_path(data, part), size, checksum, codec, signature), own
 
 
 def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
@@ -216,6 +226,12 @@ def _checksum(name: str, value: bytes | None) -> str:
     if match is None:
         raise MalformedReferenceError(name, _text(value), "sha256: and 64 lower-case hex digits")
     return match[1].decode()
+
+
+def _signature(name: str, value: bytes | None) -> str:
+    if value is None or not _SIGNATURE_FORM.fullmatch(value):
+        raise MalformedReferenceError(name, _text(value), "hmac-sha256, the key's name and the digest, in hex")
+    return value.decode()
 
 
 def _codec(name: str, value: bytes | None) -> Codec:

@@ -97,6 +97,7 @@ class LargeMessageSerializer(_LargeMessage):
         # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
         codec = None if is_key else options.codec
         self._offload = Offload(options.threshold_bytes, options.limit_bytes, codec)
+        self._signing = options.signing
         self._by_digest = options.by_digest
         self._store = open_store(options.store)
         self._to_prove = is_key and not isinstance(self._store, Put)
@@ -133,6 +134,8 @@ class LargeMessageSerializer(_LargeMessage):
         try:
             reference = self._publish(store, topic, self._offload.payload(data))
             value = reference.value()
+            if self._signing is not None:
+                reference = self._signing.signed(reference, self._part)
         except WideloadError as exc:
             raise self._error(topic, str(exc)) from exc
         except ValueError as exc:  # of a topic that Kafka would not take either
@@ -185,7 +188,7 @@ class LargeMessageDeserializer(_LargeMessage):
         self._part = KEY if is_key else VALUE
         options = Deserializing.read(config)
         self.store_timeout_ms = options.store_timeout_ms
-        self._inflate = Inflate(options.max_bytes)
+        self._inflate = Inflate(options.max_bytes, signing=options.signing)
         self._store = open_store(options.store)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
@@ -207,6 +210,7 @@ class LargeMessageDeserializer(_LargeMessage):
             return data
         try:
             reference, own = Reference.read(data, headers, self._part)
+            self._inflate.verify(reference, self._part)
             stored = download(store, reference, self._inflate)
             restored = self._inflate.restore(reference, stored)
         except WideloadError as exc:

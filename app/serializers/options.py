@@ -17,6 +17,7 @@ from transforms.compression import CODECS, Codec
 from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
+from transforms.signing import Signing
 
 if TYPE_CHECKING:
     from app.settings import ClientSettings
@@ -146,6 +147,7 @@ class Serializing:
         by_digest: whether payloads are named by their bytes.
         store_timeout_ms: the most that one call of the store may take.
         store: what the store is opened with, its class included.
+        signing: of references; None where they are not signed.
     """
 
     threshold_bytes: int
@@ -154,6 +156,7 @@ class Serializing:
     by_digest: bool
     store_timeout_ms: int
     store: Mapping[str, object] = field(repr=False)  # its secrets are in it
+    signing: Signing | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, object], *, is_key: bool) -> Serializing:
@@ -185,6 +188,7 @@ class Serializing:
             by_digest=generator == "sha256",
             store_timeout_ms=timeout_ms,
             store=store,
+            signing=Signing.of(read(COMMON_KEYS, store)),
         )
 
 
@@ -196,11 +200,13 @@ class Deserializing:
         max_bytes: the largest payload, stored or decompressed.
         store_timeout_ms: the most that one call of the store may take.
         store: what the store is opened with, its class included.
+        signing: of references; None where all are taken.
     """
 
     max_bytes: int
     store_timeout_ms: int
     store: Mapping[str, object] = field(repr=False)  # its secrets are in it
+    signing: Signing | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> Deserializing:
@@ -214,7 +220,7 @@ class Deserializing:
         common = read(COMMON_KEYS, store)
         timeout_ms = _store_timeout_ms(store)
         check_time(timeout_ms, "max.poll.interval.ms", cast("int", values["max.poll.interval.ms"]))
-        return cls(cast("int", common["large.message.max.bytes"]), timeout_ms, store)
+        return cls(cast("int", common["large.message.max.bytes"]), timeout_ms, store, Signing.of(common))
 
 
 def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:

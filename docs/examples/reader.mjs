@@ -47,9 +47,9 @@ export function read(data, headers, store, flag = "large-message") {
   return { data: value, headers: headers.filter((_, i) => !taken.has(i)) };
 }
 
-/** Positions of size, checksum and compression, each where it is present. */
+/** Positions of size, checksum, compression and signature, each where it is present. */
 function details(headers, at, flag) {
-  const suffix = (i) => headers[i][0].match(/\.(size|checksum|compression)$/)?.[1];
+  const suffix = (i) => headers[i][0].match(/\.(size|checksum|compression|signature)$/)?.[1];
   const known = (i) => suffix(i) !== undefined && headers[i][0] === `${flag}.${suffix(i)}`;
   const behind = {};
   for (let i = at + 1; i < headers.length; i++) if (known(i)) behind[suffix(i)] ??= i;

@@ -14,6 +14,7 @@ from app.wrapping import WrapperSettings
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
+from transforms.signing import Signing
 from transforms.wrapper import Unwrap, Wrap
 
 # --- what the file means ---------------------------------------------------------------------------------------------
@@ -47,6 +48,7 @@ def test_defaults_are_those_of_the_design() -> None:
         wrapper=WrapperSettings(unwraps=False, wraps=False, unwrap=Unwrap(), wrap=Wrap()),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
+        signing=None,
         store_timeout_ms=60_000,
         errors_tolerance="none",
         dead_letter_topic=None,
@@ -501,3 +503,20 @@ def test_secret_compares_as_what_it_is() -> None:
     """Only printing hides a secret: clients and stores use it like any string."""
     secret = Secret("pa ss")
     assert (secret == "pa ss", secret.encode(), f"{secret}", len(secret)) == (True, b"pa ss", "pa ss", 5)
+
+
+def test_signing_needs_our_format() -> None:
+    """bakdata's formats have no signatures; the key is not shown."""
+    key = f'large.message.signing.key = "{"s" * 32}"\n'
+    told = refusal_of(HEAD + S3 + 's3.bucket = "b"\nreference.format = "bakdata-headers"\n' + key)
+    assert "large.message.signing.key: stands beside reference.format = 'bakdata-headers', which has no" in told
+    assert "ssss" not in told
+
+
+def test_signing_key_is_hidden() -> None:
+    """Neither the settings nor what the store is opened with shows a key."""
+    keys = f'large.message.signing.key = "{"s" * 32}"\nlarge.message.signing.previous.keys = ["{"p" * 32}"]\n'
+    pipeline = only_pipeline(HEAD + ORDERS + keys)
+    assert pipeline.signing == Signing("s" * 32, ("p" * 32,))
+    assert "ssss" not in repr(pipeline)
+    assert "pppp" not in repr(pipeline)

@@ -306,6 +306,19 @@ def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
     assert "4 of them could not be inflated" in failed.stderr
 
 
+def test_inspect_refuses_what_is_not_signed(place: Place) -> None:
+    """With a key, a reference without a signature is bad, though its payload is there."""
+    config = place.config(None, **{"large.message.signing.key": "s" * 32})
+    signature = b"hmac-sha256:" + b"0" * 8 + b":" + b"0" * 64
+    forged = [("large-message", b"true"), ("large-message.signature", signature)]
+    path = f"file://{place.folder}/store/{place.orders}/id".encode()
+    send(place.broker, place.orders, [(0, b"k", path, forged, 1), (0, b"u", path, forged[:1], 1)])
+    *bad, _ = lines(wideload("inspect", place.orders, "-c", config, "--json"), status=1)
+    assert [line["payload"] for line in bad] == ["refused", "refused"]
+    assert "it was signed with key 00000000" in bad[0]["detail"]
+    assert "it has no signature" in bad[1]["detail"]
+
+
 def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
     """Without a configuration a payload is `unchecked`, which is no error; the table ends with the sums."""
     send(

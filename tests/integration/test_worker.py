@@ -195,6 +195,39 @@ def test_worker_tolerance_all_buries(make_way: Callable[..., Way]) -> None:
     assert b"size" in (dict(letters[b"cut"].headers)["__connect.errors.exception.message"] or b"")
 
 
+def test_worker_signed_references(make_way: Callable[..., Way]) -> None:
+    """With a key, a payload below the root is given out only for a reference that was signed; a key can be changed."""
+    way = make_way(partitions=1)
+    old, new = {"large.message.signing.key": "o" * 32}, {"large.message.signing.key": "n" * 32}
+    values = {key: os.urandom(THRESHOLD + 1) for key in (b"old", b"new", b"unsigned")}
+    for key, more in ((b"old", old), (b"new", new), (b"unsigned", {})):
+        send(way.broker, way.raw, [(0, key, values[key], [], 5)])
+        with WorkerProcess(way.folder, way.settings(), way.offload(**more)) as worker:
+            until(lambda: not lag(way), "it is offloaded")
+            assert worker.terminate() == 0
+    by_key = {record.key: record for record in read_all(way.broker, way.orders)[0]}
+    unsigned, signed = by_key[b"unsigned"], by_key[b"new"]
+    # The signature of one reference does not do for another.
+    send(way.broker, way.orders, [(0, b"moved", unsigned.value, list(signed.headers), 6)])
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    rotated = {**new, "large.message.signing.previous.keys": ["o" * 32]}
+    with WorkerProcess(way.folder, way.settings(), way.inflate(**rotated, **tolerant)) as worker:
+        until(lambda: end_offsets(way.broker, way.dead) == {0: 2}, "two are dead letters")
+        until(lambda: end_offsets(way.broker, way.inflated) == {0: 2}, "two have passed")
+        assert worker.terminate() == 0
+        assert not any(key * 32 in worker.log.read_text() for key in "on")
+    assert {r.key: r.value for r in read_all(way.broker, way.inflated)[0]} == {k: values[k] for k in (b"old", b"new")}
+    letters = {record.key: dict(record.headers) for record in read_all(way.broker, way.dead)[0]}
+    reasons = {key: headers["__connect.errors.exception.message"] or b"" for key, headers in letters.items()}
+    assert b"it has no signature" in reasons[b"unsigned"]
+    assert b"is not right" in reasons[b"moved"]
+
+
+def lag(way: Way) -> bool:
+    """Whether something is left to offload."""
+    return committed(way.broker, way.group("offload"), way.raw) != end_offsets(way.broker, way.raw)
+
+
 def test_worker_key_decides_where_counts_differ(make_way: Callable[..., Way], make_topic: MakeTopic) -> None:
     """With another number of partitions in the sink, equal keys stay together and in order."""
     way = make_way(partitions=3)

@@ -146,3 +146,18 @@ def test_offload_store_that_fails(spark: SparkSession, store: dict[str, object],
     rows = spark.createDataFrame([(b"v" * 99,)], "value binary")
     with pytest.raises(PythonException, match="a value of 99 bytes for topic t cannot be stored"):
         offload(rows, store, 10, topic="t").collect()
+
+
+def test_offload_signs(spark: SparkSession, store: dict[str, object]) -> None:
+    """With a key, references are signed; who has another one, or finds none, refuses them without asking the store."""
+    rows = spark.createDataFrame([(b"k", b"large" * 99)], "key binary, value binary")
+    signed = offload(rows, {**store, "large.message.signing.key": "s" * 32}, 100, topic="t")
+    made = signed.selectExpr("*", "0 AS partition", "0L AS offset", "'t' AS topic").cache()
+    assert [h.key for h in made.collect()[0].headers][-1] == "large-message.signature"
+    for key, state in (("s" * 32, None), ("x" * 32, "refused")):
+        back = inflate(made, {**store, "large.message.signing.key": key}, on_error="null").collect()
+        assert [row.inflate_error and row.inflate_error.state for row in back] == [state]
+    with pytest.raises(ConfigurationError, match="has no signatures"):
+        offload(
+            rows, {**store, "large.message.signing.key": "s" * 32}, 100, topic="t", reference_format="bakdata-headers"
+        )

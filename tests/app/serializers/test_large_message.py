@@ -31,6 +31,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     ReferenceRefusedError,
     SerializationError,
+    SignatureError,
 )
 
 LARGE = b"l" * 101
@@ -418,3 +419,30 @@ def test_coordinates_join_the_message() -> None:
     error = SerializationError("orders", "value", "gone", deserializing=True).at(3, 1234)
     assert str(error) == "the value of a record of topic orders partition 3 offset 1234 cannot be deserialized: gone"
     assert (error.partition, error.offset, error.deserializing) == (3, 1234, True)
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_key", [False, True])
+def test_a_signed_reference_is_read_with_the_key_alone(config_of: Config, *, is_key: bool) -> None:
+    """With a key the reference is signed, and what others have written is refused before the store is asked."""
+    signing = {"large.message.signing.key": "s" * 32}
+    name = "large-message-key.signature" if is_key else "large-message.signature"
+    value, headers = sent(config_of(**signing), LARGE, is_key=is_key)
+    assert headers[-1][0] == name
+    reader = LargeMessageDeserializer(config_of(**signing), is_key=is_key)
+    unsigned = headers[:-1]
+    assert reader.deserialize("orders", headers, value) == LARGE
+    assert headers == [("own", b"1")]
+    MemoryStore.clear()  # whoever asked the store now would be told that there is no payload
+    with pytest.raises(SerializationError, match="has no signature") as caught:
+        reader.deserialize("orders", unsigned, value)
+    assert isinstance(caught.value.__cause__, SignatureError)
+
+
+def test_a_class_of_ones_own_is_not_handed_the_key(config_of: Config) -> None:
+    """Keys to sign with are for serializers, not for stores."""
+    LargeMessageSerializer(config_of(**{STORE: f"{HERE}.SeedStore", "large.message.signing.key": "s" * 32}))
+    assert "large.message.signing.key" not in SeedStore.configs[0]
+    assert "large.message.threshold.bytes" not in SeedStore.configs[0]

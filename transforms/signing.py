@@ -1,0 +1,117 @@
+"""Signed references: who can write to a topic cannot make up a reference, without the key.
+
+    header .signature            "hmac-sha256:", 8 hex digits that name the key, ":", and 64 hex digits, the HMAC
+
+The HMAC (RFC 2104) is over what a reference says: that it is a reference of this project, in this version; whether it
+stands for a value or a key; path, size, checksum and codec, each with its length before it, so that no two references
+give the same bytes. It is not over topic, offset or key of the record, which mirrors, replays and compaction change; so
+a genuine reference can be copied to another record (docs/reference-messages.md, "Signatures").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from transforms.errors import ConfigurationError, SignatureError
+from transforms.reference import VALUE, Field, Reference
+
+__all__ = ["KEY_NAME", "LEAST_KEY_CHARACTERS", "PREVIOUS_NAME", "REQUIRED_NAME", "Signing"]
+
+KEY_NAME = "large.message.signing.key"
+PREVIOUS_NAME = "large.message.signing.previous.keys"
+REQUIRED_NAME = "large.message.signing.required"
+LEAST_KEY_CHARACTERS = 32  # `openssl rand -hex 16`: 128 bits
+
+_CONTEXT = b"wideload reference 1"
+_NAME_CONTEXT = b"wideload signing key name"
+_SCHEME = "hmac-sha256"
+
+
+@dataclass(frozen=True)
+class Signing:
+    """The keys of a writer or a reader, and what it demands.
+
+    Attributes:
+        key: what is written is signed with this.
+        previous: what was signed with one of these is as good.
+        required: whether a reference without a signature is refused.
+    """
+
+    key: str = field(repr=False)
+    previous: Sequence[str] = field(default=(), repr=False)
+    required: bool = True
+
+    @classmethod
+    def of(cls, config: Mapping[str, object]) -> Signing | None:
+        """From the values of the keys `large.message.signing.…`, among others; None where nothing is signed.
+
+        Raises:
+            ConfigurationError: a key is too short, or there are only previous ones.
+        """
+        key, previous = config.get(KEY_NAME), config.get(PREVIOUS_NAME) or ()
+        assert isinstance(previous, Sequence)
+        if not isinstance(key, str):
+            if previous:
+                raise ConfigurationError(PREVIOUS_NAME, f"is of no use without {KEY_NAME}")
+            return None
+        for name, value in ((KEY_NAME, key), *((PREVIOUS_NAME, each) for each in previous)):
+            if len(value) < LEAST_KEY_CHARACTERS:
+                raise ConfigurationError(
+                    name,
+                    f"found a key of {len(value)} characters, allowed are {LEAST_KEY_CHARACTERS} or more at random, "
+                    "such as `openssl rand -hex 32` gives",
+                )
+        return cls(key, tuple(previous), config.get(REQUIRED_NAME) is not False)
+
+    @cached_property
+    def _keys(self) -> Mapping[str, bytes]:
+        """By the name that stands in signatures, which tells nothing of the key."""
+        return {_name(each): each.encode() for each in (self.key, *self.previous)}
+
+    def signed(self, reference: Reference, part: Field = VALUE) -> Reference:
+        """The reference with its signature."""
+        name = next(iter(self._keys))
+        return replace(reference, signature=f"{_SCHEME}:{name}:{_digest(self._keys[name], reference, part)}")
+
+    def verify(self, reference: Reference, part: Field = VALUE) -> None:
+        """Returns where the reference was signed with one of the keys, or need not be.
+
+        Raises:
+            SignatureError: it was not; the store is not to be asked for it.
+        """
+        signature = reference.signature
+        if signature is None:
+            if self.required:
+                raise SignatureError(reference.path, "it has no signature")
+            return
+        scheme, _, rest = signature.partition(":")
+        name, _, digest = rest.partition(":")
+        if scheme != _SCHEME:
+            raise SignatureError(reference.path, f"its signature is of another kind than {_SCHEME}")
+        key = self._keys.get(name)
+        if key is None:
+            known = ", ".join(self._keys)
+            raise SignatureError(reference.path, f"it was signed with key {name}, known here are: {known}")
+        if not hmac.compare_digest(digest.encode(), _digest(key, reference, part).encode()):
+            raise SignatureError(reference.path, f"its signature with key {name} is not right")
+
+
+def _name(key: str) -> str:
+    return hmac.digest(key.encode(), _NAME_CONTEXT, "sha256").hex()[:8]
+
+
+def _digest(key: bytes, reference: Reference, part: Field) -> str:
+    said = (
+        _CONTEXT,
+        part.name.encode(),
+        reference.path.encode(),
+        b"" if reference.size is None else b"%d" % reference.size,
+        (reference.checksum or "").encode(),
+        (reference.codec or "").encode(),
+    )
+    message = b"".join(len(each).to_bytes(4) + each for each in said)
+    return hmac.digest(key, message, hashlib.sha256).hex()
