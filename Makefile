@@ -3,7 +3,7 @@
 #   make demo INPUT=folder              the files of a folder of your own as messages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs jobs-zip lock clean
+.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs jobs-zip lock vulnerabilities clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT PYTHON
@@ -80,6 +80,11 @@ lock: setup-demo ## Resolve the requirements and the jars anew
 	"$$folder/bin/uv" "$$@" --extra s3 -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.jars lock
+
+vulnerabilities: setup-demo ## Look the locked requirements up in the advisories that the package index has
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 && \
+	"$$folder/bin/pip-audit" --strict --progress-spinner off --disable-pip --require-hashes -r requirements-dev.lock
 
 clean: ## Remove what was made here; the jars in the cache folder stay
 	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse artifacts

@@ -20,13 +20,18 @@ from app.preflight import Plan
 from app.settings import ClientSettings, Settings
 from transforms.errors import WideloadError
 
-__all__ = ["Application", "PipelinesFailedError"]
+__all__ = ["Application", "PipelinesFailedError", "keep_tokens"]
 
 log = logging.getLogger(__name__)
 
 
 class PipelinesFailedError(WideloadError):
     """Every pipeline has stopped for good, so the worker has nothing left to do."""
+
+
+def keep_tokens() -> None:
+    """Lets botocore log nothing below INFO: there it writes down each request, with the token of its session."""
+    logging.getLogger("botocore").setLevel(logging.INFO)
 
 
 class _BootStrategy(BootStrategy):
@@ -65,6 +70,7 @@ class Application(faust.App):
             web_tables_enabled=False,
             web_metrics_enabled=False,
         )
+        keep_tokens()
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
         self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix="wideload-store")

@@ -16,11 +16,13 @@ import faust
 import pytest
 from aiokafka import TopicPartition
 
+from app.application import Application
 from app.batches.numbers import BatchNumbers
 from app.budget import Budget
 from app.chunks.rate import Rate
 from app.pages import add_pages, health, pipeline_page
 from app.stats import PipelineStats
+from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.app.reports import Flow, Pipeline
 
 STORE_DOWN = "the store is down"
@@ -235,3 +237,32 @@ async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:
         assert (status, kind) == (200, "text/plain; version=0.0.4")
         assert b'wideload_lag_records{partition="0",pipeline="a",topic="raw"} 0.0' in body
         assert (await get(address + "/nowhere"))[0] == 404
+
+
+@pytest.mark.parametrize("agents", [False, True])
+@pytest.mark.parametrize("debug", [False, True])
+async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debug: bool) -> None:
+    """Neither tables nor routes, graphs and assignments are shown, also beside agents and when debugging."""
+    settings = settings_of(f"web.port = {free_port}\n" + HEAD + ORDERS)
+    app = Application(settings)
+    app.conf.debug = debug
+    if agents:
+        table = app.Table("accounts", default=int)
+
+        @app.agent(app.topic("payments"))
+        async def pay(stream: Any) -> None:
+            async for payment in stream:
+                table[payment] += 1
+
+    web: Any = app.web
+    web.init_server()
+    await web.start_server()
+    try:
+        for path in (
+            *("/table/", "/table/accounts/", "/table/accounts/1/", "/tables/", "/router/", "/router/topics"),
+            *("/router/accounts/", "/router/accounts/1/", "/graph/", "/assignment/", "/performance/", "/stats/"),
+        ):
+            assert (await get(f"http://127.0.0.1:{free_port}{path}"))[0] == 404, path
+        assert (await get(f"http://127.0.0.1:{free_port}/health/live"))[0] == 200
+    finally:
+        await web.stop_server()

@@ -1,0 +1,128 @@
+"""No secret in any output: the log at its loudest, the pages, the commands, what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.application import keep_tokens
+from stores.registry import open_store
+from tests.integration.topics import end_offsets, send
+from tests.integration.way import THRESHOLD, Way
+from tests.integration.worker_process import WorkerProcess, until
+from tests.s3_server import S3Server
+from transforms.errors import PayloadStoreError
+
+TOKEN = "token-of-a-session-that-nobody-may-see"  # of this test
+SIGNING, PREVIOUS = "signing-key-that-nobody-may-see-1", "signing-key-that-nobody-may-see-2"
+PAGES = ("/", "/health", "/health/live", "/health/ready", "/pipelines", "/metrics")
+
+
+class _Loud(WorkerProcess):
+    """A worker that logs all there is to log."""
+
+    def command(self) -> list[str]:
+        """See `WorkerProcess.command`."""
+        return [*super().command(), "--log-level", "DEBUG"]
+
+
+class _UnderFaust(WorkerProcess):
+    """Faust's own command, whose banner shows settings."""
+
+    def command(self) -> list[str]:
+        """See `WorkerProcess.command`."""
+        return [sys.executable, "-m", "faust", "-A", "app.worker", "--debug", "worker", "-l", "debug"]
+
+
+@pytest.fixture
+def way(make_way: Callable[..., Way], versitygw: S3Server) -> Way:
+    """Every secret that a pipeline on S3 can have, one of them from the environment."""
+    made = make_way(partitions=1)
+    made.store = {
+        "large.message.payload.store.class": "s3",
+        **versitygw.config(),
+        "s3.secret.key": "${env:TEST_S3_SECRET}",
+        "large.message.signing.key": SIGNING,
+        "large.message.signing.previous.keys": [PREVIOUS],
+    }
+    return made
+
+
+def _check(text: str, *secrets: str) -> None:
+    assert text
+    for secret in (*secrets, TOKEN, SIGNING, PREVIOUS):
+        assert secret not in text
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", [_Loud, _UnderFaust])
+def test_worker_shows_no_secret(way: Way, versitygw: S3Server, kind: type[WorkerProcess]) -> None:
+    """With all logging on, at work and asked for its stacks, the worker shows none."""
+    worker = kind(way.folder, way.settings(), way.offload())
+    environ = {"TEST_S3_SECRET": versitygw.secret_key, "WIDELOAD_CONFIG": str(worker.config)}
+    worker.start(environ)
+    with_status = []
+    try:
+        worker.wait_ready()
+        send(way.broker, way.raw, [(0, b"k", os.urandom(THRESHOLD + 1), [], 1)])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 1, "a record has gone through")
+        with_status = [worker.text(page) for page in PAGES if page in {"/pipelines", "/metrics", "/health/live"}]
+        with_status += [str(worker.get(page)) for page in ("/", "/health", "/health/ready")]
+        assert worker.process is not None
+        worker.process.send_signal(signal.SIGUSR1)  # Faust's way to ask for the stacks of all tasks
+        worker.terminate()
+    finally:
+        worker.kill()
+    log = worker.log.read_text()
+    assert "DEBUG" in log
+    _check(log, versitygw.secret_key)
+    _check("".join(with_status), versitygw.secret_key)
+
+
+@pytest.mark.s3
+def test_commands_show_no_secret(way: Way, versitygw: S3Server, tmp_path: Path) -> None:
+    """`check`, with the configuration printed, and with a store that refuses or a key that is wrong, shows none."""
+    for change in ({}, {"s3.session.token": TOKEN, "s3.retry.attempts": 1}, {"s3.secret.key": PREVIOUS + "/wrong"}):
+        worker = WorkerProcess(tmp_path, way.settings(), way.offload(**change))
+        for more in ([], ["--print"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config), *more],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "TEST_S3_SECRET": versitygw.secret_key},
+            )
+            _check(done.stdout + done.stderr, versitygw.secret_key)
+
+
+def test_worker_listens_on_loopback_alone(make_way: Callable[..., Way]) -> None:
+    """Unless it is told otherwise, who is not on this machine does not reach the pages."""
+    way = make_way(partitions=1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; says which address this machine has for others
+        own: str = probe.getsockname()[0]
+    with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+        worker.wait_ready()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((own, worker.port), timeout=5)
+
+
+@pytest.mark.s3
+def test_store_logs_no_token(way: Way, versitygw: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    """However much a worker logs, the token of a session, which travels with each request, does not show."""
+    config = {**way.store, "s3.secret.key": versitygw.secret_key, "s3.session.token": TOKEN}
+    caplog.set_level(logging.DEBUG)
+    keep_tokens()
+    with closing(open_store(config)) as store, pytest.raises(PayloadStoreError):
+        store.publish("orders", b"x")
+    assert "400" in caplog.text  # of urllib3, which logs each request too
+    _check(caplog.text, versitygw.secret_key)
