@@ -41,11 +41,13 @@ class ClusterError(WideloadError):
 
     Attributes:
         retriable: True for what may pass by itself.
+        forbidden: True for what the user may not do, or not any more.
     """
 
-    def __init__(self, message: str, *, retriable: bool) -> None:
+    def __init__(self, message: str, *, retriable: bool, forbidden: bool = False) -> None:
         super().__init__(message)
         self.retriable = retriable
+        self.forbidden = forbidden
 
 
 # What aiokafka marks as final, or does not mark, though another try with new clients may succeed.
@@ -67,6 +69,16 @@ _PASSING = (
     kafka_errors.IllegalStateError,
     kafka_errors.KafkaUnavailableError,
     kafka_errors.UnknownError,  # also each error code that is newer than aiokafka: fenced and unknown leader epochs
+)
+
+# What a right or a password mends, while the pipeline waits.
+_FORBIDDEN = (
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.TransactionalIdAuthorizationFailed,
+    kafka_errors.AuthenticationFailedError,
+    kafka_errors.SaslAuthenticationFailed,
 )
 
 # A few that another try does not mend, with what the user can do about it.
@@ -105,7 +117,7 @@ def translated(error: BaseException, doing: str) -> ClusterError:
         or type(error) is kafka_errors.KafkaError  # a task of aiokafka that died of something unforeseen
         or bool(getattr(error, "retriable", False))
     )
-    return ClusterError(f"{doing}: {describe(error)}", retriable=retriable)
+    return ClusterError(f"{doing}: {describe(error)}", retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
 
 
 def security_arguments(settings: ClientSettings) -> dict[str, Any]:
@@ -150,14 +162,14 @@ def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
-    """The consumer of a pipeline, not started and not subscribed; it never commits by itself."""
+    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets by itself."""
     values: Mapping[str, Any] = pipeline.consumer
     return AIOKafkaConsumer(
         **security_arguments(settings),
         client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
-        auto_offset_reset=values["consumer.auto.offset.reset"],
+        auto_offset_reset="none",  # it would pass records over in silence; see `Starts`
         check_crcs=values["consumer.check.crcs"],
         client_rack=values["consumer.client.rack"],
         fetch_max_bytes=values["consumer.fetch.max.bytes"],

@@ -17,12 +17,14 @@ import time
 from typing import TYPE_CHECKING
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.admission import Admission
 from app.assembly import Assembly
 from app.attempts import Attempts
+from app.brokers import Brokers
 from app.budget import Budget, Share
+from app.changes import Changes, PartitionsChangedError
 from app.clients import ClusterError, translated
 from app.commits import Commits
 from app.ending import Ending
@@ -31,12 +33,14 @@ from app.lanes import Lanes
 from app.outlet import Outlet
 from app.passage import Passage
 from app.refusals import LimitError
+from app.starts import Starts
 from app.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from concurrent.futures import Executor
 
+    from app.lane import Lane
     from app.preflight import Plan
     from app.settings import ClientSettings, PipelineSettings
     from app.stages import Chain
@@ -63,6 +67,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         stats: what is counted.
         graceful_timeout_s: how long to drain before partitions are given up.
         joined: called when the group has given the worker its share of the partitions, which may be none.
+        renewed: source topics that were created anew since the last flow began.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -83,6 +88,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         stats: PipelineStats,
         graceful_timeout_s: float,
         joined: Callable[[], None],
+        renewed: Collection[str] = (),
     ) -> None:
         self.settings = settings
         self._plan = plan
@@ -94,9 +100,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._share = share = Share(budget)
         self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembly)
-        self._intake = Intake(client, settings)
+        self._brokers = brokers = _brokers(settings)
+        self._intake = Intake(client, settings, brokers)
         self._commits = Commits(self._intake, settings, lanes, self._assembly, stats=stats, ending=ending)
-        self._outlet = Outlet(client, settings, plan, share, stats=stats, ending=ending, durable=self._commits.due)
+        self._outlet = Outlet(
+            client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
+        )
+        self._starts = Starts(self._intake, settings, lanes, stats=stats, renewed=renewed)
         self._attempts = Attempts(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         passage = Passage(
             chain,
@@ -113,8 +123,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @property
     def degraded(self) -> str | None:
-        """Why records wait, or go without the store; None where they do not."""
-        return self._attempts.degraded
+        """Why records wait, or may have to, or go without the store; None where they do not."""
+        return "; ".join(filter(None, (self._attempts.degraded, self._brokers.trouble))) or None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -132,17 +142,27 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         return self._assembly.pending_bytes if self._assembly is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
+        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
         ends = self._intake.ends()
-        return {
-            lane.partition: (
-                lane.tracker.released if lane.tracker else lane.committed,
-                lane.tracker.committed if lane.tracker else lane.committed,
-                ends[lane.partition],
-            )
-            for lane in self._lanes
-            if lane.partition in ends
-        }
+        return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
+
+    def _position(
+        self, lane: Lane, ends: Mapping[TopicPartition, int | None]
+    ) -> tuple[int | None, int | None, int | None]:
+        position = lane.tracker.released if lane.tracker else lane.committed
+        committed = lane.tracker.committed if lane.tracker else lane.committed
+        end = ends[lane.partition]
+        if end is not None and position == committed and not lane.busy and not self._admission.waits:
+            read = self._intake.position(lane.partition)
+            if read is not None and read >= end:
+                # What is left are the marks of transactions and what compaction has taken: no records.
+                end = committed
+        return position, committed, end
+
+    @property
+    def renewing(self) -> bool:
+        """True until topics that were created anew are read from their first record."""
+        return self._starts.renewing
 
     def stop(self) -> None:
         """Asks `run` to drain, to commit, and to return."""
@@ -152,22 +172,25 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Moves records until `stop`.
 
         Raises:
-            ClusterError: a client failed; what was not committed is read again by the next flow. `LimitError` where a
-                topic takes less than the plan says.
+            ClusterError: a client failed, or topics are not those of the plan any more; what was not committed is read
+                again by the next flow. `LimitError` where a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
+        changes = Changes(self._plan, self._ending, self._intake.send)
+        watching: asyncio.Task[None] | None = None
         try:
             await self._outlet.start()
-            await self._intake.start(self)
+            await self._join()
             self._commits.begin()
+            watching = asyncio.get_running_loop().create_task(changes.watch())
             while not self._ending.asked:
                 self._ending.raise_error()
                 await self._turn()
             self._commits.end()
             await self._finish()
-        except LimitError:
+        except (LimitError, PartitionsChangedError):
             self._commits.end()
-            # All before the refused record that is written shall not be written again.
+            # All that is written, in the one case before the refused record, shall not be written again.
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._outlet.settled(), _STOP_CLIENT_S)
                 await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
@@ -175,16 +198,34 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:
+            if watching is not None:
+                watching.cancel()
             await self._commits.close()
             self._lanes.discard_all()
             await self._stop_clients()
             self._share.close()
 
+    async def _join(self) -> None:
+        """Joins the group, which takes as long as its slowest member; not beyond `stop`."""
+        loop = asyncio.get_running_loop()
+        joining = loop.create_task(self._intake.start(self))
+        changed = loop.create_task(self._changed.wait())
+        try:
+            await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                joining.result()
+        finally:
+            joining.cancel()
+            changed.cancel()
+            await asyncio.gather(joining, changed, return_exceptions=True)
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
         reading = not self._admission.waits
-        if reading:
+        if self._starts.fresh:
+            await self._renew()
+        elif reading:
             await self._poll()
         elif not self._commits.resumed:
             await self._await_resumed()
@@ -203,9 +244,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if self._lanes.stalled and not wanted:
             await self._await_change()
             return
-        polled = await self._intake.poll(wanted, _POLL_MS)
+        try:
+            polled = await self._intake.poll(wanted, _POLL_MS)
+        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
+            await self._starts.find(exc)
+            return
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
         self._admission.add(polled)
+
+    async def _renew(self) -> None:
+        await self._starts.renew()
+        if not self._starts.fresh:
+            self._commits.look_up()
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
@@ -249,7 +299,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 return
             self._lanes.open(partition, sink_partition)
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
-        self._commits.look_up()
+        self._starts.assigned(assigned)
+        if not self._starts.fresh:
+            self._commits.look_up()
         self._joined()
         log.info(
             "pipeline %s reads %s",
@@ -290,3 +342,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await asyncio.wait_for(stop(), _STOP_CLIENT_S)
         except (KafkaError, OSError, TimeoutError, asyncio.CancelledError) as exc:
             log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
+
+
+def _brokers(settings: PipelineSettings) -> Brokers:
+    fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
+    assert isinstance(fetch_wait_ms, int)
+    topics = [*settings.topics, settings.output_topic]
+    if settings.dead_letter_topic is not None:
+        topics.append(settings.dead_letter_topic)
+    return Brokers(topics, fetch_wait_ms / 1000)

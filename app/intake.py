@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
 
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import ConsumerRecord
 
 from app import clients
@@ -11,17 +16,22 @@ from app.clients import ClusterError
 from app.ending import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+    from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+    from aiokafka.consumer.group_coordinator import GroupCoordinator
     from aiokafka.structs import OffsetAndMetadata
 
+    from app.brokers import Brokers
     from app.lane import SourceRecord
     from app.lanes import Lanes
     from app.settings import ClientSettings, PipelineSettings
     from transforms.errors import WideloadError
 
 __all__ = ["Intake"]
+
+_STOP_S = 3.0
+_LEAVE_S = 2.0
 
 
 class Intake:
@@ -32,17 +42,21 @@ class Intake:
     Args:
         client: how to reach the cluster.
         settings: the pipeline's.
+        brokers: watch the consumer.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, client: ClientSettings, settings: PipelineSettings) -> None:
+    def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: Brokers) -> None:
         self._topics = list(settings.topics)
+        self._group_id = settings.group_id
+        self._static = settings.consumer["consumer.group.instance.id"] is not None
         interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
         assert isinstance(interval_ms, int)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
+        brokers.watch(self._consumer._client)  # noqa: SLF001
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
@@ -50,8 +64,33 @@ class Intake:
         await self._consumer.start()
 
     async def stop(self) -> None:
-        """Leaves the group."""
-        await self._consumer.stop()
+        """Leaves the group, and lets go of the consumer, within seconds.
+
+        aiokafka first waits for the group where that is rebalancing, which takes as long as its slowest member.
+        """
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(self._consumer.stop(), _STOP_S)
+            return
+        coordinator = self._consumer._coordinator  # noqa: SLF001
+        fetcher = self._consumer._fetcher  # noqa: SLF001
+        tasks: list[asyncio.Task[None] | None] = []
+        if fetcher is not None:
+            tasks += [fetcher._fetch_task, *fetcher._pending_tasks]  # noqa: SLF001
+        if coordinator is not None:
+            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
+        for task in filter(None, tasks):
+            task.cancel()
+        if coordinator is not None:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
+        await self._consumer._client.close()  # noqa: SLF001
+
+    async def _leave(self, coordinator: GroupCoordinator) -> None:
+        """Asks out of the group, past the answer to a request to join: brokers answer a connection in order."""
+        if self._static or not coordinator.member_id or coordinator.coordinator_id is None:
+            return
+        request = LeaveGroupRequest(self._group_id, coordinator.member_id)
+        await self._consumer._client.send(coordinator.coordinator_id, request)  # noqa: SLF001
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
@@ -66,6 +105,8 @@ class Intake:
             RecordError: a record that the client cannot read. The flow must end: the next poll would skip what was
                 before it.
             ClusterError: likewise, where the client does not show which.
+            NoOffsetForPartitionError, OffsetOutOfRangeError: of one partition it is not known where to begin; `Starts`
+                finds it.
         """
         try:
             polled: Mapping[TopicPartition, Sequence[SourceRecord]]
@@ -101,8 +142,49 @@ class Intake:
             self._consumer.resume(*(partition for partition in paused if lanes.get(partition) is not None))
 
     def ends(self) -> dict[TopicPartition, int | None]:
-        """For each assigned partition the end of its log; None before the first answer from its leader."""
-        return {partition: self._consumer.highwater(partition) for partition in self._consumer.assignment()}
+        """For each assigned partition the end of what can be read; None before the first answer from its leader."""
+        return {partition: self._end(partition) for partition in self._consumer.assignment()}
+
+    def _end(self, partition: TopicPartition) -> int | None:
+        # Below the end of the log where a transaction is open; -1 where transactions do not count.
+        stable: int | None = self._consumer.last_stable_offset(partition)
+        highwater: int | None = self._consumer.highwater(partition)
+        return highwater if stable is None or stable < 0 else stable
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The offset in an assigned partition from which the next poll reads; None where it is not known."""
+        assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001
+        state = assignment.state_value(partition) if assignment is not None else None
+        position: int | None = state._position if state is not None else None  # noqa: SLF001
+        return position
+
+    @property
+    def send(self) -> Callable[[Any], Awaitable[Any]]:
+        """Sends a request to any broker, and returns the answer."""
+        client = self._consumer._client  # noqa: SLF001
+
+        async def send(request: Any) -> Any:
+            return await client.send(client.get_random_node(), request)
+
+        return send
+
+    def seek(self, partition: TopicPartition, offset: int) -> bool:
+        """Lets the next poll read from there; False where the partition is not assigned any more."""
+        if partition not in self._consumer.assignment():
+            return False
+        self._consumer.seek(partition, offset)
+        return True
+
+    async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
+        """The offset of the first record of a partition, and the one behind the last that can be read."""
+        first = await self._consumer.beginning_offsets([partition])
+        end = await self._consumer.end_offsets([partition])
+        return first[partition], end[partition]
+
+    async def known(self, topic: str) -> bool:
+        """Whether the group has committed an offset of any partition of a topic."""
+        numbers = self._consumer.partitions_for_topic(topic) or ()
+        return bool(await self.commits([TopicPartition(topic, number) for number in numbers]))
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Commits offsets, each with its metadata, if the group has not moved on."""

@@ -41,6 +41,7 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_unwrapped_records", "unwrapped_records", "Records that were taken out of a message wrapper."),
     ("wideload_wrapped_records", "wrapped_records", "Records that were put into a message wrapper."),
     ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
+    ("wideload_expired_records", "expired_records", "Records that were deleted from the source before they were read."),
 )
 
 # name of the metric behind `wideload_producer_`, help, how to read it; of the last minute

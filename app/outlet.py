@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from aiokafka import AIOKafkaProducer
 
+    from app.brokers import Brokers
     from app.budget import Share
     from app.ending import Ending
     from app.lane import Lane, Slot
@@ -41,6 +42,7 @@ class Outlet:
         settings: the pipeline's.
         plan: what the preflight found.
         share: the budget's bytes are given back when records are durable.
+        brokers: watch the producer.
         stats: what is counted.
         ending: of the flow, where a write fails.
         durable: called whenever more may have become durable.
@@ -56,6 +58,7 @@ class Outlet:
         plan: Plan,
         share: Share,
         *,
+        brokers: Brokers,
         stats: PipelineStats,
         ending: Ending,
         durable: Callable[[], None],
@@ -68,6 +71,7 @@ class Outlet:
         self._durable = durable
         self._partitions = plan.sink.partitions
         self._producer: AIOKafkaProducer = clients.producer(client, settings)
+        brokers.watch(self._producer.client)
         self._batches = Batches(
             self._producer, batch_settings(settings), numbers=stats.batches, halts=True, failed=self._failed
         )

@@ -25,7 +25,7 @@ def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
     """What /health says.
 
     `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` where a pipeline waits for its
-    store, or begins again; `failed` where one has stopped for good. `reasons` says why, by pipeline.
+    store or a broker, or begins again; `failed` where one has stopped for good. `reasons` says why, by pipeline.
     """
     reasons = {}
     status = "ok"
@@ -36,9 +36,18 @@ def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
         elif pipeline.status != "RUNNING" or pipeline.degraded is not None:
             status = status if status == "failed" else "degraded"
             running = pipeline.degraded if pipeline.status == "RUNNING" else None
-            reasons[pipeline.settings.name] = running or pipeline.last_error or pipeline.status.lower()
+            reasons[pipeline.settings.name] = running or _failing(pipeline) or pipeline.status.lower()
     ready = all(pipeline.status == "RUNNING" for pipeline in pipelines)
     return {"status": status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def _failing(pipeline: PipelineReport) -> str | None:
+    since = pipeline.failing_since
+    return pipeline.last_error if since is None else f"{pipeline.last_error} (since {_time(since, 'seconds')})"
+
+
+def _time(epoch_s: float, precision: str = "auto") -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec=precision)
 
 
 def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
@@ -63,7 +72,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "state": pipeline.status,
         "degraded": pipeline.degraded,
         "last_error": pipeline.last_error,
-        "last_error_at": None if error_at is None else datetime.fromtimestamp(error_at, UTC).isoformat(),
+        "last_error_at": None if error_at is None else _time(error_at),
         "topics": list(settings.topics),
         "output_topic": settings.output_topic,
         "transforms": list(settings.transforms),
@@ -77,6 +86,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "store_errors": stats.store_errors,
         "retries": stats.retries,
         "restarts": stats.restarts,
+        "expired_records": stats.expired_records,
         # The names are those of seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,
         "chunkedMessageRate": {

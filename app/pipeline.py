@@ -39,6 +39,9 @@ _STEADY_S = 60.0  # a flow that lived so long has recovered; the next failure wa
 class Pipeline(Service):
     """Runs one pipeline: a flow, and after a failure that may pass another one, until it is stopped.
 
+    What has run once is not given up for what the cluster refuses since then: a topic that is gone, a right that was
+    taken away. It waits, tries again, and says so.
+
     Args:
         settings: of the worker.
         pipeline: of this pipeline.
@@ -66,6 +69,7 @@ class Pipeline(Service):
         self.status: State = "STARTING"
         self.last_error: str | None = None
         self.last_error_at: float | None = None
+        self.failing_since: float | None = None
         self.flow: Flow | None = None
         self.plan = plan
         self._worker = settings
@@ -76,6 +80,9 @@ class Pipeline(Service):
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
+        self._joined_s: float | None = None
+        self._proven = False
+        self._topic_ids: dict[str, str] = {}
 
     @property
     def label(self) -> str:
@@ -108,15 +115,16 @@ class Pipeline(Service):
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
         while not self._stop_asked.is_set():
-            began = time.monotonic()
+            self._joined_s = None
             try:
                 await self._live_once()
             except ClusterError as exc:
-                if not exc.retriable:
+                if self._steady():
+                    self.failing_since, delay_s = None, _FIRST_DELAY_S
+                self._proven = self._proven or self._steady() or self.stats.records_out > 0
+                if not exc.retriable and not (exc.forbidden and self._proven):
                     self._give_up(exc)
                     return
-                if time.monotonic() - began > _STEADY_S:
-                    delay_s = _FIRST_DELAY_S
                 self._restart_later(exc, delay_s)
                 await self._stopped_within(delay_s)
                 delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
@@ -129,15 +137,20 @@ class Pipeline(Service):
                 return
         self.status = "STOPPED"
 
+    def _steady(self) -> bool:
+        """Whether the flow that has ended did its work before."""
+        return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
+
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
         if self.plan is None:
             try:
                 self.plan = await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
             except ConfigurationError as exc:
-                if self.status == "RESTARTING" and exc.key == "bootstrap.servers":
-                    raise ClusterError(str(exc), retriable=True) from exc
-                raise
+                if self.status != "RESTARTING":
+                    raise
+                # It was as it must be before, and whoever has changed that can change it back.
+                raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
         found, self.plan = self.plan, None  # the next flow looks again: topics may have changed
         plan = self._refusals.applied(found)
         if self.status == "STARTING":
@@ -148,6 +161,7 @@ class Pipeline(Service):
             warn_in_background(self.settings, plan, self._store)
         if self._stop_asked.is_set():
             return
+        renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         self.flow = Flow(
             self._worker.client,
             self.settings,
@@ -164,15 +178,20 @@ class Pipeline(Service):
             stats=self.stats,
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
+            renewed=renewed,
         )
         try:
             await self.flow.run()
         except LimitError as exc:
             self._refusals.learn(found, exc)
             raise
+        finally:
+            if not self.flow.renewing:
+                self._topic_ids = {each.name: each.id for each in plan.sources if each.id is not None}
 
     def _joined(self) -> None:
         self.status = "RUNNING"
+        self._joined_s = time.monotonic()
 
     async def _stopped_within(self, seconds: float) -> None:
         try:
@@ -182,6 +201,7 @@ class Pipeline(Service):
 
     def _restart_later(self, error: Exception, delay_s: float) -> None:
         self.status = "RESTARTING"
+        self.failing_since = self.failing_since or time.time()
         self.stats.restarts += 1
         self._note(error)
         log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)

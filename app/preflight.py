@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
+from app.changes import identities
 from app.chunking import check_limit, check_topics
 from app.clients import ClusterError, admin, describe
 from app.settings import ClientSettings, PipelineSettings, Settings
@@ -44,6 +45,7 @@ class Topic:
         cleanup_policy: `delete`, `compact`, or both.
         retention_ms: how long records stay where the policy has `delete`; -1 for ever.
         segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
+        id: tells it from a later topic of the same name; None where the cluster gives none.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Topic:
     cleanup_policy: str
     retention_ms: int = FOREVER
     segment_ms: int = 0
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,9 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
     found = await topics(connection, wanted)
     for name in pipeline.topics:
         if name not in found:
-            raise ConfigurationError("topics", f"topic {name} does not exist; create it, or correct the name")
+            raise ConfigurationError(
+                "topics", f"topic {name} does not exist; create it, correct the name, or grant Describe on it"
+            )
     sources = tuple(found[name] for name in pipeline.topics)
     created = []
     targets = {"output.topic": pipeline.output_topic, "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic}
@@ -241,6 +246,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
         present = [name for name in dict.fromkeys(names) if name in described]
         configs = await _configs(connection, present)
+        found_ids = await identities(connection._send_request, present)  # noqa: SLF001  # nothing else takes a `Query`
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
     found = {}
@@ -249,6 +255,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
         if error.errno != 0:
             raise ConfigurationError("topics", f"topic {name} cannot be described: {describe(error())}")
         config = configs[name]
+        identity = found_ids.get(name)
         found[name] = Topic(
             name=name,
             partitions=len(described[name]["partitions"]),
@@ -256,6 +263,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
             cleanup_policy=config["cleanup.policy"],
             retention_ms=int(config["retention.ms"]),
             segment_ms=int(config.get("segment.ms") or 0),
+            id=identity.id if identity is not None else None,
         )
     return found
 

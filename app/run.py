@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -18,6 +19,7 @@ from transforms.errors import ConfigurationError
 
 __all__ = ["run_worker"]
 
+_NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -76,9 +78,18 @@ def set_up_logging(level: str) -> None:
 
 def _check_port(settings: Settings) -> None:
     try:
-        with socket.create_server((settings.web_bind, settings.web_port)):
+        found = socket.getaddrinfo(settings.web_bind, settings.web_port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        with socket.create_server(address, family=family):
             pass
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:
+        # The other reasons concern the port: another process listens, or it takes a right to use it.
+        if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
+            raise ConfigurationError(
+                "web.bind",
+                f"found {settings.web_bind!r}, which is no address of this machine; 127.0.0.1 serves this machine "
+                "alone, 0.0.0.0 all that can reach it",
+            ) from exc
         raise ConfigurationError(
             "web.port",
             f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop what listens there, or "

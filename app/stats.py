@@ -66,6 +66,7 @@ class PipelineStats:
     commits: int = 0
     restarts: int = 0
     rebalances: int = 0
+    expired_records: int = 0
     chunked_messages: int = 0
     chunks_published: int = 0
     assembled_messages: int = 0
@@ -101,7 +102,7 @@ class FlowReport(Protocol):
         ...
 
     def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """For each assigned partition: the offset read up to, the committed one, and the end of the log."""
+        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
         ...
 
 
@@ -127,6 +128,11 @@ class PipelineReport(Protocol):
     @property
     def last_error_at(self) -> float | None:
         """Seconds since the epoch."""
+        ...
+
+    @property
+    def failing_since(self) -> float | None:
+        """Since when it begins again and again, in seconds since the epoch; None where it does not."""
         ...
 
     @property

@@ -42,6 +42,7 @@ class Pipeline:
     degraded: str | None = None
     last_error: str | None = None
     last_error_at: float | None = None
+    failing_since: float | None = None
     flow: Flow | None = None
     stats: PipelineStats = field(default_factory=PipelineStats)
 

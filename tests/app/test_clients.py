@@ -280,12 +280,13 @@ def changed(settings: Settings, prefix: str) -> tuple[Settings, dict[str, object
 
 
 async def test_every_consumer_key_reaches_aiokafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is dropped or mixed up with another; the group never commits by itself."""
+    """None is dropped or mixed up with another; the group never commits, or resets offsets, by itself."""
     monkeypatch.setattr(clients, "AIOKafkaConsumer", RecordedConsumer)
     settings, expected = changed(settings_of(), "consumer.")
     made = clients.consumer(settings.client, settings.pipelines[0])
     try:
         assert made.arguments == expected | {
+            "auto_offset_reset": "none",  # `Starts` does by the key what aiokafka would do in silence
             "bootstrap_servers": "localhost:1",
             "security_protocol": "PLAINTEXT",
             "client_id": "wideload-p",

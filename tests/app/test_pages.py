@@ -38,6 +38,12 @@ HEALTH = [
     ([Pipeline(status="STOPPED")], "degraded", False, {"p": "stopped"}),
     ([Pipeline(status="RESTARTING", last_error="no broker")], "degraded", False, {"p": "no broker"}),
     (
+        [Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5)],
+        "degraded",
+        False,
+        {"p": "no broker (since 1970-01-01T00:00:00+00:00)"},
+    ),
+    (
         [Pipeline(status="RESTARTING", last_error="no broker", degraded=STORE_DOWN)],
         "degraded",
         False,
@@ -120,6 +126,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "store_errors": 12,
         "retries": 6,
         "restarts": 7,
+        "expired_records": 0,
         "msgChunkPublished": True,
         "chunkedMessageRate": {"published": 2.0, "consumed": 1.0},
         "chunked_messages": 2,

@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.broker import EmbeddedBroker
@@ -54,6 +55,9 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, endi
         send(way.broker, way.raw, records[:4_000])
         until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 1_000, "records flow")
         getattr(own_broker, ending)()
+        address = f"broker {own_broker.bootstrap_servers} does not answer since 20"
+        until(lambda: address in worker.get("/health")[1]["reasons"].get("offload", ""), "it is told which is away")
+        assert worker.get("/health")[1]["status"] == "degraded"
         assert worker.get("/health/live")[0] == 200
         own_broker.start()
         send(way.broker, way.raw, records[4_000:])
@@ -62,7 +66,53 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, endi
             lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
             "each record has arrived, in order",
         )
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
         assert worker.terminate() == 0
+
+
+def test_worker_leaves_a_group_that_rebalances(broker: str, make_way: Callable[..., Way]) -> None:
+    """SIGTERM ends the worker within seconds, and its membership, though the group waits for another member."""
+    way = make_way(partitions=2)
+    group = way.group("offload")
+
+    class Slow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+        def __init__(self) -> None:
+            self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+        async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+            if revoked:
+                self.asked.set()
+                await self.let.wait()
+
+        async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+            pass
+
+    async def members() -> int:
+        client = AIOKafkaAdminClient(bootstrap_servers=broker)
+        await client.start()
+        try:
+            (answer,) = await client.describe_consumer_groups([group])
+            return len(answer.groups[0][5])
+        finally:
+            await client.close()
+
+    async def run() -> None:
+        listener = Slow()
+        consumer = AIOKafkaConsumer(bootstrap_servers=broker, group_id=group)
+        consumer.subscribe([way.raw], listener=listener)
+        await consumer.start()
+        settings = {**way.settings(), "consumer.session.timeout.ms": 60_000}
+        try:
+            with WorkerProcess(way.folder, settings, way.offload()) as worker:
+                await asyncio.wait_for(listener.asked.wait(), 60)
+                assert await members() == 2
+                assert await asyncio.to_thread(worker.terminate, 20) == 0
+            assert await members() == 1
+        finally:
+            listener.let.set()
+            await consumer.stop()
+
+    asyncio.run(run())
 
 
 def test_worker_sigterm_without_broker(own_broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""The brokers as the clients of a flow find them: which of them do not answer, and since when.
+
+aiokafka waits for a broker that is away, tries again, and tells nobody but its log. So a client is watched in what it
+does: a connection that fails, a request that fails or is not answered; and the next one that is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from aiokafka.client import AIOKafkaClient
+
+__all__ = ["Brokers"]
+
+_UNANSWERED_S = 10.0
+# Whoever needs a broker asks it again sooner than that; of one that nobody asks it is not known whether it is away.
+_FORGOTTEN_S = 60.0
+# Requests that a broker answers when others have done something.
+_PATIENT = ("JoinGroupRequest", "SyncGroupRequest")
+
+
+@dataclass(slots=True)
+class _Absence:
+    since_s: float
+    seen_s: float
+
+
+class Brokers:
+    """Which brokers answer the clients of one flow. Belongs to its event loop.
+
+    Args:
+        topics: those of which each partition must have a leader.
+        fetch_wait_s: how long a broker may hold a fetch back.
+        clock: seconds that do not go back.
+    """
+
+    def __init__(
+        self, topics: Collection[str], fetch_wait_s: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._topics = topics
+        self._patience_s = _UNANSWERED_S + fetch_wait_s
+        self._clock = clock
+        self._clients: list[AIOKafkaClient] = []
+        self._away: dict[str, _Absence] = {}
+        self._asked: dict[object, tuple[str, float]] = {}
+        self._leaderless: dict[str, float] = {}
+
+    def watch(self, client: AIOKafkaClient) -> None:
+        """Watches a client, which must not have been started, for as long as it lives."""
+        self._clients.append(client)
+        connect, send = client._get_conn, client.send  # noqa: SLF001
+
+        async def watched_connect(node_id: Any, **options: Any) -> Any:
+            before = client._conns.get((node_id, options.get("group", 0)))  # noqa: SLF001
+            address = _address(client, node_id)  # asked first: it is forgotten with the next metadata
+            connection = await connect(node_id, **options)
+            if connection is None:
+                self._missed(address)
+            elif connection is not before:
+                self._answered(address)
+            return connection
+
+        async def watched_send(node_id: Any, request: Any, **options: Any) -> Any:
+            address, asked = _address(client, node_id), object()
+            if type(request).__name__ not in _PATIENT:
+                self._asked[asked] = (address, self._clock())
+            try:
+                answer = await send(node_id, request, **options)
+            except (KafkaConnectionError, RequestTimedOutError):
+                self._missed(address)
+                raise
+            finally:
+                self._asked.pop(asked, None)
+            self._answered(address)
+            return answer
+
+        client._get_conn, client.send = watched_connect, watched_send  # noqa: SLF001
+
+    @property
+    def trouble(self) -> str | None:
+        """Which brokers do not answer, or what has no leader, and since when; None where all is well."""
+        now_s = self._clock()
+        away = {
+            address: absence.since_s for address, absence in self._away.items() if now_s - absence.seen_s < _FORGOTTEN_S
+        }
+        for address, asked_s in self._asked.values():
+            if now_s - asked_s > self._patience_s:
+                away[address] = min(asked_s, away.get(address, asked_s))
+        known = {address for client in self._clients for address in _addresses(client)}
+        told = [f"broker {address} does not answer since {_ago(now_s - away[address])}" for address in sorted(away)]
+        reasons = [text for address, text in zip(sorted(away), told, strict=True) if address in known]
+        return "; ".join(reasons or self._no_leaders(now_s)) or None
+
+    def _no_leaders(self, now_s: float) -> list[str]:
+        found = {
+            f"partition {number} of topic {topic}"
+            for client in self._clients
+            for topic in self._topics
+            for number in (client.cluster.partitions_for_topic(topic) or set())
+            - (client.cluster.available_partitions_for_topic(topic) or set())
+        }
+        self._leaderless = {name: self._leaderless.get(name, now_s) for name in sorted(found)}
+        if not found:
+            return []
+        names = list(self._leaderless)
+        others = f" and {len(names) - 1} more" if names[1:] else ""
+        return [f"{names[0]}{others} without a leader since {_ago(now_s - min(self._leaderless.values()))}"]
+
+    def _missed(self, address: str) -> None:
+        now_s = self._clock()
+        absence = self._away.get(address)
+        if absence is None or now_s - absence.seen_s >= _FORGOTTEN_S:
+            self._away[address] = _Absence(now_s, now_s)
+        else:
+            absence.seen_s = now_s
+
+    def _answered(self, address: str) -> None:
+        self._away.pop(address, None)
+
+
+def _addresses(client: AIOKafkaClient) -> list[str]:
+    return [f"{broker.host}:{broker.port}" for broker in client.cluster.brokers()]
+
+
+def _address(client: AIOKafkaClient, node_id: Any) -> str:
+    broker = client.cluster.broker_metadata(node_id)
+    return f"{broker.host}:{broker.port}" if broker is not None else f"number {node_id}"
+
+
+def _ago(seconds: float) -> str:
+    """The time of day, for people: what it was so many seconds ago, by the clock as it is now."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")

@@ -1,0 +1,286 @@
+"""The worker while its topics are deleted, created anew, or given more partitions: nothing is lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.errors import CommitFailedError
+
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess, until
+
+_T = TypeVar("_T")
+
+
+def records(numbers: range, partition: int = 0) -> list[Sent]:
+    """Records whose values are numbers, one each."""
+    return [(partition, b"k", b"%d" % number, (), 1_700_000_000_000) for number in numbers]
+
+
+class Topics:
+    """What an operator does to the topics of one pipeline, and what is in them."""
+
+    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, session_ms: int) -> None:
+        self.broker = broker
+        self.raw = make_topic(2, **{"retention.ms": -1})
+        self.orders = make_topic(2, **{"retention.ms": -1})
+        self.copies = make_topic(2, **{"retention.ms": -1})
+        self._folder = folder
+        self._session_ms = session_ms
+
+    @contextlib.contextmanager
+    def worker(self, **more: object) -> Iterator[WorkerProcess]:
+        """A worker with two pipelines, from raw to orders and from orders to copies."""
+        settings = {
+            "bootstrap.servers": self.broker,
+            "consumer.session.timeout.ms": self._session_ms,
+            "consumer.heartbeat.interval.ms": 300,
+        }
+        ways = {"first": (self.raw, self.orders), "second": (self.orders, self.copies)}
+        pipelines = {
+            name: {
+                "topics": [source],
+                "output.topic": sink,
+                "transforms": ["offload"],
+                "group.id": f"{source}-g",
+                "offset.flush.interval.ms": 100,
+                "errors.retry.delay.max.ms": 500,
+                "large.message.payload.store.class": "memory",
+                **(more if name == "first" else {}),
+            }
+            for name, (source, sink) in ways.items()
+        }
+        with WorkerProcess(self._folder, settings, pipelines) as worker:
+            worker.wait_ready()
+            yield worker
+
+    def administer(self, what: Callable[[AIOKafkaAdminClient], Awaitable[_T]]) -> _T:
+        """Runs one command of an operator."""
+
+        async def run() -> _T:
+            client = AIOKafkaAdminClient(bootstrap_servers=self.broker)
+            await client.start()
+            try:
+                return await what(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(run())
+
+    def delete(self, topic: str) -> None:
+        """Deletes a topic."""
+        self.administer(lambda client: client.delete_topics([topic]))
+
+    def create(self, topic: str, partitions: int = 2) -> None:
+        """Creates a topic, as soon as the brokers have forgotten the former one."""
+
+        def created() -> bool:
+            new = NewTopic(topic, partitions, 1, topic_configs={"retention.ms": "-1"})
+            answer = self.administer(lambda client: client.create_topics([new]))
+            return all(code == 0 for _, code, *_ in answer.topic_errors)
+
+        until(created, f"topic {topic} can be created")
+
+    def extend(self, topic: str, partitions: int) -> None:
+        """Gives a topic so many partitions."""
+        self.administer(lambda client: client.create_partitions({topic: NewPartitions(partitions)}))
+
+    def commit(self, offsets: dict[int, int]) -> bool:
+        """Commits offsets of raw as if the first pipeline had; False while its group has a member."""
+
+        async def run() -> bool:
+            async with AIOKafkaConsumer(bootstrap_servers=self.broker, group_id=f"{self.raw}-g") as consumer:
+                partitions = {TopicPartition(self.raw, number): offset for number, offset in offsets.items()}
+                consumer.assign(list(partitions))
+                with contextlib.suppress(CommitFailedError):
+                    await consumer.commit(partitions)
+                    return True
+            return False
+
+        return asyncio.run(run())
+
+    def values(self, topic: str) -> dict[int, list[int]]:
+        """The numbers in a topic, by partition."""
+        found = read_all(self.broker, topic)
+        return {number: [int(each.value or b"-1") for each in found[number]] for number in sorted(found)}
+
+    def count(self, topic: str) -> int:
+        """How many records a topic has."""
+        return sum(end_offsets(self.broker, topic).values())
+
+
+@pytest.fixture
+def topics(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> Topics:
+    """Topics of one test."""
+    return Topics(broker, make_topic, tmp_path, least_session_ms)
+
+
+def state(worker: WorkerProcess, pipeline: int = 0) -> dict[str, Any]:
+    """What /pipelines says of a pipeline."""
+    page: dict[str, Any] = worker.get("/pipelines")[1][pipeline]
+    return page
+
+
+def missing(worker: WorkerProcess, topic: str) -> bool:
+    """Whether /health says that a topic is missing."""
+    return f"topic {topic} does not exist" in str(worker.get("/health")[1]["reasons"])
+
+
+def test_source_deleted_and_created_anew(topics: Topics) -> None:
+    """A pipeline whose source is gone waits and says so, the other goes on; a new topic is read from its beginning."""
+    with topics.worker() as worker:
+        send(topics.broker, topics.raw, records(range(30)))
+        until(lambda: topics.count(topics.copies) == 30, "all have gone the whole way")
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 30, "the offset is committed")
+        topics.delete(topics.raw)
+
+        def told() -> str:
+            reasons: dict[str, str] = worker.get("/health")[1]["reasons"]
+            return reasons.get("first", "")
+
+        until(lambda: f"topic {topics.raw} does not exist; create it" in told(), "it is told what is missing")
+        assert "(since " in told()
+        send(topics.broker, topics.orders, records(range(30, 40)))
+        until(lambda: topics.count(topics.copies) == 40, "the other pipeline goes on")
+        status, health = worker.get("/health")
+        assert (status, health["status"], list(health["reasons"])) == (503, "degraded", ["first"])
+        topics.create(topics.raw)
+        send(topics.broker, topics.raw, records(range(40, 60)))
+        until(lambda: topics.count(topics.copies) == 60, "the new topic is read from its beginning")
+        until(lambda: worker.get("/health")[1] == {"status": "ok", "live": True, "ready": True, "reasons": {}}, "ok")
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 20, "its own offset is committed")
+        assert worker.terminate() == 0
+    assert topics.values(topics.copies) == {0: list(range(60))}
+
+
+def test_source_replaced_by_a_longer_one(topics: Topics) -> None:
+    """A topic that was replaced unseen is read from its first record, though the old offset is in its log as well."""
+    with topics.worker() as worker:
+        send(topics.broker, topics.raw, records(range(5)))
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 5, "the offset is committed")
+        assert worker.process is not None
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        topics.delete(topics.raw)
+        topics.create(topics.raw)
+        send(topics.broker, topics.raw, records(range(100, 150)))
+        until(lambda: topics.commit({0: 5}), "an offset is committed, as by a worker that had records in flight")
+        os.kill(worker.process.pid, signal.SIGCONT)
+        until(lambda: {*range(100, 150)} <= {*topics.values(topics.orders)[0]}, "no record is passed over")
+        until(lambda: "was deleted and created anew" in worker.log.read_text(), "the log says why")
+        assert worker.terminate() == 0
+    assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 50
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
+    """Beyond the end of the log, or before its first record: all that is there is read, and what is not is told."""
+    for partition in (0, 1):
+        send(topics.broker, topics.raw, records(range(30), partition))
+    topics.administer(
+        lambda client: client.delete_records({TopicPartition(topics.raw, 1): RecordsToDelete(before_offset=20)})
+    )
+    topics.commit({0: 1_000, 1: 8})
+    with topics.worker(**{"consumer.auto.offset.reset": reset}) as worker:
+        until(lambda: topics.count(topics.orders) == 40, "all that is there is read")
+        assert topics.values(topics.orders) == {0: list(range(30)), 1: list(range(20, 30))}
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw) == {0: 30, 1: 30}, "it is committed")
+        assert state(worker)["expired_records"] == 12
+        log = worker.log.read_text()
+        assert worker.terminate() == 0
+    assert "partition 0: offset 1,000 is committed, and there are records from 0 to 30: the topic was created" in log
+    assert "from 20 to 30: 12 records were deleted before they were read" in log
+
+
+def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
+    """With `none` such an offset stops the pipeline, which says what was found."""
+    topics.commit({0: 1_000})
+    with topics.worker(**{"consumer.auto.offset.reset": "none"}) as worker:
+        until(lambda: state(worker)["state"] == "FAILED", "it has stopped")
+        assert "consumer.auto.offset.reset is none" in state(worker)["last_error"]
+        assert worker.terminate() == 1
+
+
+def test_partitions_added(topics: Topics) -> None:
+    """New partitions of source and sink are used within seconds; none of their records is missed, also by `latest`."""
+    send(topics.broker, topics.raw, records(range(5)))
+    with topics.worker(**{"consumer.auto.offset.reset": "latest"}) as worker:
+        group = f"{topics.raw}-g"
+        until(lambda: committed(topics.broker, group, topics.raw) == {0: 5, 1: 0}, "it begins at the end")
+        topics.extend(topics.raw, 4)
+        for partition in (2, 3):
+            send(topics.broker, topics.raw, records(range(10), partition))
+        until(lambda: topics.count(topics.orders) == 20, "the records of the new partitions have come")
+        assert [len(numbers) for numbers in topics.values(topics.orders).values()] == [20]  # the key decides
+        topics.extend(topics.orders, 4)
+        until(lambda: "has 4 partitions, and had 2" in worker.log.read_text(), "the new ones are seen")
+        until(lambda: f"topic {topics.orders} has 4" in worker.log.read_text(), "those of the sink as well")
+        until(lambda: worker.get("/health")[0] == 200, "both pipelines run again")
+        send(topics.broker, topics.raw, records(range(20, 30), 3))
+        until(lambda: topics.values(topics.orders).get(3) == list(range(20, 30)), "partition to partition again")
+        assert worker.terminate() == 0
+
+
+def test_targets_deleted(topics: Topics, make_topic: MakeTopic) -> None:
+    """A sink or dead-letter topic that is gone lets the pipeline wait; the records come once there is one again."""
+    dead = make_topic(2, **{"retention.ms": -1})
+    keys = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead}
+    forged = [("large-message", b"true")]
+    place = b"k", b"s3://elsewhere/raw/1"
+    with topics.worker(**keys, transforms=["inflate"]) as worker:
+        for target in (topics.orders, dead):
+            topics.delete(target)
+        send(topics.broker, topics.raw, [(0, *place, headers, 1_700_000_000_000) for headers in (forged, ())])
+        for target in (topics.orders, dead):
+            until(partial(missing, worker, target), "it is told")
+            topics.create(target)
+        for target in (topics.orders, dead):
+            until(partial(topics.count, target), "the record has come")
+        until(lambda: worker.get("/health")[0] == 200, "both pipelines run again")
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 2, "both are committed")
+        assert worker.terminate() == 0
+
+
+def test_lag_of_transactions(topics: Topics) -> None:
+    """No lag is shown where only the marks of transactions are left, nor of records that are not committed yet."""
+
+    async def write() -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(bootstrap_servers=topics.broker, transactional_id=topics.raw)
+        await producer.start()
+        for number in range(3):
+            async with producer.transaction():
+                await producer.send_and_wait(topics.raw, b"%d" % number, partition=0)
+        await producer.begin_transaction()
+        await producer.send_and_wait(topics.raw, b"3", partition=0)
+        return producer
+
+    async def run(worker: WorkerProcess) -> None:
+        producer = await write()
+        try:
+            await asyncio.to_thread(until, lambda: lag(worker) == 0, "there is no lag")
+        finally:
+            await producer.abort_transaction()
+            await producer.stop()
+        await asyncio.to_thread(until, lambda: lag(worker) == 0, "there is none of what was aborted")
+
+    def lag(worker: WorkerProcess) -> int | None:
+        (partition,) = [each for each in state(worker)["partitions"] if each["partition"] == 0]
+        found: int | None = partition["lag"]
+        return found
+
+    with topics.worker() as worker:
+        asyncio.run(run(worker))
+        assert topics.values(topics.orders) == {0: [0, 1, 2]}
+        labels = f'{{partition="0",pipeline="first",topic="{topics.raw}"}}'
+        assert f"wideload_lag_records{labels} 0.0" in worker.text("/metrics")
+        assert worker.terminate() == 0
