@@ -3,10 +3,10 @@
 #   make demo INPUT=folder              the files of a folder of your own as messages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz docs jobs-zip lock vulnerabilities clean
+.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
 MAKEFLAGS += --no-print-directory
 
-export INPUT PYTHON
+export INPUT MINUTES PYTHON
 RUN := .venv/bin/python
 CHECKED := app transforms stores jobs tests benchmarks
 
@@ -65,6 +65,9 @@ bench: setup-test ## Measure, beside other ways to do the same; writes build/ben
 
 fuzz: setup-demo ## Feed each parser of foreign bytes a million mutated inputs
 	@$(RUN) -m tests.fuzz.run $(FUZZ)
+
+soak: setup-test ## Break workers, store and broker by chance for MINUTES=30, and look whether anything is lost
+	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $(SOAK)
 
 docs: setup-demo ## Write docs/configuration.md from the settings
 	@$(RUN) -m app.reference

@@ -262,7 +262,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
             "errors.deadletterqueue.topic.name", 'is missing; errors.tolerance = "all" needs a dead-letter topic'
         )
     poll_interval, store_timeout = values["consumer.max.poll.interval.ms"], common["large.message.store.timeout.ms"]
-    if store_timeout >= poll_interval:
+    if store and store_timeout >= poll_interval:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
             f"found {store_timeout:,}, allowed is less than consumer.max.poll.interval.ms, which is {poll_interval:,}",

@@ -520,3 +520,11 @@ def test_signing_key_is_hidden() -> None:
     assert pipeline.signing == Signing("s" * 32, ("p" * 32,))
     assert "ssss" not in repr(pipeline)
     assert "pppp" not in repr(pipeline)
+
+
+def test_store_time_is_of_no_concern_without_a_store() -> None:
+    """A pipeline that asks no store need not make room for one in `consumer.max.poll.interval.ms`."""
+    chunk = ORDERS.replace(STORE, "").replace("offload", "chunk")
+    interval = "consumer.max.poll.interval.ms = 30000\ntask.shutdown.graceful.timeout.ms = 10000\n"
+    assert only_pipeline(HEAD + interval + chunk).store == {}
+    assert "large.message.store.timeout.ms" in refusal_of(HEAD + interval + ORDERS)

@@ -1,0 +1,155 @@
+"""The faults of a soak: what happens to workers, store and brokers, one at a time each, by chance."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from app.broker import EmbeddedBroker
+from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
+from tests.integration.topics import alter
+from tests.integration.worker_process import WorkerProcess
+
+__all__ = ["Chaos", "Targets"]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What can be broken.
+
+    Attributes:
+        broker: the only one.
+        proxy: before the store.
+        victims: workers that may be killed; there is another one that is not.
+        limited: a sink topic whose limit may be lowered, and the configuration that it has.
+    """
+
+    broker: EmbeddedBroker
+    proxy: FaultProxy
+    victims: tuple[WorkerProcess, ...]
+    limited: tuple[str, dict[str, str]]
+
+
+class Chaos:
+    """Breaks things until it is stopped, and leaves all whole.
+
+    Args:
+        targets: what is broken.
+        pause_s: the mean time between two faults of one target.
+        scale: of the length of each fault.
+        seed: of all chance.
+        tell: called with the kind of each fault that begins.
+    """
+
+    def __init__(
+        self, targets: Targets, *, pause_s: float, scale: float, seed: int, tell: Callable[[str], None]
+    ) -> None:
+        self._targets = targets
+        self._pause_s = pause_s
+        self._scale = scale
+        self._chance = random.Random(seed)
+        self._tell = tell
+        self._stopping = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+
+    def stop(self) -> None:
+        """Lets `run` end once everything is whole again."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Breaks store, broker and each victim, independently of one another, until `stop`."""
+        await asyncio.gather(
+            self._loop(self._store),
+            self._loop(self._broker),
+            self._loop(self._limit),
+            *(self._loop(partial(self._worker, victim)) for victim in self._targets.victims),
+        )
+
+    async def _loop(self, fault: Callable[[], Awaitable[None]]) -> None:
+        while not self._stopping.is_set():
+            await self._wait(self._chance.expovariate(1 / self._pause_s) + 1)
+            if not self._stopping.is_set():
+                await fault()
+
+    async def _wait(self, seconds: float) -> None:
+        """Waits, less when all is to end."""
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _count(self, kind: str) -> None:
+        self.counts[kind] += 1
+        self._tell(kind)
+
+    def _seconds(self, least: float, most: float) -> float:
+        return self._chance.uniform(least, most) * self._scale
+
+    async def _store(self) -> None:
+        faults: list[tuple[str, Fault, float, float]] = [
+            ("store stopped", Down(), 2, 30),
+            ("store stopped for 60 s", Down(), 60, 60),
+            ("store hangs", Hang(), 5, 20),
+            ("store slow, 2 s a request", Slow(2.0), 10, 30),
+            ("store answers 503 to half", Error(503, 0.5), 10, 30),
+            ("store full (507)", Error(507, 1.0, "InsufficientStorage"), 5, 20),
+            ("uploads cut in the middle", Cut(300_000, "upload"), 5, 20),
+            ("downloads cut in the middle", Cut(300_000, "download"), 5, 20),
+        ]
+        kind, fault, least, most = self._chance.choice(faults)
+        self._count(kind)
+        await asyncio.to_thread(self._targets.proxy.switch, fault)
+        await self._wait(self._seconds(least, most))
+        await asyncio.to_thread(self._targets.proxy.switch, Ok())
+
+    async def _broker(self) -> None:
+        broker = self._targets.broker
+        kind = self._chance.choice(("restarted", "killed", "stopped for 60 s", "restarted", "killed"))
+        self._count(f"broker {kind}")
+        await asyncio.to_thread(broker.kill if kind == "killed" else broker.stop)
+        await self._wait(self._seconds(60, 60) if kind == "stopped for 60 s" else self._seconds(0, 3))
+        await asyncio.to_thread(broker.start)
+        await self._wait(10)  # or the group would never be whole
+
+    async def _limit(self) -> None:
+        topic, config = self._targets.limited
+        self._count("max.message.bytes lowered and raised")
+        if await self._altered(topic, {**config, "max.message.bytes": "400000"}):
+            await self._wait(self._seconds(5, 20))
+            while not await self._altered(topic, config):  # noqa: ASYNC110  # nobody says when the broker is back
+                await asyncio.sleep(1)
+        await self._wait(60 * self._scale)
+
+    async def _altered(self, topic: str, config: dict[str, str]) -> bool:
+        try:
+            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.broker.bootstrap_servers, topic, config), 20)
+        except Exception:  # noqa: BLE001  # the broker may be away just now
+            return False
+        return True
+
+    async def _worker(self, worker: WorkerProcess) -> None:
+        kind = self._chance.choice(("killed (-9)", "killed (-9)", "terminated", "paused"))
+        if worker.process is None or worker.process.poll() is not None:
+            return  # it has ended by itself, and is going to be started again
+        self._count(f"worker {kind}")
+        if kind == "paused":
+            worker.process.send_signal(signal.SIGSTOP)
+            await self._wait(self._seconds(3, 25))
+            worker.process.send_signal(signal.SIGCONT)
+            return
+        if kind == "terminated":
+            worker.process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.to_thread(worker.wait, 60)
+            except Exception:  # noqa: BLE001  # one that does not end is a finding of its own
+                self._count("worker did not end within 60 s of SIGTERM")
+                await asyncio.to_thread(worker.kill)
+        else:
+            await asyncio.to_thread(worker.kill)
+        await self._wait(self._seconds(0, 5))
+        worker.start()

@@ -1,0 +1,336 @@
+"""`make soak MINUTES=30`: mixed traffic with faults by chance, held to its numbers and digests all the time.
+
+Three workers run the same pipelines: two are victims, one is not. At the end everything is made whole, what is on its
+way arrives, and one table says what happened. The status is 1 where a message was lost, changed or came out of order,
+where one was there twice on a route that is exactly once, or where a worker took more memory or files than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from rich.console import Console
+
+from app.broker import EmbeddedBroker
+from tests.faults.proxy import FaultProxy
+from tests.integration.topics import read_all
+from tests.integration.worker_process import WorkerProcess
+from tests.s3_server import S3UnavailableError, s3_server
+from tests.soak.faults import Chaos, Targets
+from tests.soak.report import Result, table
+from tests.soak.traffic import PARTITIONS, Poison, Reader, Route, Writer
+
+__all__ = ["soak"]
+
+_BUDGET_BYTES = 64 * 1024 * 1024
+_PENDING_BYTES = 64 * 1024 * 1024
+# What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.
+_MEMORY_BYTES = 1_200 * 1024 * 1024
+_MORE_FILES = 60
+_WHOLE_S = 600.0
+_SAMPLE_S = 2.0
+_FOREVER = {"retention.ms": "-1"}
+_BIG = {**_FOREVER, "max.message.bytes": "16777216"}
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What the workers take.
+
+    Attributes:
+        peak_bytes: the most memory of one of them.
+        files: open files of the worker that is never killed, at each look.
+    """
+
+    peak_bytes: int = 0
+    files: list[int] = field(default_factory=list)
+
+
+def _routes() -> list[Route]:
+    return [
+        Route("offload, inflate", ("a-raw", "a-references", "a-whole")),
+        Route("chunk, assemble", ("b-raw", "b-chunks", "b-whole")),
+    ]
+
+
+def _topics() -> dict[str, dict[str, str]]:
+    big = {topic: _BIG for route in _routes() for topic in (route.topics[0], route.topics[-1])}
+    small = {route.topics[1]: _FOREVER for route in _routes()}
+    return {**big, **small, "dead": _BIG}
+
+
+def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    quick = {
+        "large.message.store.timeout.ms": 15_000,
+        "errors.retry.delay.max.ms": 2_000,
+        "s3.retry.attempts": 1,
+        "s3.connection.timeout.ms": 3_000,
+        "s3.read.timeout.ms": 10_000,
+    }
+    with_store = {"large.message.payload.store.class": "s3", **store, **quick}
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead"}
+    ways: dict[str, tuple[str, str, str, dict[str, object]]] = {
+        "a-offload": ("a-raw", "a-references", "offload", with_store),
+        "a-inflate": ("a-references", "a-whole", "inflate", {**with_store, **tolerant}),
+        "b-chunk": ("b-raw", "b-chunks", "chunk", {}),
+        "b-assemble": ("b-chunks", "b-whole", "assemble", {"max.pending.chunked.bytes": _PENDING_BYTES}),
+    }
+    return {
+        name: {"topics": [source], "output.topic": sink, "transforms": [transform], **more}
+        for name, (source, sink, transform, more) in ways.items()
+    }
+
+
+async def _create(bootstrap: str) -> None:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        await client.create_topics(
+            [NewTopic(name, PARTITIONS, 1, topic_configs=config) for name, config in _topics().items()]
+        )
+    finally:
+        await client.close()
+
+
+def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
+    settings: dict[str, object] = {
+        "bootstrap.servers": bootstrap,
+        "in.flight.bytes": _BUDGET_BYTES,
+        "consumer.session.timeout.ms": 6_000,
+        "consumer.heartbeat.interval.ms": 1_000,
+        "consumer.max.poll.interval.ms": 30_000,
+        "task.shutdown.graceful.timeout.ms": 10_000,
+    }
+    return WorkerProcess(folder, settings, _pipelines(store))
+
+
+async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
+    steady = workers[-1]
+    while True:
+        for worker in workers:
+            if worker.process is None:
+                continue
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(worker.process.pid)
+                usage.peak_bytes = max(usage.peak_bytes, process.memory_info().rss)
+                if worker is steady:
+                    usage.files.append(process.num_fds())
+        await asyncio.sleep(_SAMPLE_S)
+
+
+async def _supervise(workers: Sequence[WorkerProcess], faults: Counter[str]) -> None:
+    """Starts a worker again that has ended by itself, as whatever runs workers does: one that found no broker."""
+    while True:
+        for worker in workers:
+            if worker.process is not None and (status := worker.process.poll()) is not None:
+                faults[f"worker ended by itself with {status}, and was started again"] += 1
+                worker.start()
+        await asyncio.sleep(1)
+
+
+async def _settled(routes: Sequence[Route]) -> float:
+    """Waits until all has arrived, and returns how long that took."""
+    began = time.monotonic()
+    while time.monotonic() - began < _WHOLE_S and any(route.journal.verdict().pending for route in routes):
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(5)  # for copies, which come last
+    return time.monotonic() - began
+
+
+def _told(began: float, routes: Sequence[Route], faults: Counter[str]) -> str:
+    verdicts = [route.journal.verdict() for route in routes]
+    return (
+        f"{time.monotonic() - began:6.0f} s  {sum(each.received for each in verdicts):,} of "
+        f"{sum(each.sent for each in verdicts):,} messages, {sum(each.bytes for each in verdicts) / 1e6:,.0f} MB, "
+        f"{sum(faults.values())} faults, {sum(each.duplicated for each in verdicts)} copies, "
+        f"{sum(each.disordered for each in verdicts)} out of order"
+    )
+
+
+async def _tell(began: float, routes: Sequence[Route], faults: Counter[str]) -> None:
+    terminal = sys.stderr.isatty()
+    while True:
+        await asyncio.sleep(1 if terminal else 60)
+        begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+        print(begin + _told(began, routes, faults), end=end, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _running(workers: Sequence[WorkerProcess]) -> Iterator[None]:
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.wait_ready()
+        yield
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+async def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float, folder: Path) -> Result:
+    """Runs one.
+
+    Args:
+        minutes: how long things are broken.
+        seed: of all chance; what the machine does besides is not the same again.
+        rate: messages a second, of each route.
+        pause_s: the mean time between two faults of one target.
+        scale: of the length of faults.
+        folder: for logs and payloads.
+    """
+    routes = _routes()
+    with (
+        EmbeddedBroker(heap="768m") as broker,
+        s3_server("versitygw", folder / "s3") as s3,
+        FaultProxy(s3.endpoint, seed=seed) as proxy,
+    ):
+        bootstrap = broker.bootstrap_servers
+        await _create(bootstrap)
+        store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint}
+        folders = [folder / f"worker-{number}" for number in range(3)]
+        for each in folders:
+            each.mkdir()
+        workers = [await asyncio.to_thread(_worker, each, bootstrap, store) for each in folders]
+        targets = Targets(broker, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
+        chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
+        usage = _Usage()
+        began = time.monotonic()
+        with _running(workers):
+            tasks = [
+                asyncio.create_task(each)
+                for each in (
+                    *(Reader(bootstrap, route).run() for route in routes),
+                    _watch(workers, usage),
+                    _supervise(workers, chaos.counts),
+                    _tell(began, routes, chaos.counts),
+                )
+            ]
+            poison = Poison(bootstrap, "a-references", seed=seed)
+            writers: list[Writer | Poison] = [
+                *(Writer(bootstrap, route, rate=rate, seed=seed + n) for n, route in enumerate(routes)),
+                poison,
+            ]
+            writing = [asyncio.create_task(writer.run()) for writer in writers]
+            breaking = asyncio.create_task(chaos.run())
+            # Whatever ends before its time has failed.
+            everyone = [breaking, *writing, *tasks]
+            await asyncio.wait(everyone, timeout=60 * minutes, return_when=asyncio.FIRST_COMPLETED)
+            for stopping in (*writers, chaos):
+                stopping.stop()
+            await breaking
+            await asyncio.gather(*writing)
+            seconds = await _settled(routes)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            dead = await asyncio.to_thread(read_all, bootstrap, "dead")
+            statuses = [await asyncio.to_thread(worker.terminate) for worker in workers]
+    letters = [letter for found in dead.values() for letter in found]
+    buried = {letter.key for letter in letters}
+    expected = {b"poison-%d" % number for number in range(poison.sent)}
+    for letter in [each for each in letters if each.key not in expected][:5]:
+        print("dead letter that nobody expected:", letter.key, dict(letter.headers), file=sys.stderr)
+    files = usage.files[15:] or usage.files or [0]
+    verdicts = {route.name: asdict(route.journal.verdict()) for route in routes}
+    result = Result(
+        minutes=minutes,
+        seed=seed,
+        routes=verdicts,
+        faults=dict(sorted(chaos.counts.items())),
+        poison=poison.sent,
+        dead_letters=len(buried & expected),
+        unexpected_dead_letters=len(buried - expected),
+        peak_bytes=usage.peak_bytes,
+        files_begin=files[0],
+        files_end=files[-1],
+        seconds_to_settle=round(seconds, 1),
+        failures=tuple(_failures(routes, usage.peak_bytes, files, statuses, buried, expected)),
+    )
+    for route in routes:
+        if missing := route.journal.missing():
+            print(f"{route.name}: partition and number of what is missing: {missing}", file=sys.stderr)
+    return result
+
+
+def _fault_told(kind: str) -> None:
+    if not sys.stderr.isatty():
+        print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
+
+
+def _failures(
+    routes: Sequence[Route],
+    peak_bytes: int,
+    files: Sequence[int],
+    statuses: Sequence[int],
+    buried: set[bytes | None],
+    expected: set[bytes],
+) -> Iterator[str]:
+    for route in routes:
+        verdict = route.journal.verdict()
+        found = {"lost": verdict.pending, "out of order": verdict.disordered, "changed": verdict.changed}
+        found["never sent"] = verdict.unknown
+        if route.exactly_once:
+            found["there twice"] = verdict.duplicated
+        yield from (f"{route.name}: {count:,} {what}" for what, count in found.items() if count)
+    if peak_bytes > _MEMORY_BYTES:
+        yield f"a worker took {peak_bytes / 2**20:,.0f} MiB, allowed are {_MEMORY_BYTES / 2**20:,.0f}"
+    if files[-1] > files[0] + _MORE_FILES:
+        yield f"the worker that was not killed has {files[-1]} open files, {files[0]} at the beginning"
+    if any(statuses):
+        yield f"workers ended with {list(statuses)}, not with 0"
+    if buried != expected:
+        yield f"{len(buried - expected)} dead letters that nobody expected, {len(expected - buried)} that are missing"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one; the exit status."""
+    options = argparse.ArgumentParser(prog="python -m tests.soak.run", description=__doc__)
+    options.add_argument("--minutes", type=float, default=30, help="how long things are broken (%(default)s)")
+    options.add_argument("--seed", type=int, default=None, help="of all chance; by default another one each time")
+    options.add_argument("--rate", type=float, default=60, help="messages a second, of each route (%(default)s)")
+    options.add_argument("--pause", type=float, default=20, help="mean seconds between two faults of one target")
+    options.add_argument("--scale", type=float, default=1, help="makes each fault longer or shorter (%(default)s)")
+    options.add_argument("--folder", type=Path, help="for logs and payloads; by default one that is removed")
+    options.add_argument("--output", type=Path, default=Path("build/soak.json"), help="the result (%(default)s)")
+    given = options.parse_args(arguments)
+    # What clients say of a broker that is away would hide the rest.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    seed = int(time.time()) if given.seed is None else given.seed
+    with contextlib.ExitStack() as stack:
+        if given.folder is not None:
+            given.folder.mkdir(parents=True)
+            folder: Path = given.folder
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wideload-soak-")))
+        try:
+            result = asyncio.run(
+                soak(given.minutes, seed=seed, rate=given.rate, pause_s=given.pause, scale=given.scale, folder=folder)
+            )
+        except S3UnavailableError as exc:
+            print(f"soak: {exc}", file=sys.stderr)
+            return 2
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    print(file=sys.stderr)
+    Console(width=None if sys.stdout.isatty() else 120).print(table(result))
+    for failure in result.failures:
+        print(f"FAILED: {failure}")
+    return 1 if result.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
