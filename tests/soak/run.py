@@ -144,7 +144,7 @@ async def _supervise(workers: Sequence[WorkerProcess], faults: Counter[str]) -> 
 async def _settled(routes: Sequence[Route]) -> float:
     """Waits until all has arrived, and returns how long that took."""
     began = time.monotonic()
-    while time.monotonic() - began < _WHOLE_S and any(route.journal.verdict().pending for route in routes):
+    while time.monotonic() - began < _WHOLE_S and any(route.journal.verdict().pending for route in routes):  # noqa: ASYNC110
         await asyncio.sleep(0.5)
     await asyncio.sleep(5)  # for copies, which come last
     return time.monotonic() - began
