@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from stores.keys import Key
 from transforms.errors import ConfigurationError
-from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, KeyRange, Unwrap, Wrap
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
 
 if TYPE_CHECKING:
     from app.preflight import Topic
@@ -29,7 +28,6 @@ __all__ = [
 _PLAIN = "unwrap.on.plain.value"
 _UNMAPPED = "wrap.on.unmapped.header"
 _NULL = "wrap.on.null.value"
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 PLAIN_KEY = Key(
     _PLAIN,
@@ -104,28 +102,15 @@ def wrapper_settings(
     Raises:
         ConfigurationError: the table cannot be read in both directions.
     """
-    table = _table({name: value for name, value in given.items() if is_header_key(name)})
+    named = {name: value for name, value in given.items() if is_header_key(name)}
+    texts = {name: cast("str", Key(name, "string", HEADER_KEY.doc).check(value)) for name, value in named.items()}
+    table = HeaderTable.configured(texts)
     return WrapperSettings(
         unwraps="unwrap" in transforms,
         wraps="wrap" in transforms,
         unwrap=Unwrap(table, values[_PLAIN]),
         wrap=Wrap(table, values[_UNMAPPED], values[_NULL]),
     )
-
-
-def _table(given: Mapping[str, object]) -> HeaderTable:
-    names: dict[int, str] = {}
-    for key, value in given.items():
-        number = key.removeprefix(UNMAPPED_PREFIX)
-        if not _NUMBER.fullmatch(number):
-            allowed = f"a number from 0 to {KeyRange.IN_HOUSE.last:,}, without leading zeros"
-            raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is {allowed}")
-        names[int(number)] = cast("str", Key(key, "string", HEADER_KEY.doc).check(value))
-    try:
-        return HeaderTable(names)
-    except ValueError as exc:
-        number, reason = exc.args
-        raise ConfigurationError(f"{UNMAPPED_PREFIX}{number}", reason) from exc
 
 
 def check_order(transforms: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.formats import FormatName
 from transforms.record import Record, RecordLike
 from transforms.reference import KEY, VALUE, is_reference
+from transforms.wrapper import Unwrap
 
 __all__ = ["ERROR_COLUMN", "OnError", "check_on_error", "failed", "inflate", "kept", "split"]
 
@@ -49,6 +50,7 @@ ERROR_COLUMN = "inflate_error"
 
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset")
 _MARKS = (VALUE.flag, KEY.flag, BAKDATA_FLAG)
+_WRAPPER_BEGIN = b"\x00"
 _PREFIX = "__connect.errors."
 
 
@@ -60,6 +62,7 @@ def inflate(
     on_error: OnError = "fail",
     max_bytes: int = DEFAULT_HELD_BYTES,
     threads: int = DEFAULT_THREADS,
+    unwrap: Unwrap | None = None,
 ) -> DataFrame:
     """The records with their payloads in place of references, keys as well as values; all else as it is.
 
@@ -77,6 +80,7 @@ def inflate(
         on_error: what becomes of a record that cannot be restored; see `OnError`.
         max_bytes: the most bytes of payloads that a task holds in Python, or one record where that is larger.
         threads: how many payloads a task downloads at a time.
+        unwrap: takes each value out of its wrapper first, as the worker's `unwrap`; None where values are no wrappers.
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.
@@ -87,7 +91,7 @@ def inflate(
         hint = "; read with the option includeHeaders" if "headers" in missing else ""
         raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
     check_on_error("on_error", on_error)
-    settings = RestorerSettings(plain(store), reference_format, max_bytes, threads)
+    settings = RestorerSettings(plain(store), reference_format, max_bytes, threads, unwrap)
     settings.check()
     fields = list(source.schema.fields)
     if on_error != "fail":
@@ -149,16 +153,17 @@ def failed(topic: str, partition: int, offset: int, error: Problem | PayloadStor
     return JobFailedError(f"{where}: the payload store failed: {error}")
 
 
-def kept(record: RecordLike, on_error: OnError, *, all_values: bool) -> RecordLike:
+def kept(record: RecordLike, logged: RecordLike, on_error: OnError, *, all_values: bool) -> RecordLike:
     """What stands in the row of a record that cannot be restored.
 
     Args:
-        record: as it is in the log.
+        record: out of its wrapper, if it had one.
+        logged: as it is in the log.
         on_error: `null` or `keep`.
-        all_values: whether each value of the format is marked in itself, so that what is not is no value either.
+        all_values: whether the value is none, whatever the headers say.
     """
     if on_error == "keep":
-        return record
+        return logged
     refers = all_values or any(name in (VALUE.flag, BAKDATA_FLAG) for name, _ in record.headers)
     key = None if is_reference(record.headers, KEY) else record.key
     return Record(key, None if refers else record.value, record.headers, record.timestamp)
@@ -198,19 +203,25 @@ class _Inflation:
 
     def _candidates(self, batch: pa.RecordBatch) -> list[int]:
         """The rows that may not be as they were; the others never become Python's objects."""
-        if self.settings.reference_format == "bakdata-flag":
+        unwrap = self.settings.unwrap
+        if self.settings.reference_format == "bakdata-flag" or (unwrap is not None and unwrap.plain == "fail"):
             return list(range(batch.num_rows))
         headers = batch.column("headers")
         marked = pc.is_in(headers.flatten().field("key"), value_set=pa.array(_MARKS))
-        rows: list[int] = pc.list_parent_indices(headers).filter(marked).unique().to_pylist()
-        return rows
+        rows: set[int] = set(pc.list_parent_indices(headers).filter(marked).to_pylist())
+        if unwrap is not None:
+            wrapped = pc.starts_with(batch.column("value"), _WRAPPER_BEGIN).to_pylist()
+            rows.update(row for row, found in enumerate(wrapped) if found)
+        return sorted(rows)
 
     def _row(self, batch: pa.RecordBatch, result: Restored[int]) -> pa.RecordBatch:
         row, record, problem = result.place, result.record, result.problem
         if problem is not None:
             if self.on_error == "fail":
                 raise self._error(batch, row, problem)
-            record = kept(record, self.on_error, all_values=self.settings.reference_format == "bakdata-flag")
+            marked = self.settings.reference_format == "bakdata-flag"
+            malformed = (problem.which, problem.state) == ("value", "malformed")
+            record = kept(record, result.logged or record, self.on_error, all_values=marked or malformed)
         piece = replaced(batch.slice(row, 1), [record])
         return piece if self.on_error == "fail" else with_problems(piece, ERROR_COLUMN, [problem])
 

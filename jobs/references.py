@@ -3,6 +3,9 @@
 What a reference is, is what `transforms.formats` says, for it is that which runs here, on the records that may be one;
 Spark's own expressions leave the others, and all but the beginning of a value, in the JVM. So an executor needs `jobs`,
 `transforms` and cramjam, and neither pandas nor PyArrow.
+
+A value may be a wrapper (seed 002) whose headers say that what is wrapped is a reference, as behind `["offload",
+"wrap"]`. It is taken off here as `unwrap` does; no table is needed, since the headers of references have fixed keys.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from pyspark.sql.types import (
 from jobs.schemas import conform
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
-from transforms.errors import MalformedReferenceError
+from transforms.chunk import Chunk, is_chunk
+from transforms.errors import MalformedChunkError, MalformedReferenceError
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
+from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
 __all__ = ["REFERENCE", "newest", "references"]
 
@@ -56,17 +61,23 @@ the record does not say. Where `error` is not null the record says that it is a 
 `format`, `path` and the three are null then.
 """
 
-_CHUNK = "large-message.chunk.uuid"
+_CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
 _HEADERS = (
     *(name for part in (VALUE, KEY) for name in (part.flag, *part.details)),
-    *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, _CHUNK),
+    *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
 )
 _SHOWN_BYTES = 200  # of a header that is not what it should be
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
 _BACKED = b"\x01"
-# What wrappers begin with (seed 002): the magic byte, and the first of a length below 16 MiB. An inline value of the
-# format bakdata-flag has the first byte too, but text behind it.
-_WRAPPER = b"\x00\x00"
+# Of a wrapper: its first byte, and the int keys of the headers that mark references, one of which stands in each
+# wrapper that has one of ours or of bakdata's; the format bakdata-flag has none, but the path.
+_MAGIC = b"\x00"
+_MARKS = tuple(key.to_bytes(4) for key, name in OWN_KEYS.items() if name in (VALUE.flag, KEY.flag, BAKDATA_FLAG))
+_WRAPPER_BYTES = 2**20  # no longer one is read; a path and the headers of a reference are some hundred
+_TOO_LONG = b"\x00a wrapper that may hold a reference, and is too long to be read"
+_DEEPEST = 8
+_HEAD_BYTES = 9  # of a wrapper, all but headers and value
+_UNWRAP = Unwrap()
 _LARGEST = 2**63 - 1
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
 
@@ -84,8 +95,10 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
         source: rows of Spark's Kafka source, read with `includeHeaders`.
         reference_format: of the topics, as the worker's `reference.format`.
         root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
-            with an error: it looks like one of a format that is not `reference_format`. So is a value that begins as a
-            wrapper does and has it somewhere inside, for references in wrappers are not read here.
+            with an error: it looks like one of a format that is not `reference_format`.
+
+    A wrapper of more than 1 MiB that may hold a reference is one with an error, and so is the first chunk of a message
+    that may be such a wrapper.
 
     Raises:
         ValueError: a column is missing.
@@ -127,7 +140,7 @@ def newest(source: DataFrame, since: datetime | None = None, root: str | None = 
 
 
 def _slim(source: DataFrame, root: str | None) -> DataFrame:
-    """The columns that are looked at, as far as they are; of a wrapper that may have a reference `_wrapped` alone."""
+    """The columns that are looked at, as far as they are; wrappers that may have a reference are whole."""
     missing = [name for name in _NEEDED if name not in source.columns]
     if missing:
         hint = "; read with the option includeHeaders" if "headers" in missing else ""
@@ -140,13 +153,22 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
             F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
         ),
     )
-    value = F.substring("value", 1, _CUT_BYTES)
-    if root is not None:
-        begins = F.substring("value", 1, len(_WRAPPER)) == F.lit(_WRAPPER)
-        # The path is the last thing in a wrapper, behind headers of any length.
-        value = F.when(begins & F.contains("value", F.lit(root.encode())), F.lit(_wrapped(root))).otherwise(value)
+    length = F.octet_length("value")
+    value = (
+        F.when(_may_be_wrapper(root) & (length <= _WRAPPER_BYTES), F.col("value"))
+        .when(_may_be_wrapper(root), F.lit(_TOO_LONG))
+        .otherwise(F.substring("value", 1, _CUT_BYTES))
+    )
     changed = {"value": value, "headers": headers}
     return source.select(*(changed.get(name, F.col(name)).alias(name) for name in _NEEDED))
+
+
+def _may_be_wrapper(root: str | None) -> Column:
+    """Of a value: whether it may be a wrapper in which a reference is."""
+    marked = F.lit(False)
+    for mark in (*_MARKS, *(() if root is None else (root.encode(),))):
+        marked |= F.contains("value", F.lit(mark))
+    return F.coalesce((F.substring("value", 1, 1) == F.lit(_MAGIC)) & marked, F.lit(False))
 
 
 def _may_refer(reference_format: FormatName, root: str | None) -> Column:
@@ -155,8 +177,8 @@ def _may_refer(reference_format: FormatName, root: str | None) -> Column:
     may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
     if reference_format == "bakdata-flag":
         may |= value & (F.substring("value", 1, 1) != F.lit(b"\x00"))
-    if root is not None:
-        may |= value & (F.col("value") == F.lit(_wrapped(root)))
+    may |= value & (_may_be_wrapper(root) | (F.col("value") == F.lit(_TOO_LONG)))
+    may |= value & _has(_CHUNK[0]) & (F.substring("value", 1, 1) == F.lit(_MAGIC))
     for name in ("value", "key") if root is not None else ():
         assert root is not None
         for start in (root.encode(), _BACKED + root.encode()):
@@ -183,6 +205,14 @@ def _parsed(
         (header["key"], None if header["value"] is None else bytes(header["value"])) for header in headers or ()
     ]
     record = Record(None if key is None else bytes(key), None if value is None else bytes(value), listed)
+    for _ in range(_DEEPEST):
+        # Of a chunk its own bytes are no wrapper; what a whole message is, is asked of the first of them.
+        if record.value is None or is_chunk(record.headers) or not MessageWrapper.check(record.value):
+            break
+        record = _UNWRAP.unwrap(record)
+    else:
+        yield _wrong("value", f"is a wrapper in a wrapper, more than {_DEEPEST} times")
+        return
     yield from _parsed_key(record, root)
     yield from _parsed_value(record, reference_format, root)
 
@@ -202,8 +232,11 @@ def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
 def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Parsed]:
     if record.value is None:
         return
-    if root is not None and record.value == _wrapped(root):
-        yield _wrong("value", f"begins as a wrapper does and contains {root}; references in wrappers are not read")
+    if record.value == _TOO_LONG:
+        yield _wrong("value", f"is a wrapper of more than {_WRAPPER_BYTES:,} bytes that may hold a reference")
+        return
+    if _begins_wrapped_reference(record):
+        yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")
         return
     # What a header marks is told by anyone; a flag in front of the value is only where it is said to be.
     names: list[FormatName] = [reference_format]
@@ -217,7 +250,7 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
             except MalformedReferenceError as exc:
                 errors.append(str(exc))
                 continue
-            yield fields if not _marked(record, _CHUNK) else _wrong("value", "is a chunk of a reference: assemble it")
+            yield fields if not is_chunk(record.headers) else _wrong("value", "is a chunk of a reference: assemble it")
             return
     if errors:
         yield _wrong("value", errors[0])
@@ -235,8 +268,16 @@ def _wrong(which: str, error: str) -> _Parsed:
     return which, None, None, None, None, None, error
 
 
-def _wrapped(root: str) -> bytes:
-    return _WRAPPER + root.encode()
+def _begins_wrapped_reference(record: Record) -> bool:
+    """Whether it is the first chunk of what may be a wrapper with a value that is as short as a path."""
+    if record.value is None or not record.value.startswith(_MAGIC) or not is_chunk(record.headers):
+        return False
+    try:
+        chunk = Chunk.parse(record)[0]
+    except MalformedChunkError:
+        return False
+    rest = chunk.size - _HEAD_BYTES - int.from_bytes(record.value[1:5], signed=True)
+    return chunk.id == 0 and 0 <= rest <= _CUT_BYTES
 
 
 def _leads(data: bytes, root: str | None) -> bool:
@@ -246,7 +287,3 @@ def _leads(data: bytes, root: str | None) -> bool:
     """
     data = data.removeprefix(_BACKED)
     return root is not None and data.startswith(root.encode()) and data.count(b"/") == root.encode().count(b"/") + 1
-
-
-def _marked(record: Record, header: str) -> bool:
-    return any(name == header for name, _ in record.headers)

@@ -19,6 +19,7 @@ from stores.store import PayloadStore
 from transforms.chunk import is_chunk
 from transforms.errors import (
     ConfigurationError,
+    MalformedWrapperError,
     PayloadCorruptError,
     PayloadNotFoundError,
     PayloadTooLargeError,
@@ -31,6 +32,7 @@ from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, Reference, is_reference
 from transforms.signing import Signing
+from transforms.wrapper import Unwrap
 
 __all__ = ["DEFAULT_HELD_BYTES", "DEFAULT_THREADS", "Problem", "Restored", "Restorer", "RestorerSettings", "plain"]
 
@@ -51,12 +53,14 @@ class RestorerSettings:
         reference_format: how records refer to payloads.
         held_bytes: the most bytes of payloads that a task holds, or one record where that is larger.
         threads: how many payloads are downloaded at a time.
+        unwrap: how wrappers come off before references are looked for; None where values are no wrappers.
     """
 
     store: Mapping[str, object] = field(repr=False)
     reference_format: FormatName = "wideload"
     held_bytes: int = DEFAULT_HELD_BYTES
     threads: int = DEFAULT_THREADS
+    unwrap: Unwrap | None = None
 
     def check(self) -> None:
         """Makes sure that a store can be opened with this. Makes no request.
@@ -99,13 +103,15 @@ class Restored(Generic[Place]):
 
     Attributes:
         place: as it was handed in.
-        record: with its payload; as it was where there is a problem.
+        record: with its payload; where there is a problem without it, and out of its wrapper if it came out.
         problem: None where there is none.
+        logged: as it was handed in; None where that is `record`.
     """
 
     place: Place
     record: RecordLike
     problem: Problem | None = None
+    logged: RecordLike | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,7 @@ class _Entry(Generic[Place]):
     held: int
     outcome: Future[_Outcome] | RecordLike | Problem
     references: _References | None = None
+    logged: RecordLike | None = None
 
 
 class Restorer:
@@ -143,6 +150,7 @@ class Restorer:
 
     def __init__(self, settings: RestorerSettings) -> None:
         self._format = FORMATS[settings.reference_format]
+        self._unwrap = settings.unwrap
         self._held_bytes = settings.held_bytes
         self._store: PayloadStore = open_store(settings.store)
         limit = settings.store.get("large.message.max.bytes", DEFAULT_MAX_BYTES)
@@ -160,7 +168,10 @@ class Restorer:
         self._store.close()
 
     def wants(self, record: RecordLike) -> bool:
-        """Whether a record is not as it was: a reference, or marked as none. A chunk is left alone; it is not whole."""
+        """Whether a record out of its wrapper is not as it was: a reference, or marked as none.
+
+        A chunk is left alone; it is not whole.
+        """
         if record.headers and is_chunk(record.headers):
             return False
         return self._format.wants(record) or _has_key(record)
@@ -179,7 +190,7 @@ class Restorer:
                 held -= waiting[0].held
                 yield self._finished(waiting.popleft())  # without a name, so that nothing here keeps it
             if entry.references is not None:
-                entry.outcome = self._pool.submit(self._restore, record, entry.references, self._probe)
+                entry.outcome = self._pool.submit(self._restore, entry.record, entry.references, self._probe)
             elif not waiting:
                 yield self._finished(entry)
                 continue
@@ -189,6 +200,18 @@ class Restorer:
             yield self._finished(waiting.popleft())
 
     def _entry(self, place: Place, record: RecordLike) -> _Entry[Place]:
+        if self._unwrap is None or is_chunk(record.headers) or not self._unwrap.wants(record):
+            return self._unwrapped_entry(place, record)
+        try:
+            unwrapped = self._unwrap.unwrap(record)
+        except MalformedWrapperError as exc:
+            return _Entry(place, record, len(record.value or b""), Problem("value", "malformed", str(exc)))
+        entry = self._unwrapped_entry(place, unwrapped)
+        entry.logged = record
+        entry.held += len(record.value or b"")
+        return entry
+
+    def _unwrapped_entry(self, place: Place, record: RecordLike) -> _Entry[Place]:
         length = len(record.value or b"")
         if not self.wants(record):
             return _Entry(place, record, length, record)
@@ -234,8 +257,8 @@ class Restorer:
             outcome = self._restore(entry.record, entry.references, self._inflate)
         assert outcome is not None
         if isinstance(outcome, Problem):
-            return Restored(entry.place, entry.record, outcome)
-        return Restored(entry.place, outcome)
+            return Restored(entry.place, entry.record, outcome, entry.logged)
+        return Restored(entry.place, outcome, None, entry.logged)
 
     # --- on threads ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("wideload")`: a topic with references and chunks in it, read as if it held whole values.
+"""`spark.read.format("wideload")`: a topic with references, chunks and wrappers in it, read as if it held whole values.
 
     spark.dataSource.register(WideloadDataSource)
     spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
@@ -34,7 +34,7 @@ from jobs.ranges import (
     positions_of,
     split,
 )
-from jobs.restorer import Problem, Restorer
+from jobs.restorer import Problem, Restored, Restorer
 from jobs.schemas import HEADERS
 from jobs.source_options import SourceSettings, settings_of
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -176,8 +176,6 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
         )
         rows = _Rows(settings, range_)
         last = range_.start
-        # Where a wrapper comes off too (seed 002), it does so behind this: `transforms.wrapper.Unwrap`, of each record
-        # that has no problem.
         restored = restorer.restored((message, message.record) for message in messages)
         while True:
             try:
@@ -186,7 +184,7 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
                 raise failed(range_.topic, range_.partition, last, exc) from exc
             if result is None:
                 break
-            yield from rows.add(result.place, result.record, result.problem)
+            yield from rows.add(result)
             last = result.place.offset + 1
             del result  # or there would be one record more while the next is waited for
         yield from rows.rest()
@@ -203,8 +201,10 @@ class _Rows:
         self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
         self._bytes = 0
 
-    def add(self, message: Message, record: RecordLike, problem: Problem | None) -> Iterator[pa.RecordBatch]:
-        problem = problem or message.problem
+    def add(self, result: Restored[Message]) -> Iterator[pa.RecordBatch]:
+        message = result.place
+        problem = result.problem or message.problem
+        record = result.record
         on_error = self._settings.on_error
         if problem is not None:
             if on_error == "fail":
@@ -212,7 +212,9 @@ class _Rows:
                     return
                 raise failed(self._range.topic, self._range.partition, message.offset, problem)
             marked = self._settings.restorer.reference_format == "bakdata-flag"
-            record = kept(record, on_error, all_values=marked or message.problem is not None)
+            malformed = (problem.which, problem.state) == ("value", "malformed")
+            all_values = marked or malformed or message.problem is not None
+            record = kept(record, message.record, on_error, all_values=all_values)
         size = len(record.value or b"")
         if self._bytes + size > _ROW_BYTES or len(self._rows) >= _ROWS:
             yield from self._flush()

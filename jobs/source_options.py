@@ -18,12 +18,14 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.outcome import Limits
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
 
 __all__ = ["KAFKA_KEYS", "KEYS", "Offsets", "SourceSettings", "settings_of"]
 
 Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[str, int]]
 """Where to begin or to end: everywhere alike, or by topic and partition; −2 is the earliest offset, −1 the latest."""
 
+_PLAIN_VALUE = "unwrap.on.plain.value"
 _LIMITS = Limits()
 
 KEYS: Sequence[Key] = (
@@ -47,6 +49,10 @@ KEYS: Sequence[Key] = (
     Key("threads", "int", "How many payloads a task downloads at a time.", default=DEFAULT_THREADS, minimum=1),
     Key("chunkLookback", "int", "How many offsets before its range a task looks for a chunked message's beginning.",
         default=10_000, minimum=0),
+    Key("unwrap", "boolean", "Whether values come out of their wrappers, before references are looked for.",
+        default=False),
+    Key(_PLAIN_VALUE, "string", "With `unwrap`: what becomes of a value that is no wrapper, as in the worker. `fail`: "
+        "it goes by `onError`.", allowed=("fail", "pass")),
     Key("max.pending.chunked.message", "int", "How many chunked messages may be incomplete at a time.",
         default=_LIMITS.messages, minimum=1),
     Key("max.pending.chunked.bytes", "int", "How many bytes their chunks may hold in a task.",
@@ -115,12 +121,15 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
     for name in given:
         if name.startswith("kafka."):
             raise unknown(name, [key.name for key in KAFKA_KEYS])
+    table = {name: given.pop(name) for name in list(given) if name.startswith(UNMAPPED_PREFIX)}
+    unwrap = _unwrap(own, table)
     store = _store(given)
     restorer = RestorerSettings(
         store,
         cast("FormatName", own["reference.format"]),
         cast("int", own["maxBytesInFlight"]),
         cast("int", own["threads"]),
+        unwrap,
     )
     restorer.check()
     pending = cast("int", own["max.pending.chunked.bytes"])
@@ -165,6 +174,15 @@ def _typed(text: str, kind: Kind) -> object:
         return {"int": int, "float": float}[kind](text) if kind in ("int", "float") else text
     except ValueError:
         return text
+
+
+def _unwrap(own: Mapping[str, Any], table: Mapping[str, str]) -> Unwrap | None:
+    """How wrappers come off; None where they do not."""
+    if own["unwrap"]:
+        return Unwrap(HeaderTable.configured(table), own[_PLAIN_VALUE] or "fail")
+    for name in (*table, *((_PLAIN_VALUE,) if own[_PLAIN_VALUE] is not None else ())):
+        raise ConfigurationError(name, "is given, and wrappers stay where they are; it goes with unwrap=true")
+    return None
 
 
 def _store(given: Mapping[str, str]) -> dict[str, object]:

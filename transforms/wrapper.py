@@ -26,7 +26,7 @@ from typing import Literal
 
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG
 from transforms.chunk import Chunk
-from transforms.errors import MalformedWrapperError, WrapError
+from transforms.errors import ConfigurationError, MalformedWrapperError, WrapError
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE
 from transforms.size import headerless_batch_bytes
@@ -46,6 +46,7 @@ _START = struct.Struct(">bi")
 _ENTRY = struct.Struct(">ii")
 _LENGTH = struct.Struct(">i")
 _BARE_BYTES = _START.size + _LENGTH.size
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _UNMAPPED = re.compile(r"wrapper\.header\.(0|-?[1-9][0-9]{0,9})", re.ASCII)
 _NO_KEY = "no int key has this name; give it one (wrapper.header.NUMBER), or leave it out (wrap.on.unmapped.header)"
 _HEADER_COST = 320  # what a header takes in Python beside its value, at most (CPython 3.11, measured: 290)
@@ -244,6 +245,26 @@ class HeaderTable:
             by_name[name] = key
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_by_key", {**OWN_KEYS, **self.names})
+
+    @classmethod
+    def configured(cls, keys: Mapping[str, str]) -> HeaderTable:
+        """The table of keys of a configuration: `wrapper.header.3000001` and the header's name.
+
+        Raises:
+            ConfigurationError: what stands behind `wrapper.header.` is no such number, or the table cannot be.
+        """
+        names: dict[int, str] = {}
+        for key, name in keys.items():
+            number = key.removeprefix(UNMAPPED_PREFIX)
+            if not _NUMBER.fullmatch(number):
+                allowed = f"a number from 0 to {_MOST:,}, without leading zeros"
+                raise ConfigurationError(key, f"found {number!r}, allowed behind {UNMAPPED_PREFIX} is {allowed}")
+            names[int(number)] = name
+        try:
+            return cls(names)
+        except ValueError as exc:
+            number, reason = exc.args
+            raise ConfigurationError(f"{UNMAPPED_PREFIX}{number}", reason) from exc
 
     def name(self, key: int) -> str:
         """The header of an int key; any int32 has one."""

@@ -30,6 +30,7 @@ from transforms.formats import WIDELOAD, FormatName
 from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
+from transforms.wrapper import Wrap
 
 MakeTopic = Callable[..., str]
 
@@ -163,7 +164,7 @@ def test_audit_of_what_is_whole(spark: SparkSession, place: Place, make_topic: M
 
 
 def test_audit_of_what_is_wrong(spark: SparkSession, place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """What is missing, another, elsewhere or malformed is told with its place; the report has every reference."""
+    """What is missing, another, elsewhere or malformed, wrapped or not, is told with its place; the report has all."""
     topic, other = make_topic(), make_topic()
     fine, gone, cut, changed, broken = (place.offload(topic, b"%d" % n * 100) for n in range(5))
     packed = place.offload(topic, b"z" * 1_000, "zstd")
@@ -174,7 +175,9 @@ def test_audit_of_what_is_wrong(spark: SparkSession, place: Place, make_topic: M
     place.replace(packed, b"not zstd")
     bad = Record(b"k", b"\xff", [("large-message", b"true")])
     references = [fine, gone, cut, changed, broken, packed, distant, nowhere]
-    place.send(topic, *(refers(reference) for reference in references), bad, refers(fine))
+    records = [refers(reference) for reference in references]
+    records[1] = Wrap().wrap(records[1])
+    place.send(topic, *records, bad, Wrap().wrap(refers(fine)))
     place.replace(broken, None)
     states = {"ok": 5, "missing": 2, "size": 1, "refused": 1, "malformed": 1}
     assert run(spark, place.settings(topic)).states == {topic: states}

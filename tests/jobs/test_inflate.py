@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pyspark.errors import PythonException
@@ -28,6 +28,7 @@ from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, Reference
+from transforms.wrapper import HeaderTable, Unwrap, Wrap
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -232,6 +233,29 @@ def test_restorer_store_that_fails_is_no_fault_of_the_record(place: Place) -> No
         restored(place.settings(), [record])
 
 
+def test_restorer_takes_wrappers_off(place: Place) -> None:
+    """What is wrapped is restored as if it were not; what is no wrapper, or refers to nothing, is told."""
+    table = HeaderTable({3_000_001: "trace"})
+    wrap, unwrap = Wrap(table), Unwrap(table)
+    value = place.referring(b"stored", ("trace", b"1"), codec="zstd")
+    key = place.publish(b"a large key")
+    missing = Record(b"k", f"file://{place.root}/t/nothing".encode(), (("large-message", b"true"),))
+    piece = Record(b"k", b"\0 piece", [("large-message.chunk.uuid", b"u")])
+    both = Record(key.path.encode(), None, [("trace", b"2"), *key.headers(KEY)])
+    log = [wrap.wrap(value), wrap.wrap(both), wrap.wrap(Record(b"k", b"v")), wrap.wrap(missing), Record(b"k", b"plain")]
+    log = [*log, piece, Record(b"k", None, [("x", b"1")])]
+    found = restored(place.settings(unwrap=unwrap, held_bytes=100), log)
+    assert found[:3] == [
+        (Record(b"k", b"stored", (("trace", b"1"),)), None),
+        (Record(b"a large key", None, (("trace", b"2"),)), None),
+        (Record(b"k", b"v", ()), None),
+    ]
+    assert [state for _, state in found[3:]] == ["missing", "malformed", None, None]
+    assert [record for record, _ in found[4:]] == log[4:]
+    passing = restored(place.settings(unwrap=Unwrap(table, "pass")), log[3:5])
+    assert passing == [(missing, "missing"), (log[4], None)]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -347,6 +371,26 @@ def test_inflate_null(spark: SparkSession, place: Place) -> None:
     assert (rows[6].key, bytes(rows[6].value)) == (None, b"v")
     assert (bytes(rows[7].value), rows[7].inflate_error, rows[7].headers) == (b"there", None, None)
     assert "there is no payload at" in rows[0].inflate_error.detail
+
+
+@pytest.mark.parametrize("plain", ["fail", "pass"])
+def test_inflate_of_wrappers(spark: SparkSession, place: Place, plain: Literal["fail", "pass"]) -> None:
+    """Wrapped references become values; what cannot be restored is kept as it is in the log, wrapper and all."""
+    lost = wrong(place)[0][0]
+    log = [place.referring(b"stored"), lost, Record(b"k", None), Record(b"k", b"v")]
+    wrapped = [*map(Wrap().wrap, log), Record(b"k", b"\0plain", [("x", b"1")]), place.referring(b"unwrapped")]
+    rows = inflate(frame(spark, wrapped), place.config, on_error="keep", unwrap=Unwrap(plain=plain)).orderBy("offset")
+    found = rows.collect()
+    assert [record_of(row).value for row in found[:4]] == [b"stored", wrapped[1].value, None, b"v"]
+    states = [row.inflate_error and row.inflate_error.state for row in found]
+    plain_states = [None, None] if plain == "pass" else ["malformed", "malformed"]
+    assert states == [None, "missing", None, None, *plain_states]
+    assert record_of(found[4]) == wrapped[4]
+    assert record_of(found[5]) == (Record(b"k", b"unwrapped", []) if plain == "pass" else as_list(wrapped[5]))
+
+
+def as_list(record: Record) -> Record:
+    return Record(record.key, record.value, list(record.headers))
 
 
 def test_inflate_keep_and_split(spark: SparkSession, place: Place) -> None:

@@ -33,6 +33,7 @@ from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, Reference
 from transforms.retention import Retention
+from transforms.wrapper import Wrap
 
 DAY = 86_400
 HOUR = timedelta(hours=1)
@@ -216,6 +217,18 @@ def test_sweep_reads_carriers_too(spark: SparkSession, place: Place, make_topic:
     assert (outcomes(sweep), sweep.left_alone) == ({"deleted": 1}, [dead])
     assert place.there() == {one, own}
     assert two not in place.there()
+
+
+def test_sweep_of_wrapped_references(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """A payload stays while a wrapper refers to it, in its topic or a carrier's; overwritten ones do not count."""
+    topic, carrier = make_topic(1, **{"cleanup.policy": "compact"}), make_topic()
+    live, carried, overwritten = place.publish(topic, b"live", b"carried", b"overwritten")
+    wrap = Wrap()
+    place.send(topic, wrap.wrap(refers(overwritten)), wrap.wrap(refers(live)), wrap.wrap(Record(b"p", b"plain")))
+    place.send(carrier, wrap.wrap(refers(carried)))
+    sweep = run(spark, place.settings(topic, carriers=(carrier,)))
+    assert (outcomes(sweep), sweep.references) == ({"deleted": 1}, 2)
+    assert place.there() == {live, carried}
 
 
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])

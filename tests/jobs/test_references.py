@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -13,10 +14,11 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from jobs.references import REFERENCE, newest, references
 from jobs.schemas import HEADERS
 from tests.vectors.bakdata import bakdata_cases
+from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, Reference
-from transforms.wrapper import MessageWrapper
+from transforms.wrapper import Wrap
 
 ROOT = "s3://payloads/base/"
 DIGEST = "ab" * 32
@@ -207,18 +209,76 @@ def test_newest_since(spark: SparkSession) -> None:
         assert sorted(row.offset for row in kept.collect()) == offsets
 
 
-def test_reference_in_a_wrapper(spark: SparkSession) -> None:
-    """What a wrapper refers to is not read, and is not passed over either, whatever stands before it."""
-    path = f"{ROOT}t/{DIGEST}".encode()
-    far = MessageWrapper({2_082_000: b"true", 7: bytes(3 * MAX_PATH_BYTES)}, path).serialize()
+def wrapped(record: Record) -> Record:
+    """The record as `wrap` writes it."""
+    return Wrap().wrap(record)
+
+
+def test_references_in_wrappers(spark: SparkSession) -> None:
+    """What a wrapper refers to is read as a record of its own would be, whatever stands before it in the wrapper."""
+    key = Reference(f"{ROOT}t/key", 7, DIGEST)
+    header: Header = ("wrapper.header.7", bytes(3 * MAX_PATH_BYTES))
     log = [
-        Record(b"a", MessageWrapper({2_082_000: b"true"}, path).serialize()),
-        Record(b"b", far),
-        Record(b"c", MessageWrapper({5: b"trace"}, b"a plain value").serialize()),
-        Record(b"d", b"no wrapper, says " + path),
+        wrapped(referring(f"{ROOT}t/a", size=3)),
+        wrapped(referring(f"{ROOT}t/b", header, size=4)),
+        wrapped(Record(key.value(), None, key.headers(KEY))),
+        wrapped(wrapped(referring("s3://elsewhere/t/c"))),
+        wrapped(referring(f"{ROOT}t/d", name="bakdata-headers")),
+        wrapped(Record(b"k", b"a plain value", [("wrapper.header.5", b"trace")])),
+        wrapped(Record(b"k", f"says {ROOT}t/e".encode())),
+        Record(b"k", b"\0\0\0\0\7" + f"Avro, says {ROOT}t/f".encode()),
+        wrapped(Record(b"k", None)),
     ]
-    for rows in (frame(spark, log), newest(frame(spark, log), root=ROOT)):
-        for name in FORMATS:
-            found_rows = found(references(rows, name, ROOT))
-            wrapped = [row.offset for row in found_rows if "in wrappers are not read" in (row.error or "")]
-            assert wrapped == [0, 1], name
+    heard = found(references(frame(spark, log), root=ROOT))
+    assert [(row.offset, row.which, row.path, row.size) for row in heard] == [
+        (0, "value", f"{ROOT}t/a", 3),
+        (1, "value", f"{ROOT}t/b", 4),
+        (2, "key", f"{ROOT}t/key", 7),
+        (3, "value", "s3://elsewhere/t/c", None),
+        (4, "value", f"{ROOT}t/d", None),
+    ]
+    kept = newest(frame(spark, [replace(r, key=None) for r in log]), root=ROOT)
+    assert [row.offset for row in found(references(kept, "bakdata-headers", ROOT))] == [0, 1, 3, 4]
+
+
+def test_references_in_wrappers_with_flags(spark: SparkSession) -> None:
+    """In the format without headers the flag stands inside of the wrapper; inline values are no wrappers."""
+    form = FORMATS["bakdata-flag"]
+    log = [
+        wrapped(referring(f"{ROOT}t/a", name="bakdata-flag")),
+        form.write_inline(Record(b"k", f"{ROOT}t/b".encode())),
+        wrapped(form.write_inline(Record(b"k", f"{ROOT}t/c".encode()))),
+    ]
+    heard = found(references(frame(spark, log), "bakdata-flag", ROOT))
+    assert [(row.offset, row.path, row.error) for row in heard] == [(0, f"{ROOT}t/a", None)]
+
+
+def test_references_in_wrappers_that_cannot_be_read(spark: SparkSession) -> None:
+    """A wrapper that may hold a reference nobody can read is told, not passed over."""
+    deep = referring(f"{ROOT}t/deep")
+    for _ in range(9):
+        deep = wrapped(deep)
+    long: Header = ("wrapper.header.7", bytes(2**20))
+    pieces = list(Chunking(600).split(wrapped(referring(f"{ROOT}t/a", ("wrapper.header.7", bytes(900)))), "u"))
+    plain = list(Chunking(600).split(wrapped(Record(b"k", b"v" * 2 * MAX_PATH_BYTES)), "v"))
+    log = [
+        wrapped(referring("s3://elsewhere/t/a", long)),
+        deep,
+        wrapped(Record(b"k", b"\xff", [("large-message", b"true")])),
+        wrapped(Record(b"k", f"{ROOT}t/unmarked".encode())),
+        *pieces,
+        *plain,
+    ]
+    reasons = [
+        "a wrapper of more than 1,048,576 bytes",
+        "in a wrapper, more than 8 times",
+        "not UTF-8",
+        "is not marked as a reference",
+        "is a chunk of a wrapper that may hold a reference",
+    ]
+    assert len(pieces) > 1
+    rows = newest(frame(spark, [replace(r, key=None) for r in log]), root=ROOT)
+    heard = found(references(rows, root=ROOT))
+    assert [row.offset for row in heard] == list(range(5))
+    for row, reason in zip(heard, reasons, strict=True):
+        assert reason in row.error

@@ -28,6 +28,7 @@ from transforms.errors import ConfigurationError
 from transforms.offload import Offload
 from transforms.record import Record
 from transforms.reference import Reference
+from transforms.wrapper import HeaderTable, Wrap
 
 MakeTopic = Callable[..., str]
 
@@ -111,6 +112,13 @@ OPTIONS = {
         ({"startingOffsets": "first"}, "startingOffsets: found 'first', allowed are earliest, latest and JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
         ({"onError": "skip"}, "onError: found 'skip', allowed is one of: fail, null, keep"),
+        ({"unwrap.on.plain.value": "pass"}, r"unwrap\.on\.plain\.value: is given, .* it goes with unwrap=true"),
+        ({"wrapper.header.3000001": "x"}, r"wrapper\.header\.3000001: is given, .* it goes with unwrap=true"),
+        ({"unwrap": "true", "wrapper.header.1x": "x"}, r"wrapper\.header\.1x: found '1x', allowed behind"),
+        (
+            {"unwrap": "true", "unwrap.on.plain.value": "drop"},
+            r"unwrap\.on\.plain\.value: found 'drop', allowed is one",
+        ),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger: found 'many', allowed is a value of type int"),
         ({"kafka.security.protocol": "SASL_SSL"}, "kafka.sasl.jaas.config: names no user and password"),
     ],
@@ -177,6 +185,40 @@ def test_batch_resolves_everything(place: Place) -> None:
     assert [(h.key, bytes(h.value)) for h in chunked.headers] == [("x", b"2")]
     assert chunked.offset == len(log) - 2
     assert chunked.timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(1_700_000_000.001, UTC)
+
+
+@pytest.mark.parametrize("on_error", ["null", "keep"])
+def test_batch_takes_wrappers_off(place: Place, on_error: str) -> None:
+    """Wrapped references, and wrappers that came in chunks, are whole values; their headers have the table's names."""
+    wrap = Wrap(HeaderTable({3_000_001: "Trace"}))
+    large = random.Random(5).randbytes(20_000)
+    inner = place.referring(b"reference", large)
+    lost = Record(b"lost", inner.value and inner.value[:-4] + b"0000", inner.headers)
+    named = wrap.wrap(Record(inner.key, inner.value, [("Trace", b"t"), *inner.headers[1:]]))
+    pieces = list(Chunking(CHUNK_BYTES).split(wrap.wrap(Record(b"chunks", large[::-1], [("Trace", b"c")])), "u"))
+    log = [
+        named,
+        *pieces,
+        wrap.wrap(Record(b"tombstone", None)),
+        wrap.wrap(Record(lost.key, lost.value, lost.headers[1:])),
+    ]
+    place.send([*log, Record(b"plain", b"no wrapper")])
+    options = {"unwrap": "true", "wrapper.header.3000001": "Trace", "includeHeaders": "true", "onError": on_error}
+    found = place.batch(**options).orderBy("offset").collect()
+    left = [None, None] if on_error == "null" else [log[-1].value, b"no wrapper"]
+    assert whole(found) == [
+        (b"reference", large),
+        (b"chunks", large[::-1]),
+        (b"tombstone", None),
+        (b"lost", left[0]),
+        (b"plain", left[1]),
+    ]
+    assert [row.inflate_error and row.inflate_error.state for row in found] == [*[None] * 3, "missing", "malformed"]
+    assert [[(h.key, bytes(h.value)) for h in row.headers or ()] for row in found[:3]] == [
+        [("Trace", b"t")],
+        [("Trace", b"c")],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("cut", [{"minPartitions": 7}, {"maxRecordsPerPartition": 1}])
