@@ -1,6 +1,6 @@
-"""Whether topics take what a pipeline may have to write: messages that it assembles, and dead letters.
+"""Whether topics take, and keep, what a pipeline may have to write: messages that it assembles, and dead letters.
 
-Neither is refused: `chunk.max.message.bytes` and `max.message.bytes` say what could come, not what does.
+Neither is refused: `chunk.max.message.bytes` and `retention.ms` say what could come, not what does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from transforms.retention import FOREVER
 from transforms.size import HEADERLESS_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -31,12 +32,7 @@ def _of_sink(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
     sink, dead = plan.sink, plan.dead_letters
     if sink.max_message_bytes >= largest:
         return
-    if dead is not None and dead.max_message_bytes >= largest:
-        then = f"goes to topic {dead.name}"
-    elif dead is not None:
-        then = f"stops the pipeline if topic {dead.name}, whose limit is {dead.max_message_bytes:,}, refuses it too"
-    else:
-        then = "stops the pipeline"
+    then = "stops the pipeline" if dead is None else f"goes to topic {dead.name}"
     yield (
         f"chunk.max.message.bytes is {chunks.limits.message_bytes:,}, and max.message.bytes of the sink {sink.name} is "
         f"{sink.max_message_bytes:,}: a message that is assembled and over that {then}; let the topic have "
@@ -46,14 +42,14 @@ def _of_sink(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
 
 
 def _of_dead_letters(plan: Plan) -> Iterator[str]:
-    """Of records that could be read and, if they fail, not be kept."""
+    """Of letters that would go before anybody looks: they have the timestamps of their records."""
     dead = plan.dead_letters
-    if dead is None:
+    if dead is None or dead.retention_ms == FOREVER:
         return
     for source in plan.sources:
-        if source.max_message_bytes > dead.max_message_bytes:
+        if source.retention_ms == FOREVER or source.retention_ms > dead.retention_ms:
             yield (
-                f"max.message.bytes of the dead-letter topic {dead.name} is {dead.max_message_bytes:,}, and of topic "
-                f"{source.name} {source.max_message_bytes:,}: a record that fails and is over the former stops the "
-                "pipeline; raise it to the latter, and more where producers compress"
+                f"retention.ms of the dead-letter topic {dead.name} is {dead.retention_ms:,}, and of topic "
+                f"{source.name} {source.retention_ms:,}: a letter has the timestamp of its record, so one of an old "
+                "record may be deleted at once; let the dead-letter topic keep records for longer than the source does"
             )

@@ -25,7 +25,7 @@ _FAILED = 1
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
-    "Work with topics": ("produce", "consume", "inspect"),
+    "Work with topics": ("produce", "consume", "inspect", "dlq"),
     "Work with payloads": ("store", "job"),
     "Work with names": ("names",),
 }
@@ -34,6 +34,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
 _COMMANDS: Mapping[str, str] = {
     "consume": "app.consume",
     "demo": "app.demo",
+    "dlq": "app.dlq",
     "inspect": "app.inspection",
     "job": "app.job",
     "names": "app.names",
@@ -125,6 +126,7 @@ def cli() -> None:
       wideload produce raw-large photo.jpg -b localhost:9092
       wideload inspect orders -c wideload.toml
       wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
+      wideload dlq list -c wideload.toml
       wideload store lifecycle -c wideload.toml
       wideload names audit -b localhost:9092
     """

@@ -24,6 +24,8 @@ __all__ = ["Row", "carriers", "references", "survey", "warn_in_background", "war
 
 log = logging.getLogger(__name__)
 
+Transform = Literal["offload", "inflate", "dead-letter"]
+
 _ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})
 _ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
 
@@ -34,7 +36,8 @@ class Row:
 
     Attributes:
         pipeline: the pipeline's name.
-        transform: `offload` where the pipeline publishes them, `inflate` where it reads them.
+        transform: `offload` where the pipeline publishes them, `inflate` where it reads them, `dead-letter` where they
+            are values of its dead letters.
         topic: the topic's name.
         retention: what the cluster says of the topic; None where there is no such topic.
         payloads: where they live.
@@ -48,7 +51,7 @@ class Row:
     """
 
     pipeline: str
-    transform: Literal["offload", "inflate"]
+    transform: Transform
     topic: str
     retention: Retention | None
     payloads: str
@@ -62,7 +65,7 @@ class Row:
 
 
 def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[Row]:
-    """A row for each topic whose records refer to payloads: what is offloaded to, and what is inflated. Blocks.
+    """A row for each topic whose records refer to payloads: see `references`. Blocks.
 
     Args:
         pipeline: whose store is asked.
@@ -85,18 +88,20 @@ def _rows(
         yield _row(pipeline, transform, name, found.get(name), store, apply=apply)
 
 
-def references(pipeline: PipelineSettings) -> Iterator[tuple[Literal["offload", "inflate"], str]]:
-    """The topics whose records refer to payloads: those that are inflated, and the one that is offloaded to."""
+def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
+    """The topics whose records refer to payloads: those that are inflated, and those that large values are kept for."""
     if "inflate" in pipeline.transforms:
         for name in pipeline.topics:
             yield "inflate", name
     if pipeline.offloads:
         yield "offload", pipeline.output_topic
+    if pipeline.store and pipeline.dead_letter_topic is not None:
+        yield "dead-letter", pipeline.dead_letter_topic
 
 
 def _row(
     pipeline: PipelineSettings,
-    transform: Literal["offload", "inflate"],
+    transform: Transform,
     name: str,
     topic: Topic | None,
     store: PayloadStore,
@@ -230,7 +235,8 @@ def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadSto
 
 
 def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[str]:
-    rows = list(_rows(pipeline, {topic.name: topic for topic in (*plan.sources, plan.sink)}, store))
+    dead = () if plan.dead_letters is None else (plan.dead_letters,)
+    rows = list(_rows(pipeline, {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}, store))
     for row in rows:
         if row.state == "unknown":
             log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, row.message)

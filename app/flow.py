@@ -30,6 +30,7 @@ from app.commits import Commits
 from app.ending import Ending
 from app.intake import Intake
 from app.lanes import Lanes
+from app.letters import Letters
 from app.outlet import Outlet
 from app.passage import Passage
 from app.refusals import LimitError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from app.settings import ClientSettings, PipelineSettings
     from app.stages import Chain
     from app.stats import PipelineStats
+    from stores.store import PayloadStore
 
 __all__ = ["Flow"]
 
@@ -62,6 +64,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         settings: the pipeline's.
         plan: what the preflight found.
         chain: the transforms.
+        store: of the pipeline; None where it has none.
         budget: shared by all pipelines.
         executor: where transforms run.
         stats: what is counted.
@@ -83,6 +86,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         plan: Plan,
         chain: Chain,
         *,
+        store: PayloadStore | None = None,
         budget: Budget,
         executor: Executor,
         stats: PipelineStats,
@@ -108,12 +112,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
         self._starts = Starts(self._intake, settings, lanes, stats=stats, renewed=renewed)
         self._attempts = Attempts(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
         passage = Passage(
             chain,
             lanes,
             share,
             attempts=self._attempts,
-            verdicts=Verdicts(settings, plan, share, stats=stats, ending=ending),
+            verdicts=Verdicts(settings, letters, share, executor=executor, stats=stats, ending=ending),
             outlet=self._outlet,
             ending=ending,
         )

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.group import LeaveGroupRequest
-from aiokafka.structs import ConsumerRecord
 
 from app import clients
-from app.clients import ClusterError
-from app.ending import RecordError
+from app.unreadable import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from app.lane import SourceRecord
     from app.lanes import Lanes
     from app.settings import ClientSettings, PipelineSettings
-    from transforms.errors import WideloadError
 
 __all__ = ["Intake"]
 
@@ -57,11 +54,13 @@ class Intake:
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         brokers.watch(self._consumer._client)  # noqa: SLF001
+        self._unreadable: Unreadable | None = None
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
         self._consumer.subscribe(self._topics, listener=listener)
         await self._consumer.start()
+        self._unreadable = Unreadable(self._consumer)
 
     async def stop(self) -> None:
         """Leaves the group, and lets go of the consumer, within seconds.
@@ -101,30 +100,17 @@ class Intake:
             partitions: where to read; none for all that are assigned.
             timeout_ms: how long to wait.
 
+        A record that the client cannot read, since the name of a header is not UTF-8, comes as the others do; the name
+        has its bytes by `surrogateescape`.
+
         Raises:
-            RecordError: a record that the client cannot read. The flow must end: the next poll would skip what was
-                before it.
-            ClusterError: likewise, where the client does not show which.
             NoOffsetForPartitionError, OffsetOutOfRangeError: of one partition it is not known where to begin; `Starts`
                 finds it.
         """
-        try:
-            polled: Mapping[TopicPartition, Sequence[SourceRecord]]
-            polled = await self._consumer.getmany(*partitions, timeout_ms=timeout_ms)
-        except UnicodeDecodeError as exc:
-            raise self._unreadable(exc) from exc
-        return polled
-
-    def _unreadable(self, error: UnicodeDecodeError) -> WideloadError:
-        reason = f"the name of a header is not UTF-8, as Kafka wants it, and the client cannot read the record: {error}"
-        # aiokafka does not say where it was; the partition is the one whose reading has ended before its end.
-        for partition, result in self._consumer._fetcher._records.items():  # noqa: SLF001
-            records = getattr(result, "_partition_records", None)
-            if records is not None and records._records_iterator.gi_frame is None:  # noqa: SLF001
-                empty = (None, None, None, -1, -1, ())
-                place = ConsumerRecord(partition.topic, partition.partition, records.next_fetch_offset, -1, 0, *empty)
-                return RecordError(place, ValueError(reason), "; to go on, move the group's offset behind the record")
-        return ClusterError(reason, retriable=False)
+        assert self._unreadable is not None, "it has started"
+        polled: Mapping[TopicPartition, Sequence[SourceRecord]]
+        polled = await self._unreadable.read(wanted := list(partitions))
+        return polled or await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
 
     async def keep_membership(self, lanes: Lanes) -> None:
         """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.

@@ -14,6 +14,8 @@ from transforms.record import Header, RecordLike
 if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
+    from app.dead_letter import Cause
+
 __all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "SourceRecord", "header_bytes", "held_bytes"]
 
 # What a record that waits costs beside its key and value, and each of its headers (CPython 3.11, measured).
@@ -58,6 +60,7 @@ class Slot:
         dead: True where they go to the dead-letter topic.
         hold: where they are dead letters of chunks.
         skipped: True where nothing is to be written, of this record and others before it.
+        cause: why it has to be a dead letter that takes a thread; None where it has not.
     """
 
     source: SourceRecord
@@ -66,6 +69,7 @@ class Slot:
     dead: bool = False
     hold: Hold | None = None
     skipped: bool = False
+    cause: Cause | None = None
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, which is what it holds from here on.

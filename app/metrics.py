@@ -96,6 +96,15 @@ class Metrics(Collector):
             for reason, count in sorted(pipeline.stats.discarded.items()):
                 discarded.add_metric([pipeline.settings.name, reason], count)
         yield discarded
+        failed = CounterMetricFamily(
+            "wideload_failed_records",
+            "Records that can never succeed: dead letters, or the end of the pipeline.",
+            labels=["pipeline", "reason"],
+        )
+        for pipeline in self._pipelines:
+            for reason, count in sorted(pipeline.stats.failed.items()):
+                failed.add_metric([pipeline.settings.name, reason], count)
+        yield failed
         yield self._store_seconds()
         yield from self._partitions()
         up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])

@@ -99,6 +99,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "duplicate_chunks": stats.duplicate_chunks,
         "late_chunks": stats.late_chunks,
         "discarded_messages": dict(sorted(stats.discarded.items())),
+        "failed_records": dict(sorted(stats.failed.items())),
         "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
         "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
         "unwrapped_records": stats.unwrapped_records,

@@ -11,8 +11,11 @@ from app.assembly import chunks_of
 from app.lane import Hold, Slot
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
+
     from app.attempts import Attempts
     from app.budget import Share
+    from app.dead_letter import Cause
     from app.ending import Ending
     from app.lane import Lane, SourceRecord
     from app.lanes import Lanes
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from transforms.assembly import Discarded
 
 __all__ = ["Passage"]
+
+_PART = 250  # dead letters of one message that are written in one go
 
 
 class Passage:
@@ -74,9 +79,15 @@ class Passage:
         if not self._chain.blocks(record):
             with self._verdicts.of(slot):
                 self._share.give(slot.finish(self._attempts.apply_now(record)))
-            self.release(lane)
+            if slot.cause is None:
+                self.release(lane)
+            else:
+                self._begin(lane, self._bury(lane, slot))
             return
-        task = asyncio.get_running_loop().create_task(self._transform(lane, slot))
+        self._begin(lane, self._transform(lane, slot))
+
+    def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         lane.tasks.add(task)
         task.add_done_callback(lane.tasks.discard)
 
@@ -87,17 +98,38 @@ class Passage:
         chunks = chunks_of(event)
         lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
         assert lane is not None, "the assembly forgets the chunks of a lane that is discarded"
-        hold = Hold(chunks[0].offset)
-        slot = Slot(chunks[-1], 0, hold=hold)
-        lane.holds.append(hold)
-        lane.slots.append(slot)
-        self._verdicts.discard(event, slot)
+        parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
+        slots = [Slot(part[-1], 0) for part in parts]
+        # Nothing of the message is done before all of it is.
+        slots[-1].hold = Hold(chunks[0].offset)
+        lane.holds.append(slots[-1].hold)
+        lane.slots.extend(slots)
+        cause = self._verdicts.condemn(event, slots)
+        if cause is None:
+            return
+        if len(parts) == 1 and self._verdicts.discard(slots[0], parts[0], cause):
+            self.release(lane)
+        else:
+            self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
+
+    async def _discard(self, lane: Lane, parts: Iterable[tuple[Slot, Sequence[SourceRecord]]], cause: Cause) -> None:
+        """Part by part: a message may have a hundred thousand chunks, and others must have their turn meanwhile."""
+        for slot, part in parts:
+            await self._verdicts.bury_chunks(slot, part, cause)
+            if slot.result is None:
+                return  # the flow ends
+            self.release(lane)
+
+    async def _bury(self, lane: Lane, slot: Slot) -> None:
+        await self._verdicts.bury(slot)
         self.release(lane)
 
     async def _transform(self, lane: Lane, slot: Slot) -> None:
         with self._verdicts.of(slot):
             results = await self._attempts.apply(lane, slot.source)
             self._share.give(slot.finish(results))
+        if slot.cause is not None:
+            await self._verdicts.bury(slot)
         self.release(lane)
 
     def release(self, lane: Lane) -> None:

@@ -173,6 +173,7 @@ class Pipeline(Service):
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
             ),
+            store=self._store,
             budget=self._budget,
             executor=self._executor,
             stats=self.stats,

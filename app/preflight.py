@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from app.changes import identities
 from app.chunking import check_limit, check_topics
 from app.clients import ClusterError, admin, describe
+from app.letters import check_dead_letters
 from app.settings import ClientSettings, PipelineSettings, Settings
 from app.wrapping import check_sink
 from stores.keys import REQUIRED
@@ -201,6 +202,8 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
     check_topics(pipeline, sources, sink)
     check_sink(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
+    if dead_letters is not None:
+        check_dead_letters(dead_letters)
     return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
 
 

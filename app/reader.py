@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -17,16 +17,15 @@ from app.naming import check_name
 from transforms.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from app.preflight import Topic
     from app.settings import ClientSettings
 
-    class TopicRecord(SourceRecord, Protocol):
-        """A record, where it stands, and whose clock it bears."""
 
-        @property
-        def timestamp_type(self) -> int: ...
+class TopicRecord(SourceRecord, Protocol):
+    """A record, where it stands, and whose clock it bears."""
+
+    @property
+    def timestamp_type(self) -> int: ...
 
 
 __all__ = ["Reader", "Selection", "TopicRecord", "open_reader"]

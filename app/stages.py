@@ -19,6 +19,7 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.wire import check_names, is_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,16 +230,19 @@ class Chain:
         """True where the record goes to the sink as it is."""
         if self._compacted and record.key is None:
             return False
-        for stage in self.stages:
-            if stage.wants(record):
-                return False
-        if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
-            return True
-        return batch_of_one_bytes(record) <= self._limit_bytes
+        try:
+            for stage in self.stages:
+                if stage.wants(record):
+                    return False
+            if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
+                return True
+            return batch_of_one_bytes(record) <= self._limit_bytes
+        except UnicodeEncodeError:
+            return False  # the name of a header; `apply` says so
 
     def blocks(self, record: RecordLike) -> bool:
         """False where `apply` asks no store, and takes no time."""
-        return any(stage.blocks(seen) for stage, seen in self._seen(record))
+        return is_writable(record) and any(stage.blocks(seen) for stage, seen in self._seen(record))
 
     def asks_store(self, record: RecordLike) -> bool:
         """True where a stage of a store wants the record."""
@@ -246,6 +250,8 @@ class Chain:
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""
+        if not is_writable(record):
+            return 0
         if self._inflates:
             return max((stage.reserve_bytes(seen) for stage, seen in self._seen(record)), default=0)
         # The others make copies, and none of a value that is longer than the record's.
@@ -277,11 +283,12 @@ class Chain:
 
         Raises:
             TransformError: this record can never succeed; `RecordTooLargeError` or `KeyMissingError` where the sink
-                would refuse it.
+                would refuse it; `HeaderNameError` where no client could write it.
             PayloadStoreError: the store; `retriable` says whether to try again.
         """
         if self._compacted and record.key is None:
             raise KeyMissingError(self._topic)
+        check_names(record)
         applied = []
         records: Sequence[RecordLike] = (record,)
         for stage in self.stages:

@@ -46,6 +46,8 @@ class PipelineStats:
         evicted_messages: those of `discarded` that were dropped by `auto.ack.oldest.chunked.message.on.queue.full`.
         discarded: messages of chunks that did not become whole, by reason (`transforms.assembly`).
         late_chunks: those that came behind that.
+        failed: records that can never succeed, by what is wrong with them (`app.verdicts.reason_of`); a message that
+            was discarded counts as one.
         published_rate: of messages that left as chunks.
         consumed_rate: of messages that were assembled.
         batches: of the producer, those to the dead-letter topic among them.
@@ -76,6 +78,7 @@ class PipelineStats:
     unwrapped_records: int = 0
     wrapped_records: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
     published_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
     consumed_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
     batches: BatchNumbers = field(default_factory=BatchNumbers)

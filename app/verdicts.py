@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import re
 from typing import TYPE_CHECKING
 
 from app.assembly import chunks_of
-from app.dead_letter import dead_letter
+from app.dead_letter import Cause
 from app.ending import RecordError
 from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
     PayloadStoreError,
-    RecordTooLargeError,
     ReferenceRefusedError,
     TransformError,
 )
-from transforms.size import batch_of_one_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
 
     from app.budget import Share
     from app.ending import Ending
     from app.lane import Slot, SourceRecord
-    from app.preflight import Plan
+    from app.letters import Letters
     from app.settings import PipelineSettings
     from app.stats import PipelineStats
     from transforms.assembly import Discarded
     from transforms.errors import WideloadError
     from transforms.record import RecordLike
 
-__all__ = ["Verdicts"]
+__all__ = ["Verdicts", "reason_of"]
 
 log = logging.getLogger(__name__)
+
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a record failed, as metrics name it: the class of the error, `reference-refused`."""
+    return _HUMP.sub("-", type(error).__name__.removesuffix("Error")).lower()
 
 
 class Verdicts:
@@ -42,31 +50,50 @@ class Verdicts:
 
     Args:
         settings: the pipeline's.
-        plan: what the preflight found.
+        letters: writes dead letters; None where there is no topic for them.
         share: the budget's bytes are given back where a letter is smaller than what was held.
+        executor: where letters are written that take time.
         stats: what is counted.
         ending: of the flow, where no record may pass this one.
     """
 
     def __init__(
-        self, settings: PipelineSettings, plan: Plan, share: Share, *, stats: PipelineStats, ending: Ending
+        self,
+        settings: PipelineSettings,
+        letters: Letters | None,
+        share: Share,
+        *,
+        executor: Executor | None = None,
+        stats: PipelineStats,
+        ending: Ending,
     ) -> None:
         self._settings = settings
-        self._topic = plan.dead_letters
-        self._topic_name = "" if plan.dead_letters is None else plan.dead_letters.name
+        self._letters = letters
+        self._topic_name = "" if letters is None else letters.topic.name
         self._share = share
+        self._executor = executor
         self._stats = stats
         self._ending = ending
 
     @contextlib.contextmanager
     def of(self, slot: Slot) -> Iterator[None]:
-        """Gives what is raised in here its verdict: the slot has its result then, or the flow ends. Raises nothing."""
+        """Gives what is raised in here its verdict, and raises nothing.
+
+        The slot has its result then, or a `cause` and is to be buried (`bury`), or the flow ends.
+        """
         try:
             try:
                 yield
             except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
-                self._share.give(slot.finish((self._letter(slot.source, exc),), dead=True))
-                self._log(slot.source, f"goes to {self._topic_name}", exc)
+                self._count(exc)
+                cause = self._cause(slot.source, exc)
+                assert self._letters is not None
+                letter = self._letters.whole(slot.source, cause)
+                if letter is None:
+                    slot.cause = cause
+                else:
+                    self._finish(slot, (letter,))
+                    self._log(slot.source, f"goes to {self._topic_name}", exc)
         except RecordError as exc:
             self._ending.fail(exc)
         except PayloadStoreError as exc:
@@ -74,15 +101,64 @@ class Verdicts:
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
             self._ending.fail_by_defect(exc, slot.source)
 
-    def discard(self, event: Discarded, slot: Slot) -> None:
-        """Gives a slot the dead letters of all chunks of a message that will not be whole, or ends the flow."""
+    async def bury(self, slot: Slot) -> None:
+        """Gives a slot with a `cause` its dead letter, which goes to the store or into chunks; or the flow ends."""
+        cause = slot.cause
+        assert cause is not None
+        await self.bury_chunks(slot, (slot.source,), cause)
+        if slot.result is not None:
+            what = "goes to" if len(slot.result) == 1 else f"goes as {len(slot.result)} chunks to"
+            self._log(slot.source, f"{what} {self._topic_name}", cause.error)
+
+    def condemn(self, event: Discarded, slots: Sequence[Slot]) -> Cause | None:
+        """Says of a message that will not be whole that its chunks, from whose slots this is, become dead letters.
+
+        Returns:
+            Why; None where there can be none, and the flow ends.
+        """
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
-        with self.of(slot):
-            letters = tuple(self._letter(chunk, error) for chunk in chunks_of(event))
-            self._share.give(slot.finish(letters, dead=True))
-            # One line: a message may have a hundred thousand chunks, and nothing else goes on meanwhile.
-            others = f"and {len(letters) - 1} other chunks go" if letters[1:] else "goes"
-            self._log(chunks_of(event)[0], f"{others} to {self._topic_name}", error)
+        self._count(error)
+        cause = None
+        with self.of(slots[0]):
+            first, *others = chunks_of(event)
+            cause = self._cause(first, error)
+            # One line: a message may have a hundred thousand chunks.
+            what = f"and {len(others)} other chunks go" if others else "goes"
+            self._log(first, f"{what} to {self._topic_name}", error)
+        return cause
+
+    def discard(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> bool:
+        """Gives a slot the dead letters of chunks; False where that takes a thread (`bury_chunks`)."""
+        assert self._letters is not None
+        letters = []
+        for chunk in chunks:
+            letter = self._letters.whole(chunk, cause)
+            if letter is None:
+                return False
+            letters.append(letter)
+        self._finish(slot, letters)
+        return True
+
+    async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
+        """As `discard`, whatever it takes; or the flow ends."""
+        write = self._write
+        try:
+            letters = await asyncio.get_running_loop().run_in_executor(self._executor, write, chunks, cause)
+        except TransformError as exc:
+            advice = f"; and it cannot be a dead letter: {exc}"
+            self._ending.fail(RecordError(slot.source, cause.error, advice))
+        except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
+            self._ending.fail_by_defect(exc, slot.source)
+        else:
+            self._finish(slot, letters, records=len(chunks))
+
+    def _write(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike]:
+        assert self._letters is not None
+        return [letter for source in sources for letter in self._letters.any(source, cause)]
+
+    def _finish(self, slot: Slot, letters: Sequence[RecordLike], records: int | None = None) -> None:
+        self._stats.dead_letters += len(letters) if records is None else records
+        self._share.give(slot.finish(letters, dead=True))
 
     def drops(self, event: Discarded) -> bool:
         """True where a rule of the configuration drops the chunks; that is logged and counted."""
@@ -94,30 +170,24 @@ class Verdicts:
         self._log(chunks[0], f"and {len(chunks) - 1} other chunks are dropped", error)
         return True
 
-    def _letter(self, source: SourceRecord, error: WideloadError) -> RecordLike:
-        """The dead letter of a record that can never succeed.
+    def _cause(self, source: SourceRecord, error: WideloadError) -> Cause:
+        """Why a record is to be a dead letter.
 
         Raises:
-            RecordError: there is no dead-letter topic, or it would not take the letter.
+            RecordError: there is no dead-letter topic.
         """
-        topic = self._topic
-        if topic is None:
+        if self._letters is None:
             advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
             raise RecordError(source, error, advice) from error
-        stage = ",".join(self._settings.transforms)
-        # A chunk is as large as its topic takes; what is wrong with it must then be read in the log.
-        for context in (True, False) if self._settings.dead_letter_context else (False,):
-            letter = dead_letter(source, error, pipeline=self._settings.name, stage=stage, context=context)
-            size = batch_of_one_bytes(letter)
-            if size <= topic.max_message_bytes:
-                break
-        else:
-            too_large = RecordTooLargeError(topic.name, size, topic.max_message_bytes)
-            raise RecordError(source, error, f"; and it cannot be a dead letter: {too_large}") from error
-        self._stats.dead_letters += 1
-        return letter
+        settings = self._settings
+        stage = ",".join(settings.transforms)
+        return Cause(error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context)
 
-    def _log(self, source: SourceRecord, what: str, error: WideloadError) -> None:
+    def _count(self, error: WideloadError) -> None:
+        reason = reason_of(error)
+        self._stats.failed[reason] = self._stats.failed.get(reason, 0) + 1
+
+    def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:
         log.warning(
             "pipeline %s: topic %s, partition %d, offset %d %s: %s",
             self._settings.name,

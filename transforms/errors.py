@@ -9,6 +9,7 @@ WideloadError
 │   │   └── MalformedWrapperError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── DiscardedChunkError       the record is a chunk that did not become a message with others
+│   ├── HeaderNameError           the name of a header is not UTF-8
 │   ├── KeyMissingError           the record has no key, and the sink topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
@@ -33,6 +34,7 @@ __all__ = [
     "ChunkError",
     "ConfigurationError",
     "DiscardedChunkError",
+    "HeaderNameError",
     "KeyMissingError",
     "MalformedChunkError",
     "MalformedError",
@@ -184,6 +186,22 @@ class KeyMissingError(TransformError):
 
     def __str__(self) -> str:
         return f"the record has no key, and topic {self.args[0]} is compacted: it takes none without"
+
+
+class HeaderNameError(TransformError):
+    """The name of a header is not UTF-8, as Kafka wants it, so that clients cannot write it.
+
+    Attributes:
+        name: with the bytes that are not UTF-8 as `surrogateescape` has them.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        text = self.name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        return f"the name of a header, {shown(text)}, is not UTF-8, as Kafka wants it, and clients cannot write it"
 
 
 class PayloadCorruptError(TransformError):

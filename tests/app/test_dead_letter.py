@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.dead_letter import dead_letter
+from app.dead_letter import Cause, dead_letter
 from transforms.errors import PayloadCorruptError
 from transforms.record import Header, Record
 
@@ -28,7 +28,9 @@ class Source:
 
 def letter_of(error: BaseException, source: Source | None = None, *, context: bool = True) -> Record:
     """The dead letter for `error`."""
-    return dead_letter(source or Source(), error, pipeline="orders", stage="offload,inflate", context=context)
+    source = source or Source()
+    cause = Cause(error, pipeline="orders", stage="offload,inflate", context=context)
+    return dead_letter(source, cause.headers(source))
 
 
 def fail(error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,21 @@ import pytest
 from app.budget import Budget, Share
 from app.ending import Ending, RecordError
 from app.lane import Slot, held_bytes
-from app.preflight import Plan, Topic
+from app.letters import Letters
+from app.preflight import Topic
 from app.settings import PipelineSettings, parse
 from app.stats import PipelineStats
 from app.verdicts import Verdicts
 from tests.app.test_ending import Read
 from transforms.assembly import Discarded
-from transforms.errors import ChunkError, PayloadNotFoundError, PayloadStoreError
+from transforms.errors import (
+    ChunkError,
+    MalformedWrapperError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+)
 
 LETTERS = Topic("dlq", 1, 1_000_000, "delete")
 
@@ -42,8 +51,9 @@ class Bench:
         self.share = Share(self.budget)
         self.stats = PipelineStats()
         self.ending = Ending("p", lambda: None)
-        plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), letters)
-        self.verdicts = Verdicts(settings(**keys), plan, self.share, stats=self.stats, ending=self.ending)
+        pipeline = settings(**keys)
+        writer = None if letters is None else Letters(pipeline, letters, None)
+        self.verdicts = Verdicts(pipeline, writer, self.share, stats=self.stats, ending=self.ending)
 
     def slot(self, held: int = 5_000) -> Slot:
         """A slot whose bytes are taken."""
@@ -55,6 +65,8 @@ class Bench:
         slot = self.slot()
         with self.verdicts.of(slot):
             fail(error)
+        if slot.cause is not None:
+            asyncio.run(self.verdicts.bury(slot))
         return slot
 
 
@@ -89,21 +101,46 @@ def test_verdict_that_ends_the_flow(letters: Topic | None, error: Exception, tol
     assert (slot.result, bench.stats.dead_letters, bench.share.used) == (None, 0, 5_000)
 
 
-def test_verdict_leaves_the_context_where_it_does_not_fit() -> None:
-    """A letter too large with Connect's headers goes without them, rather than not at all."""
-    slot = Bench(replace(LETTERS, max_message_bytes=100)).failed(ChunkError(5, 3, "so"))
+def test_verdict_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    """A letter that its topic does not take goes as chunks, which count as one letter and hold what they are large."""
+    bench = Bench(replace(LETTERS, max_message_bytes=400))
+    with caplog.at_level(logging.WARNING):
+        slot = bench.failed(ChunkError(5, 3, "so"))
     assert slot.result is not None
-    assert [list(letter.headers) for letter in slot.result] == [[]]
+    assert len(slot.result) > 1
+    assert (slot.dead, bench.stats.dead_letters, bench.stats.failed) == (True, 1, {"chunk": 1})
+    assert bench.share.used == slot.held == sum(map(held_bytes, slot.result))
+    (told,) = caplog.messages
+    assert f"offset 7 goes as {len(slot.result)} chunks to dlq" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ReferenceRefusedError("x", "y"), "reference-refused"),
+        (MalformedWrapperError("value", "x", "y"), "malformed-wrapper"),
+        (PayloadTooLargeError("x", None, 1), "payload-too-large"),
+    ],
+)
+def test_verdict_is_counted_by_reason(error: Exception, reason: str) -> None:
+    """What is wrong with records is counted, where the flow ends too."""
+    for letters in (LETTERS, None):
+        bench = Bench(letters)
+        bench.failed(error)
+        assert bench.stats.failed == {reason: 1}
 
 
 def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Each chunk has a dead letter of its own, in order, in one slot; the log has one line for the message."""
     bench = Bench(LETTERS)
     slot = bench.slot(0)
-    event = Discarded("expired", "u", tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5)), "late")
+    chunks = tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5))
+    event = Discarded("expired", "u", chunks, "late")
     dropped = bench.verdicts.drops(event)
     with caplog.at_level(logging.WARNING):
-        bench.verdicts.discard(event, slot)
+        cause = bench.verdicts.condemn(event, [slot])
+        assert cause is not None
+        assert bench.verdicts.discard(slot, chunks, cause)
     assert [line for _, _, line in caplog.record_tuples] == [
         (
             "pipeline p: topic raw, partition 3, offset 3 and 1 other chunks go to dlq: "
@@ -114,6 +151,16 @@ def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     assert ([letter.value for letter in slot.result], slot.dead, dropped) == ([b"3", b"5"], True, False)
     held = sum(map(held_bytes, slot.result))
     assert (bench.stats.dead_letters, bench.share.used, slot.held) == (2, held, held)
+    assert bench.stats.failed == {"discarded-chunk": 1}
+
+
+def test_verdict_on_discarded_chunks_without_letters() -> None:
+    """Where there is no dead-letter topic the flow ends at the first of them."""
+    bench = Bench(None)
+    event = Discarded("expired", "u", (Read(3), Read(5)), "late")
+    assert bench.verdicts.condemn(event, [bench.slot(0)]) is None
+    with pytest.raises(RecordError, match=r"partition 3, offset 3: the chunked message u is discarded"):
+        bench.ending.raise_error()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ from tests.integration.worker_process import WorkerProcess
 
 def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """`wideload check` and the worker's log say once what would not fit, with the pipeline's name; both go on."""
-    chunks, orders, dead = make_topic(**{"max.message.bytes": 2_000_000}), make_topic(), make_topic()
+    chunks, orders, dead = (
+        make_topic(**{"retention.ms": 2_000_000}),
+        make_topic(),
+        make_topic(**{"retention.ms": 1_000}),
+    )
     pipelines: dict[str, dict[str, object]] = {
         "back": {
             "topics": [chunks],
@@ -24,7 +28,7 @@ def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path
     }
     told = (
         f"chunk.max.message.bytes is 67,108,864, and max.message.bytes of the sink {orders} is 1,048,588: ",
-        f"max.message.bytes of the dead-letter topic {dead} is 1,048,588, and of topic {chunks} 2,000,000: ",
+        f"retention.ms of the dead-letter topic {dead} is 1,000, and of topic {chunks} 2,000,000: ",
     )
     with WorkerProcess(tmp_path, {"bootstrap.servers": broker}, pipelines) as worker:
         check = [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config)]

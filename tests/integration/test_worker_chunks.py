@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -17,7 +18,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
+from app.letter_reader import LetterReader
 from app.preflight import check
+from app.reader import TopicRecord
 from app.settings import parse
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
@@ -502,16 +505,21 @@ def test_chunks_while_the_store_is_down(make_chunks: MakeChunks) -> None:
 
 
 def test_chunks_dead_letter_topic_as_small_as_theirs(make_chunks: MakeChunks, make_topic: MakeTopic) -> None:
-    """A chunk of the largest size is a dead letter also where the headers that say why would not fit beside it."""
+    """A chunk of the largest size is a letter of chunks where there is no room beside it for what says why."""
     chunks = make_chunks()
     chunks.tolerance["errors.deadletterqueue.topic.name"] = small = make_topic(1, **{"max.message.bytes": str(CHUNK)})
     late = pieces(message(b"late", 90_000))[1]
     chunks.write([late])
     with chunks.worker(chunks.join(**chunks.tolerance)) as worker:
-        until(lambda: end_offsets(chunks.broker, small) == {0: 1}, "the chunk is a dead letter")
+        until(lambda: chunks.mark("join", chunks.chunked) == (1, ""), "the chunk is a dead letter")
+        assert worker.get("/pipelines")[1][0]["failed_records"] == {"discarded-chunk": 1}
         assert worker.terminate() == 0
-    (letter,) = read_all(chunks.broker, small)[0]
-    assert (letter.key, letter.value, letter.headers) == (late[1], late[2], tuple(late[3]))
+    reader = LetterReader(None, 1_000_000)
+    (found,) = [each for record in read_all(chunks.broker, small)[0] for each in reader.add(cast(TopicRecord, record))]
+    letter = reader.open(found)
+    assert letter.record == Record(late[1], late[2], tuple(late[3]), STAMP)
+    assert letter.place == (chunks.chunked, 0, 0)
+    assert letter.context["exception.class.name"] == "transforms.errors.DiscardedChunkError"
 
 
 def test_chunks_in_little_memory(make_chunks: MakeChunks) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +13,24 @@ from typing import cast
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
-from aiokafka.producer import message_accumulator
-from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from app.batches import Batches
+from app.batches.raw import raw_batch
 from app.budget import Budget, Share
 from app.ending import RecordError
 from app.flow import Flow
+from app.letter_reader import LetterReader
 from app.preflight import plan_pipeline
+from app.reader import TopicRecord
 from app.settings import parse
 from app.sink import Sink
 from app.stages import Chain, Stage
 from app.stats import PipelineStats
 from app.tracker import OffsetTracker
-from tests.integration.topics import end_offsets, send
-from tests.integration.way import MakeTopic
-from transforms.record import Header, RecordLike
+from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, MakeTopic, Way
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.record import Header, Record, RecordLike
 
 
 @dataclass(frozen=True)
@@ -140,30 +142,51 @@ def run_flow(broker: str, source: str, sink: str, folder: Path, stages: list[Sta
     asyncio.run(run())
 
 
-class Latin(str):
-    """A header name as a producer without UTF-8 writes it."""
-
-    __slots__ = ()
-
-    def encode(self, *_: object) -> bytes:
-        """Bytes that are no UTF-8."""
-        return b"\xfc"
+async def write_raw(broker: str, topic: str, records: Sequence[RecordLike]) -> None:
+    """Writes a batch in which header names have the bytes that they have by `surrogateescape`."""
+    async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
+        await (await producer.send_batch(raw_batch(records), topic, partition=0))
 
 
-def test_flow_header_name_not_utf8_stops(
-    broker: str, make_topic: MakeTopic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A header name that is not UTF-8, which cannot be read, stops the flow with the record's place."""
+LATIN = "\udcfc"  # the byte FC, which is no UTF-8
+TIME = 1_700_000_000_000
+
+
+def test_flow_header_name_not_utf8_stops(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """A header name that is not UTF-8 stops a flow that tolerates nothing, with the record's place."""
     source, sink = make_topic(1), make_topic(1)
-    send(broker, source, [(0, b"k", b"v", [], 1_700_000_000_000)] * 3)
-    with monkeypatch.context() as patched:
-        # aiokafka's builder in C takes exact strings only.
-        patched.setattr(message_accumulator, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
-        patched.setattr(
-            message_accumulator.BatchBuilder,
-            "_set_producer_state",
-            lambda batch, *state: batch._builder.set_producer_state(*state),
-        )
-        send(broker, source, [(0, b"bad", b"v", [(Latin("u"), b"")], 1_700_000_000_000)])
-    with pytest.raises(RecordError, match=f"topic {source}, partition 0, offset 3: .*header.*UTF-8"):
+    send(broker, source, [(0, b"k", b"v", [], TIME)] * 3)
+    asyncio.run(write_raw(broker, source, [Record(b"bad", b"v", ((LATIN, b""),), TIME)]))
+    told = rf"topic {source}, partition 0, offset 3: the name of a header, '\\\\xfc', is not UTF-8"
+    with pytest.raises(RecordError, match=told):
         run_flow(broker, source, sink, tmp_path, [])
+
+
+def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> None:
+    """Records whose header names are not UTF-8 are dead letters, from which they come back byte for byte.
+
+    All others pass in order, those of the same batch among them, and none is lost or comes twice.
+    """
+    way = make_way(partitions=1)
+    raws = [
+        [Record(b"0", b"v", (), TIME), Record(b"1", b"v", ((LATIN, b"x"), ("h", None)), TIME + 5)],
+        [Record(b"2", None, (("\udcff" * 3, None),), TIME), Record(b"3", b"v", (("ü", b"y"),), TIME)],
+        [Record(b"4", b"large" * THRESHOLD, ((f"a{LATIN}", b"x"),), TIME)],
+    ]
+    for raw in raws:
+        asyncio.run(write_raw(way.broker, way.raw, raw))
+        send(way.broker, way.raw, [(0, b"between", b"v", [], TIME)])
+    tolerance = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    with WorkerProcess(way.folder, way.settings(), way.offload(**tolerance)) as worker:
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 8}, "all are committed")
+        assert worker.get("/pipelines")[1][0]["failed_records"] == {"header-name": 3}
+        assert worker.terminate() == 0
+    assert [r.key for r in read_all(way.broker, way.orders)[0]] == [b"0", b"between", b"3", *[b"between"] * 2]
+    reader = LetterReader(None, 10_000_000)
+    letters = [
+        reader.open(found)
+        for record in read_all(way.broker, way.dead)[0]
+        for found in reader.add(cast(TopicRecord, record))
+    ]
+    assert [letter.record for letter in letters] == [raws[0][1], raws[1][0], raws[2][0]]
+    assert [letter.place for letter in letters] == [(way.raw, 0, offset) for offset in (1, 3, 6)]

@@ -1,0 +1,127 @@
+"""What was replayed of a partition of a dead-letter topic: an offset below which all is, and what is above it.
+
+The offset is what a consumer group commits, and the rest stands beside it, as the metadata of the commit:
+`wideload:replayed=` and, in base 64, compressed, pairs of varints: offsets not replayed, and replayed, in turn.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from transforms.errors import WideloadError
+from transforms.identifiers import IDENTIFIERS
+
+__all__ = ["Replayed", "TooManyGapsError"]
+
+_PREFIX = "wideload:replayed="
+_MOST_BYTES = 1_000_000  # of what a note decompresses to
+_LIMIT = IDENTIFIERS["offset-metadata"].limit
+
+
+class TooManyGapsError(WideloadError):
+    """More was left out between what was replayed than fits beside a commit."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__(topic, partition)
+        self.topic = topic
+        self.partition = partition
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic}, partition {self.partition}: so many letters that are left out lie between those that "
+            f"were replayed that a commit has no room to say which ({_LIMIT:,} bytes); replay those too, from the "
+            "beginning, or give another --group, which begins with nothing replayed"
+        )
+
+
+class Replayed:
+    """The offsets of one partition that are done with.
+
+    Attributes:
+        offset: all below it are.
+    """
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+        self._starts: list[int] = []  # of ranges above `offset`, apart from one another, in order
+        self._ends: list[int] = []
+
+    def __contains__(self, offset: int) -> bool:
+        if offset < self.offset:
+            return True
+        i = bisect_right(self._starts, offset) - 1
+        return i >= 0 and offset < self._ends[i]
+
+    def add(self, start: int, end: int) -> None:
+        """All from `start` on and before `end` are done with."""
+        first = bisect_right(self._ends, start - 1)
+        while first < len(self._starts) and self._starts[first] <= end:
+            start, end = min(start, self._starts.pop(first)), max(end, self._ends.pop(first))
+        if start <= self.offset:
+            self.offset = max(self.offset, end)
+            while self._starts and self._starts[0] <= self.offset:
+                self.offset = max(self.offset, self._ends[0])
+                del self._starts[0], self._ends[0]
+            return
+        self._starts.insert(first, start)
+        self._ends.insert(first, end)
+
+    def note(self) -> str | None:
+        """The metadata of a commit of `offset`; None where there is more to say than it has room for."""
+        if not self._starts:
+            return ""
+        octets = bytearray()
+        at = self.offset
+        for start, end in zip(self._starts, self._ends, strict=True):
+            _put(octets, start - at)
+            _put(octets, end - start)
+            at = end
+        text = _PREFIX + base64.b64encode(zlib.compress(bytes(octets), 9)).decode()
+        return text if len(text) <= _LIMIT else None
+
+    @classmethod
+    def read(cls, offset: int, metadata: str | None) -> Replayed | None:
+        """What was committed; None where the metadata is not ours."""
+        found = cls(offset)
+        if not metadata:
+            return found
+        if not metadata.startswith(_PREFIX):
+            return None
+        try:
+            decoder = zlib.decompressobj()
+            octets = decoder.decompress(base64.b64decode(metadata[len(_PREFIX) :], validate=True), _MOST_BYTES)
+            numbers = _numbers(octets)
+        except (binascii.Error, zlib.error, ValueError):
+            return None
+        if len(numbers) % 2:
+            return None
+        at = offset
+        for skipped, done in zip(numbers[::2], numbers[1::2], strict=True):
+            found.add(at + skipped, at + skipped + done)
+            at += skipped + done
+        return found
+
+
+def _put(octets: bytearray, number: int) -> None:
+    while number > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        octets.append(0x80 | number & 0x7F)
+        number >>= 7
+    octets.append(number)
+
+
+def _numbers(octets: bytes) -> Sequence[int]:
+    numbers = []
+    number = shift = 0
+    for octet in octets:
+        number |= (octet & 0x7F) << shift
+        shift += 7
+        if octet < 0x80:  # noqa: PLR2004  # the last one
+            numbers.append(number)
+            number = shift = 0
+    if shift:
+        raise ValueError("a number that does not end")
+    return numbers

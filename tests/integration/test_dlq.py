@@ -1,0 +1,176 @@
+"""Dead letters of every kind through the worker, shown and replayed by `wideload dlq`, against a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import main
+from tests.integration.topics import Found, Sent, committed, end_offsets, read_all, send
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.record import Header
+from transforms.reference import VALUE
+
+STAMP = 1_700_000_000_123
+FOREVER = {"retention.ms": "-1"}
+LARGE = os.urandom(1_500_000)
+MANY: list[Header] = [(f"h{number}", b"%d" % number) for number in range(10_000)]
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Status and output of a command, in this process: a new one for each would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+class Desk:
+    """A source, its dead letters, and a pipeline that takes wrappers and nothing else; with a store or without."""
+
+    def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, *, store: bool) -> None:
+        self.broker = broker
+        self.folder = folder
+        self.raw = make_topic(2, **FOREVER, **{"max.message.bytes": "3000000"})
+        self.orders = make_topic(2, **FOREVER)
+        self.dead = make_topic(2, **FOREVER, **{"max.message.bytes": "100000"})
+        self.keys: dict[str, object] = {
+            "topics": [self.raw],
+            "output.topic": self.orders,
+            "transforms": ["unwrap", "offload"] if store else ["unwrap"],
+            "group.id": f"{self.raw}-group",
+            "offset.flush.interval.ms": 100,
+            "errors.tolerance": "all",
+            "errors.deadletterqueue.topic.name": self.dead,
+        }
+        if store:
+            self.keys |= {"large.message.payload.store.class": "filesystem", "filesystem.root": str(folder / "store")}
+        self.config = ""
+
+    def bury(self, count: int) -> None:
+        """Runs the worker until it has read so many records of each partition."""
+        with WorkerProcess(self.folder, {"bootstrap.servers": self.broker}, {"p": self.keys}) as worker:
+            self.config = str(worker.config)
+            done = {0: count, 1: 2 * count}
+            until(lambda: committed(self.broker, f"{self.raw}-group", self.raw) == done, "all are committed")
+            page = worker.get("/pipelines")[1][0]
+            assert page["failed_records"]["malformed-wrapper"] == page["dead_letters"]
+            assert worker.terminate() == 0
+
+    def dlq(self, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
+        """Lines of a command."""
+        found, told, _ = run("dlq", *arguments, "-c", self.config)
+        assert found == status, told
+        return [json.loads(line) for line in told.splitlines()]
+
+    def replay(self, *arguments: object, status: int = 0) -> dict[str, Any]:
+        """What a replay says."""
+        (summary,) = self.dlq("replay", *arguments, status=status)
+        return summary
+
+
+def tails(found: Sequence[Found], skip: int) -> list[tuple[Any, ...]]:
+    """Records behind the first ones, without the header of the replay, which they must have."""
+    assert all(record.headers[0][0] == "wideload.replays" for record in found[skip:])
+    return [(r.partition, r.key, r.value, r.headers[1:], r.timestamp) for r in found[skip:]]
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_dead_letters_are_shown_and_replayed(
+    broker: str, make_topic: MakeTopic, tmp_path: Path, *, store: bool
+) -> None:
+    """Letters small and large, of whatever record, are listed, and come back exactly, in order, once."""
+    desk = Desk(broker, make_topic, tmp_path, store=store)
+    odd: list[Header] = [("x", b"1"), ("x", None), ("__connect.errors.topic", b"y"), (VALUE.flag, b"true")]
+    first: list[Sent] = [(0, b"k", b"no wrapper", odd, STAMP), (0, None, LARGE, [("own", b"1")], STAMP + 1)]
+    second: list[Sent] = [
+        (1, b"k2", b"file:///etc/passwd", [(VALUE.flag, b"true")], STAMP + 2),
+        (1, b"many", b"no wrapper either", MANY, STAMP + 3),
+        (1, b"large", LARGE, odd, STAMP + 4),
+        (1, b"last", b"x", [], STAMP + 5),
+    ]
+    send(broker, desk.raw, [*first, *second])
+    desk.bury(2)
+    before = end_offsets(broker, desk.dead)
+    shown = desk.dlq("list")
+    assert [(line["topic"], line["original_partition"], line["original_offset"]) for line in shown] == [
+        *((desk.raw, 0, offset) for offset in range(2)),
+        *((desk.raw, 1, offset) for offset in range(4)),
+    ]
+    large = "store" if store else "chunks"
+    assert [line["form"] for line in shown] == ["whole", large, "whole", large, large, "whole"]
+    assert (shown[0]["key"], shown[0]["timestamp"], shown[1]["size"], shown[1]["replays"]) == ("k", STAMP, 1_500_000, 0)
+    assert {line["error"] for line in shown} == {"transforms.errors.MalformedWrapperError"}
+    assert [line["key"] for line in desk.dlq("list", "--partition", 1, "--limit", 2)] == ["k2", "many"]
+    assert desk.dlq("list", "--error", "ChunkError") == desk.dlq("list", "--since", "1h") == []
+
+    planned = desk.replay("--error", "MalformedWrapperError")
+    assert (planned["dry_run"], planned["would_replay"], planned["errors"]) == (True, 6, {"MalformedWrapperError": 6})
+    assert end_offsets(broker, desk.raw) == {0: 2, 1: 4}
+    one = desk.replay("--partition", 1, "--from-offset", shown[3]["offset"], "--to-offset", shown[3]["offset"], "--yes")
+    assert one["replayed"] == 1
+    rest = desk.replay("--yes")
+    assert (rest["replayed"], rest["skipped"]) == (5, {"replayed before": 1})
+    assert desk.replay("--yes")["replayed"] == 0
+    found = read_all(broker, desk.raw)
+    expected = [(p, key, value, tuple(headers), stamp) for p, key, value, headers, stamp in [*first, *second]]
+    assert tails(found[0], 2) == expected[:2]
+    # The one that was asked for went first, the others in their order.
+    assert tails(found[1], 4) == [expected[3], expected[2], *expected[4:]]
+    assert end_offsets(broker, desk.dead) == before
+
+    desk.bury(4)
+    again = [line for line in desk.dlq("list") if line["replays"]]
+    assert [line["replays"] for line in again] == [1] * 6
+    left = desk.replay("--max-replays", 1, "--yes")
+    assert (left["replayed"], sum(left["skipped"].values())) == (0, 6)
+    to = desk.replay("--max-replays", 2, "--to", desk.orders, "--partition", 0, "--limit", 1, "--yes")
+    assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "letters": 1}])
+    (record,) = read_all(broker, desk.orders)[0]
+    assert (record.key, record.headers) == (b"k", (("wideload.replays", b"2"), *odd))
+
+
+def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """A payload that is gone, a topic that is none of the pipeline's: each is said, and the others are replayed."""
+    desk = Desk(broker, make_topic, tmp_path, store=True)
+    send(broker, desk.raw, [(0, b"k", LARGE, [], STAMP), (1, b"a", b"x", [], STAMP), (1, b"b", b"x", [], STAMP)])
+    desk.bury(1)
+    (payload,) = (path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert payload.parent.name == desk.dead
+    payload.unlink()
+    prefix = "__connect.errors."
+    foreign: list[Header] = [(prefix + "topic", b"payroll"), (prefix + "partition", b"0"), (prefix + "offset", b"1")]
+    send(broker, desk.dead, [(0, b"forged", b"x", foreign, STAMP)])
+    done = desk.replay("--yes", status=1)
+    assert (done["replayed"], done["failed"]) == (2, 1)
+    assert "there is no payload" in done["failures"][0]["reason"]
+    assert done["skipped"] == {"of topic payroll, which this pipeline does not read (--to)": 1}
+    assert "there is no payload" not in json.dumps(desk.dlq("list")), "what went wrong is told without the payload"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["list", "--from-offset", 3], "--from-offset: found 3, which is of one partition; add --partition N"),
+        (["list", "--since", "yesterday"], "--since: found 'yesterday', allowed is a time such as"),
+        (["replay", "--partition", 9], "--partition: found 9, topic "),
+        (["replay", "--pipeline", "x"], "--pipeline: found 'x'; with a dead-letter topic there are: p"),
+        (["replay", "--group", "g" * 300], "--group: the group id has 300"),
+    ],
+)
+def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path, arguments: list[object], told: str) -> None:
+    """What cannot be is one sentence with the option, and status 2."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    worker = WorkerProcess(tmp_path, {"bootstrap.servers": broker}, {"p": desk.keys})
+    status, out, err = run("dlq", *arguments, "-c", worker.config)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"wideload: {told}")
+    assert err.count("\n") == 1

@@ -1,0 +1,66 @@
+"""Records in the bytes of Kafka's batches."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka.record.memory_records import MemoryRecords
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.batches.raw import raw_batch
+from transforms.errors import HeaderNameError, MalformedError
+from transforms.record import Record
+from transforms.wire import check_names, name_bytes, parse, serialize
+
+OCTETS = st.none() | st.binary(max_size=300)
+NAMES = st.binary(max_size=20).map(lambda octets: octets.decode(errors="surrogateescape"))
+RECORDS = st.builds(
+    Record, OCTETS, OCTETS, st.lists(st.tuples(NAMES, OCTETS), max_size=4).map(tuple), st.integers(-1, 2**62)
+)
+
+
+@given(RECORDS)
+def test_record_comes_back(record: Record) -> None:
+    """All of it, header names that are not UTF-8 among it; and the bytes of the names are what they were."""
+    data = serialize(record)
+    assert parse(data) == record
+    for name, _ in record.headers:
+        assert name_bytes(name) in data
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=4))
+def test_raw_batch_is_what_clients_read(records: list[Record]) -> None:
+    """aiokafka reads the batch with the right checksum; where names are not UTF-8, it says so."""
+    batch = MemoryRecords(bytes(raw_batch(records).built())).next_batch()
+    assert batch is not None
+    assert batch.validate_crc()
+    try:
+        for record in records:
+            check_names(record)
+    except HeaderNameError:
+        with pytest.raises(UnicodeDecodeError):
+            list(batch)
+        return
+    found = [Record(each.key, each.value, tuple(each.headers), each.timestamp) for each in batch]
+    assert found == records
+
+
+@given(RECORDS, st.integers(0, 2_000), st.integers(0, 255))
+def test_bytes_that_are_no_record(record: Record, place: int, octet: int) -> None:
+    """A changed or cut record is another one or a documented error, and nothing is allocated for what it claims."""
+    data = bytearray(serialize(record))
+    data[place % len(data)] = octet
+    for damaged in (bytes(data), bytes(data[: place % len(data)])):
+        try:
+            parse(damaged)
+        except MalformedError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x02", b"\xff" * 20, b"\x0c\0\0\0\x01\x01\xfe\xff\xff\xff\x0f", b"\x0c\0\0\0\xfe\xff"]
+)
+def test_sizes_that_lie(data: bytes) -> None:
+    """Lengths and counts beyond the bytes that are there are refused."""
+    with pytest.raises(MalformedError):
+        parse(data)

@@ -1,0 +1,155 @@
+"""A record in the bytes that Kafka's batches carry: record format version 2, without the batch around it.
+
+    Record => Length Attributes TimestampDelta OffsetDelta Key Value Headers
+      Length         => varint  bytes of all that follows
+      Attributes     => int8    0
+      TimestampDelta => varlong milliseconds since the batch's first timestamp; alone: since the epoch
+      OffsetDelta    => varint  since the batch's first offset; alone: 0
+      Key, Value     => varint length, bytes; -1 for null
+      Headers        => varint count, [Name Value]
+        Name         => varint length, bytes that ought to be UTF-8
+        Value        => varint length, bytes; -1 for null
+
+Varints are zigzag. Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82. A header's name that is not UTF-8 is
+kept as Python keeps file names, by `surrogateescape`, so it is written again byte for byte.
+"""
+
+from __future__ import annotations
+
+from transforms.errors import HeaderNameError, MalformedError
+from transforms.record import Header, Record, RecordLike
+
+__all__ = ["check_names", "is_writable", "name_bytes", "parse", "read", "serialize"]
+
+_MOST_VARINT_BYTES = 10
+_LEAST_HEADER_BYTES = 2  # an empty name and a null value
+_ESCAPE = "surrogateescape"
+
+
+def name_bytes(name: str) -> bytes:
+    """The bytes of a header's name, also where they are not UTF-8."""
+    return name.encode(errors=_ESCAPE)
+
+
+def is_writable(record: RecordLike) -> bool:
+    """True where the name of each header is UTF-8, so that clients can write it."""
+    try:
+        check_names(record)
+    except HeaderNameError:
+        return False
+    return True
+
+
+def check_names(record: RecordLike) -> None:
+    """Refuses what is not `is_writable`.
+
+    Raises:
+        HeaderNameError: the name of a header is not UTF-8.
+    """
+    for name, _ in record.headers:
+        try:
+            name.encode()
+        except UnicodeEncodeError as exc:
+            raise HeaderNameError(name) from exc
+
+
+def serialize(record: RecordLike, offset: int = 0) -> bytes:
+    """The record; alone, `parse` gives it back.
+
+    Args:
+        record: in a batch, its timestamp is the delta.
+        offset: the offset delta.
+    """
+    body = bytearray(b"\0")
+    _put_number(body, record.timestamp)
+    _put_number(body, offset)
+    _put_bytes(body, record.key)
+    _put_bytes(body, record.value)
+    _put_number(body, len(record.headers))
+    for name, value in record.headers:
+        _put_bytes(body, name_bytes(name))
+        _put_bytes(body, value)
+    head = bytearray()
+    _put_number(head, len(body))
+    return bytes(head + body)
+
+
+def parse(data: bytes) -> Record:
+    """What `serialize` was given.
+
+    Raises:
+        MalformedError: the bytes are not one record and nothing else.
+    """
+    record, _, end = read(data, 0)
+    if end != len(data):
+        raise MalformedError("record", f"{len(data) - end:,} bytes behind it", "one record")
+    return record
+
+
+def read(data: bytes, at: int) -> tuple[Record, int, int]:
+    """The record at `at`; its timestamp is the delta that stands there.
+
+    No length is believed before it is checked against the bytes that are there.
+
+    Returns:
+        The record, its offset delta, and where it ends.
+
+    Raises:
+        MalformedError: there is none.
+    """
+    size, at = _number(data, at, len(data))
+    end = at + size
+    if not 1 <= size <= len(data) - at:
+        raise MalformedError("record", f"a length of {size:,}", f"1 to {len(data) - at:,}")
+    timestamp, at = _number(data, at + 1, end)
+    offset, at = _number(data, at, end)
+    key, at = _bytes(data, at, end)
+    value, at = _bytes(data, at, end)
+    count, at = _number(data, at, end)
+    most = (end - at) // _LEAST_HEADER_BYTES
+    if not 0 <= count <= most:
+        raise MalformedError("headers", f"{count:,}", f"0 to {most:,}, for which there are bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        name, at = _bytes(data, at, end)
+        if name is None:
+            raise MalformedError("name of a header", "null", "bytes")
+        content, at = _bytes(data, at, end)
+        headers.append((name.decode(errors=_ESCAPE), content))
+    if at != end:
+        raise MalformedError("record", f"{end - at:,} bytes more than it says", "no more")
+    return Record(key, value, tuple(headers), timestamp), offset, end
+
+
+def _put_number(data: bytearray, number: int) -> None:
+    zigzag = number << 1 if number >= 0 else -(number << 1) - 1
+    while zigzag > 0x7F:  # noqa: PLR2004  # seven bits a byte
+        data.append(0x80 | zigzag & 0x7F)
+        zigzag >>= 7
+    data.append(zigzag)
+
+
+def _put_bytes(data: bytearray, octets: bytes | None) -> None:
+    _put_number(data, -1 if octets is None else len(octets))
+    data += octets or b""
+
+
+def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
+    zigzag = 0
+    for place in range(_MOST_VARINT_BYTES):
+        if at + place >= end:
+            break
+        octet = data[at + place]
+        zigzag |= (octet & 0x7F) << (7 * place)
+        if octet < 0x80:  # noqa: PLR2004  # the last one
+            return (zigzag >> 1) ^ -(zigzag & 1), at + place + 1
+    raise MalformedError("number", "one that does not end", f"at most {_MOST_VARINT_BYTES} bytes")
+
+
+def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    size, at = _number(data, at, end)
+    if size == -1:
+        return None, at
+    if not 0 <= size <= end - at:
+        raise MalformedError("length", f"{size:,}", f"-1 to {end - at:,}")
+    return bytes(data[at : at + size]), at + size
