@@ -91,6 +91,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
     stats.late_chunks, stats.store_errors = 11, 12
     stats.unwrapped_records, stats.wrapped_records = 13, 14
     stats.discarded = {"expired": 1, "corrupt": 2}
+    stats.failed = {"reference-refused": 6}
     stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
     stats.batches = BatchNumbers(lambda: 0.0)
     stats.batches.delivered("orders", wire_bytes=50, uncompressed_bytes=200, records=4)
@@ -135,6 +136,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "duplicate_chunks": 10,
         "late_chunks": 11,
         "discarded_messages": {"corrupt": 2, "expired": 1},
+        "failed_records": {"reference-refused": 6},
         "pending_chunked_messages": 3,
         "pending_chunked_bytes": 4,
         "unwrapped_records": 13,
