@@ -65,6 +65,8 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "large.message.threshold.bytes": pipeline.threshold_bytes if pipeline.store else None,
         "large.message.compression.type": pipeline.codec or "none",
         "reference.format": pipeline.reference_format,
+        "large.message.root": ("topic" if pipeline.reach.by_topic else "store") if pipeline.store else None,
+        "large.message.root.topics": list(pipeline.reach.topics) or None,
         **_chunks(pipeline.chunks),
         **_wrapper(pipeline.wrapper),
         **(_store(pipeline.store) if pipeline.store else {}),

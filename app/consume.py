@@ -16,6 +16,7 @@ import click
 from app.connection import client_of, connection_options, pipeline_of
 from app.console import Column, Progress, Rows, bytes_text, printable, progress
 from app.folder import Folder
+from app.reach import reach
 from app.reader import Selection, open_reader
 from app.sender import find_topic
 from app.settings import ClientSettings, load
@@ -197,7 +198,7 @@ def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, Payl
     except ConfigurationError as exc:
         raise exc.within(settings.name) from exc
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    return InflateStage(inflate, store, PipelineStats()), store
+    return InflateStage(inflate, store, PipelineStats(), reach(settings.reach, store)), store
 
 
 @click.command("consume")

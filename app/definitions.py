@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.chunking import CHUNK_KEYS
+from app.reach import REACH_KEYS
 from app.wrapping import WRAPPER_KEYS
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
@@ -146,6 +147,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
         "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
     ),
+    *REACH_KEYS,
     *CHUNK_KEYS,
     *WRAPPER_KEYS,
     Key(

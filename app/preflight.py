@@ -20,6 +20,7 @@ from app.changes import identities
 from app.chunking import check_limit, check_topics
 from app.clients import ClusterError, admin, describe
 from app.letters import check_dead_letters
+from app.reach import reach
 from app.settings import ClientSettings, PipelineSettings, Settings
 from app.wrapping import check_sink
 from stores.keys import REQUIRED
@@ -106,6 +107,7 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
             continue
         try:
             store = open_store(pipeline.store)
+            reach(pipeline.reach, store)
             await _check_store(store, pipeline)
         except ConfigurationError as exc:
             raise exc.within(pipeline.name) from exc

@@ -15,6 +15,7 @@ from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODU
 from app.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
 from app.foreign import check_readable
 from app.naming import check_client, check_name, check_pipeline
+from app.reach import ReachSettings, reach_settings
 from app.secret import as_kind, hidden
 from app.topology import check_apart, check_no_circle
 from app.wrapping import WrapperSettings, is_header_key, wrapper_settings
@@ -67,6 +68,7 @@ class PipelineSettings:
         wrapper: what it does with wrappers.
         store: what the store is opened with, its class included; empty where the pipeline asks none.
         max_bytes: `large.message.max.bytes`.
+        reach: where references may lead.
         signing: of references; None where they are not signed.
         store_timeout_ms: `large.message.store.timeout.ms`.
         consumer: the values of `CONSUMER_KEYS`, by name.
@@ -85,6 +87,7 @@ class PipelineSettings:
     wrapper: WrapperSettings
     store: Mapping[str, object]
     max_bytes: int
+    reach: ReachSettings
     signing: Signing | None
     store_timeout_ms: int
     errors_tolerance: Literal["none", "all"]
@@ -286,6 +289,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         wrapper=wrapper,
         store=store,
         max_bytes=common["large.message.max.bytes"],
+        reach=reach_settings(values, transforms),
         signing=_signing(common, values["reference.format"]),
         store_timeout_ms=store_timeout,
         errors_tolerance=values["errors.tolerance"],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.chunking import limit_bytes as chunk_limit_bytes
 from app.lane import SourceRecord
 from app.payload import download, publish
+from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, KeyMissingError, PayloadStoreError, RecordTooLargeError, TransformError
@@ -24,6 +25,7 @@ from transforms.wire import check_names, is_writable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from app.reach import Reach
     from app.settings import PipelineSettings
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
@@ -127,15 +129,23 @@ class OffloadStage:
 
 
 class InflateStage:
-    """Downloads what references point to, verifies it, and restores the records."""
+    """Downloads what references point to, verifies it, and restores the records.
+
+    Args:
+        inflate: which records are references.
+        store: where their payloads are.
+        stats: what is counted.
+        reach: where they may lead, beside what the store refuses; None where it refuses all that is to be refused.
+    """
 
     name = "inflate"
 
-    def __init__(self, inflate: Inflate, store: PayloadStore, stats: PipelineStats) -> None:
+    def __init__(self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reach: Reach | None = None) -> None:
         self.wants: Callable[[RecordLike], bool] = inflate.format.wants
         self._inflate = inflate
         self._store = store
         self._stats = stats
+        self._reach = reach
 
     def moves(self, record: RecordLike) -> bool:
         """See `Stage.moves`."""
@@ -147,11 +157,13 @@ class InflateStage:
         """See `Inflate.reserve_bytes`."""
         return self._inflate.reserve_bytes(record)
 
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         """See `Stage.apply`."""
         if not self.moves(record):
             return (self._inflate.format.read_inline(record),)
         inflation = self._inflate.begin(record)
+        if self._reach is not None:
+            self._reach.check(inflation.reference.path, source)
         with _timed(self._stats.download):
             stored = download(self._store, inflation.reference, self._inflate)
         return (self._inflate.finish(record, inflation, stored),)
@@ -388,7 +400,7 @@ def build(
     if "inflate" in settings.transforms:
         assert store is not None
         inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
-        stages.append(InflateStage(inflate, store, stats))
+        stages.append(InflateStage(inflate, store, stats, reach(settings.reach, store)))
     if settings.offloads:
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None

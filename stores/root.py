@@ -77,6 +77,15 @@ class Root:
             case segments:
                 self._checked(full_path, segments)
 
+    def topic(self, full_path: str) -> str:
+        """Whose payload it is; of what `check_readable` takes.
+
+        Raises:
+            ReferenceRefusedError: it does not take it.
+        """
+        self.check_readable(full_path)
+        return self._segments(full_path)[0]
+
     def _segments(self, full_path: str) -> list[str]:
         if not full_path.startswith(self.uri):
             raise ReferenceRefusedError(full_path, self.uri)

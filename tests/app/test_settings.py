@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.chunking import ChunkSettings
+from app.reach import ReachSettings
 from app.secret import Secret
 from app.settings import PipelineSettings, load
 from app.wrapping import WrapperSettings
@@ -48,6 +49,7 @@ def test_defaults_are_those_of_the_design() -> None:
         wrapper=WrapperSettings(unwraps=False, wraps=False, unwrap=Unwrap(), wrap=Wrap()),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
+        reach=ReachSettings(),
         signing=None,
         store_timeout_ms=60_000,
         errors_tolerance="none",

@@ -1,0 +1,109 @@
+"""What anybody may have written to a topic, through the worker: refused before the store is asked, counted, buried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from tests.integration.topics import Sent, committed, read_all, send
+from tests.integration.way import Way
+from tests.integration.worker_process import WorkerProcess, until
+from tests.stores.scripted_server import Request, Wire, error, scripted_server
+from tests.transforms.test_inflate import bomb
+from transforms.record import Header
+from transforms.reference import VALUE
+
+STAMP = 1_700_000_000_123
+FLAG: Header = (VALUE.flag, b"true")
+HERE, THERE = "s3://payloads/ours/", "s3://payloads/theirs/"
+BODIES = {"short": b"123", "long": bytes(1_000_000), "bomb": bomb("zstd"), "noise": b"\xff" * 10}
+
+
+def serve(request: Request, wire: Wire) -> bool:
+    """A bucket that is there, with a few payloads that are not what they should be."""
+    name = request.path.partition("?")[0].rpartition("/")[2]
+    if request.method == "GET" and name in BODIES:
+        body = BODIES[name]
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return True
+    if request.method == "GET" and name in ("gone", "~wideload-check"):
+        return error(404, "NoSuchKey")(request, wire)
+    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    return True
+
+
+def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
+    """Each forged record is a dead letter and counted by its reason; only those that may be asked for are asked for."""
+    way = make_way(partitions=1)
+    own = f"{HERE}{way.orders}/"
+    refused = [
+        f"s3://other/ours/{way.orders}/id",
+        f"{THERE}{way.orders}/id",
+        f"{HERE}salaries/id",  # another topic's
+        f"{HERE}../{way.orders}/id",
+        f"{own}..",
+        f"{HERE}%2e%2e/id",
+        f"{own}%2e%2e",
+        f"{own}id\0",
+        f"{own}id?versionId=1",
+        f"{own}{'x' * 10_000}",
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data",
+    ]
+    malformed: list[tuple[bytes, list[Header]]] = [
+        (own.encode() + b"x" * 1_000_000, []),
+        (b"", []),
+        (own.encode() + b"\xff\xfe", []),
+        *((f"{own}id".encode(), [(VALUE.size, size)]) for size in (b"-1", b"9" * 20, b"1e3", None)),
+        (f"{own}id".encode(), [(VALUE.checksum, b"md5:0")]),
+        (f"{own}id".encode(), [(VALUE.size, b"1"), (VALUE.compression, b"brotli")]),
+        (f"{own}id".encode(), [(VALUE.compression, b"gzip")]),  # no size, so no bound
+    ]
+    many: list[Header] = [(f"h{number}", b"x") for number in range(10_000)]
+    read: list[tuple[str, list[Header]]] = [
+        ("gone", []),
+        ("short", [(VALUE.size, b"10")]),
+        ("long", [(VALUE.size, b"10")]),
+        ("bomb", [(VALUE.size, b"1000"), (VALUE.compression, b"zstd")]),
+        ("noise", [(VALUE.size, b"10"), (VALUE.compression, b"snappy")]),
+    ]
+    records: list[Sent] = [
+        (0, b"first", b"v", many, STAMP),
+        *((0, b"refused", path.encode(), [*many, FLAG] if not n else [FLAG], STAMP) for n, path in enumerate(refused)),
+        *((0, b"malformed", value, [FLAG, *more], STAMP) for value, more in malformed),
+        (0, b"admits", f"{own}id".encode(), [FLAG, (VALUE.size, b"9" * 18)], STAMP),
+        *((0, name.encode(), f"{own}{name}".encode(), [FLAG, *more], STAMP) for name, more in read),
+        (0, b"last", b"v", [], STAMP),
+    ]
+    send(way.broker, way.orders, records[:9])
+    for record in records[9:]:
+        send(way.broker, way.orders, [record])
+    with scripted_server(serve) as server:
+        patient = server.config(s3_prefix="ours") | {"s3.connection.timeout.ms": 9_000, "s3.read.timeout.ms": 9_000}
+        way.store = {"large.message.payload.store.class": "s3", "large.message.root": "topic", **patient}
+        tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+        with WorkerProcess(way.folder, way.settings(), way.inflate(**tolerant)) as worker:
+            worker.wait_ready()
+            done = {0: len(records)}
+            until(lambda: committed(way.broker, way.group("inflate"), way.orders) == done, "all are committed")
+            page = worker.get("/pipelines")[1][0]
+            metrics = worker.text("/metrics")
+            assert worker.terminate() == 0
+        asked = Counter(request.path.rpartition("/")[2] for request in server.requests if way.orders in request.path)
+    assert set(asked) == {name for name, _ in read}
+    counts = {
+        "malformed-reference": len(malformed),
+        "payload-corrupt": 4,
+        "payload-not-found": 1,
+        "payload-too-large": 1,
+        "reference-refused": len(refused),
+    }
+    assert page["failed_records"] == counts
+    assert page["dead_letters"] == sum(counts.values())
+    refusals = f'wideload_failed_records_total{{pipeline="inflate",reason="reference-refused"}} {len(refused)}.0'
+    assert refusals in metrics
+    assert [r.key for r in read_all(way.broker, way.inflated)[0]] == [b"first", b"last"]
+    letters = read_all(way.broker, way.dead)[0]
+    assert [(r.key, r.value, r.headers[: len(sent[3])]) for r, sent in zip(letters, records[1:-1], strict=True)] == [
+        (key, value, tuple(headers)) for _, key, value, headers, _ in records[1:-1]
+    ]
