@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import click
 
+from app.job_document import document, write
+from app.settings import load
 from transforms.errors import ConfigurationError
 
 __all__ = ["JOBS", "command"]
@@ -34,9 +36,15 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     A job takes its own options: `wideload job NAME --help`. It runs in this process, with this machine's cores unless
     --master says otherwise; on a cluster use spark-submit (docs/spark.md). Its exit status is that of this command.
 
+    Behind the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. With
+    --write-options FILE besides, nothing is run: the file is what --options of a job takes under spark-submit. It has
+    the secrets of the configuration in it.
+
     \b
-    Example:
+    Examples:
       wideload job sweep --help
+      wideload job sweep -c wideload.toml
+      wideload job sweep -c wideload.toml --write-options options.json
     """
     if not arguments:
         _list()
@@ -50,14 +58,44 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
         near = difflib.get_close_matches(name, JOBS, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
         context.fail(f"there is no job {name!r}{hint}")
+    config, rest = _taken(rest, "-c", "--config")
+    written, rest = _taken(rest, "--write-options")
+    if written is not None and config is None:
+        raise ConfigurationError("--write-options", "writes what a configuration says; give that with -c")
+    said = None if config is None else document(load(config))
+    if written is not None and said is not None:
+        write(said, written)
+        return 0
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise ConfigurationError(
                 "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
             )
     # By name, and only now: no other part of `app` knows the jobs, nor Spark.
-    main = cast("Callable[[list[str]], int]", importlib.import_module(f"jobs.{name}").main)
-    return main(rest)
+    main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
+    return main(rest, said)
+
+
+def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:
+    """The value of an option that stands among the job's own, and what is left; the last one counts.
+
+    Raises:
+        ConfigurationError: it has no value.
+    """
+    value: str | None = None
+    left: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, separator, behind = argument.partition("=")
+        if argument in options:
+            value = next(waiting, None)
+            if value is None:
+                raise ConfigurationError(argument, "is missing its file")
+        elif separator and name in options:
+            value = behind
+        else:
+            left.append(argument)
+    return value, left
 
 
 def _list() -> None:

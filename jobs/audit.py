@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -18,10 +19,10 @@ from pyspark.sql import Row
 
 from jobs.failures import JobFailedError, require_broker
 from jobs.findings import STATES, Audit, AuditSettings, run
-from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.report import Column, amount, text_table
 from jobs.session import fit_shuffles, open_session, share_code
-from jobs.storage import add_store, store_config
+from jobs.storage import add_store, store_config, store_use
 from jobs.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
@@ -29,11 +30,17 @@ from transforms.formats import FORMATS
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first."""
+def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
+    """Run the job; the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first.
+
+    Args:
+        argv: the command line.
+        document: what a worker's configuration says; see `jobs.configured`.
+    """
     arguments = _parser().parse_args(argv)
     audit, status = None, 0
     try:
+        configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
         require_broker(settings.kafka.servers)
         with open_session(session) as spark:
@@ -94,11 +101,16 @@ def _example(row: Row) -> dict[str, object]:
 
 
 def _settings(arguments: argparse.Namespace) -> AuditSettings:
+    use = store_use(arguments, arguments.topic)
+    topics = arguments.topic or ([] if use is None else use.topics)
+    if not topics:
+        raise ConfigurationError("--topic", "is missing; give a topic, or a configuration with -c")
     return AuditSettings(
-        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments, {"--topic": arguments.topic})),
-        store=store_config(arguments),
-        topics=tuple(dict.fromkeys(arguments.topic)),
-        reference_format=arguments.format,
+        kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments, {"--topic": topics})),
+        store=store_config(arguments, use),
+        topics=tuple(dict.fromkeys(topics)),
+        reference_format=arguments.format or "wideload",
+        formats={} if use is None or arguments.format is not None else use.formats,
         overwritten=arguments.overwritten,
         verify=arguments.verify,
         report=arguments.report,
@@ -117,13 +129,17 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_argument_group("what to read")
     add_kafka(source)
     source.add_argument(
-        "--topic", action="append", required=True, metavar="NAME", help="a topic; may be given several times"
+        "--topic",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a topic; may be given several times. With -c or --options, and without this: each that may refer to "
+        "payloads of the store",
     )
     source.add_argument(
         "--format",
         choices=list(FORMATS),
-        default="wideload",
-        help="the worker's reference.format (default %(default)s)",
+        help="the worker's reference.format (default: what the configuration says, else wideload)",
     )
     source.add_argument(
         "--overwritten",

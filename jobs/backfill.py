@@ -11,12 +11,12 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TextIO
+from typing import Any, TextIO
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -24,11 +24,11 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from jobs.backfill_driver import Backfill, BackfillSettings, run
 from jobs.backfill_forms import FORMS
 from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.report import Column, amount, text_table
 from jobs.session import open_session, share_code
 from jobs.source_options import SourceSettings, settings_of
-from jobs.storage import add_store, store_config
+from jobs.storage import add_store, store_config, store_use
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
@@ -41,13 +41,19 @@ _BAR_WIDTH = 24
 _OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-servers", "reference.format": "--format"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first."""
+def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
+    """Run the job; the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
+
+    Args:
+        argv: the command line.
+        document: what a worker's configuration says; see `jobs.configured`.
+    """
     arguments = _parser().parse_args(argv)
     found = Backfill()
     status, message = 0, None
     stop = Event()
     try:
+        configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
         settings.check()
         require_broker(settings.source.client.servers)
@@ -181,19 +187,22 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
 
 
 def _source(arguments: argparse.Namespace) -> SourceSettings:
-    given = arguments.store or arguments.store_config
+    has_store = arguments.configured is None or arguments.configured.stores  # chunks need none
+    use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
+    given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
     # Without a store chunks can be put together, and a reference is refused by one that has nothing.
-    store = store_config(arguments) if given else {STORE_CLASS: "memory"}
+    store = store_config(arguments, use) if given else {STORE_CLASS: "memory"}
+    name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
     topics = {"--source": [arguments.source], "--sink": [arguments.sink]}
-    options = kafka_options(arguments, topics) | {key: _text(value) for key, value in store.items()}
+    options = kafka_options(arguments, topics, java=False) | {key: _text(value) for key, value in store.items()}
     return settings_of(
         options
         | {
             "kafka.bootstrap.servers": arguments.bootstrap_servers,
             "subscribe": arguments.source,
-            "reference.format": arguments.format,
+            "reference.format": arguments.format or name,
             "failOnDataLoss": _text(arguments.fail_on_data_loss),
             "chunkLookback": str(arguments.chunk_lookback),
         }
@@ -232,8 +241,8 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--format",
         choices=list(FORMATS),
-        default="wideload",
-        help="how it refers to payloads, as the worker's reference.format (default %(default)s)",
+        help="how it refers to payloads, as the worker's reference.format (default: what the configuration says, else "
+        "wideload)",
     )
     source.add_argument(
         "--fail-on-data-loss",

@@ -98,7 +98,8 @@ class AuditSettings:
         kafka: the cluster.
         store: what the store is opened with; may hold secrets.
         topics: whose references are looked at.
-        reference_format: of all these topics.
+        reference_format: of all these topics that `formats` does not name.
+        formats: of some of them, by name.
         overwritten: whether to look at records of compacted topics that a later one has overwritten; a sweep removes
             their payloads.
         verify: whether to read every payload.
@@ -109,6 +110,7 @@ class AuditSettings:
     store: Mapping[str, object] = field(repr=False)
     topics: tuple[str, ...]
     reference_format: FormatName = "wideload"
+    formats: Mapping[str, FormatName] = field(default_factory=dict)
     overwritten: bool = False
     verify: bool = False
     report: str | None = None
@@ -263,7 +265,8 @@ def _references(
         rows = read(spark, settings.kafka, [topic], end=lambda span: span.stable, committed=True)
         if rows is not None:
             rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
-            frames.append(references(rows, settings.reference_format, root))
+            name = settings.formats.get(topic.name, settings.reference_format)
+            frames.append(references(rows, name, root))
     nothing = spark.createDataFrame([], REFERENCE)
     return reduce(DataFrame.unionByName, frames, nothing)
 

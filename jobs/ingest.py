@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
-from typing import TextIO
+from typing import Any, TextIO
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,7 +29,7 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 from jobs.checkpoint import bind
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
 from jobs.names import LIMIT_OPTION
-from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.progress import Tally, bar, follow, measured, table
 from jobs.schemas import RECORD, conform
 from jobs.session import open_session
@@ -185,12 +185,18 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             screen.write("\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first."""
+def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
+    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first.
+
+    Args:
+        argv: the command line.
+        document: what a worker's configuration says; see `jobs.configured`.
+    """
     arguments = _parser().parse_args(argv)
     tally = Tally()
     status, message = 0, None
     try:
+        configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-ingest")
         require_broker(settings.bootstrap_servers)
         with open_session(session) as spark, _stopping() as stop:

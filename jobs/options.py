@@ -6,7 +6,9 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from jobs.configured import Configured
 from jobs.names import LIMIT_OPTION, check_names
 from jobs.session import SessionSettings, connector_jars, submitted
 from transforms.errors import ConfigurationError
@@ -14,6 +16,7 @@ from transforms.errors import ConfigurationError
 __all__ = [
     "add_kafka",
     "add_spark",
+    "configure",
     "kafka_options",
     "pairs",
     "properties",
@@ -22,8 +25,20 @@ __all__ = [
 
 
 def add_kafka(group: argparse._ArgumentGroup) -> None:
-    """`--bootstrap-servers`, `--kafka-option` and `--kafka-config`."""
-    group.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT[,…]", help="Kafka's brokers")
+    """`--bootstrap-servers`, `--kafka-option` and `--kafka-config`; `-c` and `--options`, which say more than that."""
+    group.add_argument(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="take brokers, security, and where they are asked for store and topics from a worker's configuration; "
+        "with `wideload job` alone, elsewhere --options",
+    )
+    group.add_argument(
+        "--options",
+        metavar="FILE",
+        help="take them from a file that `wideload job NAME -c FILE --write-options FILE` has made",
+    )
+    group.add_argument("--bootstrap-servers", metavar="HOST:PORT[,…]", help="Kafka's brokers")
     group.add_argument(
         "--kafka-option",
         action="append",
@@ -37,20 +52,50 @@ def add_kafka(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def kafka_options(arguments: argparse.Namespace, topics: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """The further options of Spark's Kafka source.
+def configure(arguments: argparse.Namespace, document: Mapping[str, Any] | None) -> None:
+    """Adds `configured` to the arguments, and `bootstrap_servers` where they are not given.
 
     Args:
         arguments: of the command line.
-        topics: those that it names, by option.
+        document: what `-c` comes to; None where there is none.
 
     Raises:
-        ConfigurationError: one is no KEY=VALUE, the file cannot be read, or a name is over its limit.
+        ConfigurationError: `--options` cannot be read, or no brokers are named anywhere.
     """
-    options = {}
+    if arguments.config is not None:
+        raise ConfigurationError("-c", "is for `wideload job`, which knows configurations; here it is --options")
+    if document is not None and arguments.options is not None:
+        raise ConfigurationError("--options", "stands beside -c; give one of them")
+    configured = None if document is None else Configured.of(document)
+    if arguments.options is not None:
+        configured = Configured.load(arguments.options)
+    arguments.configured = configured
+    if arguments.bootstrap_servers is None:
+        if configured is None:
+            raise ConfigurationError("--bootstrap-servers", "is missing; give it, or a configuration with -c")
+        arguments.bootstrap_servers = configured.servers
+
+
+def kafka_options(
+    arguments: argparse.Namespace, topics: Mapping[str, Iterable[str]], *, java: bool = True
+) -> dict[str, str]:
+    """The further options of Spark's Kafka source, or of the data source `wideload`; what is given wins.
+
+    Args:
+        arguments: of the command line, behind `configure`.
+        topics: those that it names, by option.
+        java: whether they are for Kafka's own client, that is for Spark's source.
+
+    Raises:
+        ConfigurationError: one is no KEY=VALUE, a file cannot be read, or a name is over its limit.
+    """
+    options: dict[str, str] = {}
+    configured: Configured | None = arguments.configured
+    if configured is not None:
+        options |= configured.java_options() if java else configured.client_options()
     if arguments.kafka_config:
         found = properties("--kafka-config", arguments.kafka_config)
-        options = {f"kafka.{key}": value for key, value in found.items()}
+        options |= {f"kafka.{key}": value for key, value in found.items()}
     options |= pairs("--kafka-option", arguments.kafka_option)
     for option, names in topics.items():
         check_names(names, options, option)

@@ -67,6 +67,7 @@ class SweepSettings:
         carriers: topics whose records are read too, for they may refer to those payloads: dead letters, copies.
         reference_format: of all these topics.
         grace: how old a payload must be; and how long a record of a compacted topic counts once it is overwritten.
+        in_flight: how long a payload may be there before its record is, as far as that is known.
         short_grace: whether the grace may be shorter than what may be in flight.
         keep_overwritten: whether records of compacted topics count for as long as they are in the log.
         max_delete_fraction: the most of a topic's payloads that may go, from 0 to 1.
@@ -80,6 +81,7 @@ class SweepSettings:
     carriers: tuple[str, ...] = ()
     reference_format: FormatName = "wideload"
     grace: timedelta = DEFAULT_GRACE
+    in_flight: timedelta = timedelta(0)
     short_grace: bool = False
     keep_overwritten: bool = False
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
@@ -201,7 +203,7 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
     in_flight = _DELIVERY + timedelta(
         milliseconds=store.timeout_ms if isinstance(store, Store) else timeout_ms if isinstance(timeout_ms, int) else 0
     )
-    least = max(LEAST_GRACE, in_flight)
+    least = max(LEAST_GRACE, in_flight, settings.in_flight)
     if settings.grace < least and not settings.short_grace:
         raise ConfigurationError(
             "--grace",

@@ -11,10 +11,11 @@ from functools import partial
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from jobs.configured import Configured, StoreUse
 from jobs.options import pairs, properties
 from stores.keys import Key, Kind
 from stores.registry import STORE_CLASS, open_store, store_keys
-from stores.store import COMMON_KEYS, Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat
+from stores.store import COMMON_KEYS, Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat, Store
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, ReferenceRefusedError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "require",
     "stated",
     "store_config",
+    "store_use",
 ]
 
 LISTED = StructType(
@@ -66,7 +68,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def add_store(group: argparse._ArgumentGroup) -> None:
-    """`--store` and `--store-config`."""
+    """`--store`, `--store-config` and `--pipeline`."""
+    group.add_argument(
+        "--pipeline",
+        metavar="NAME",
+        help="with -c or --options: the pipeline whose store it is, where there are several stores",
+    )
     group.add_argument(
         "--store",
         action="append",
@@ -82,22 +89,49 @@ def add_store(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def store_config(arguments: argparse.Namespace) -> dict[str, object]:
-    """What to open the store with.
+def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse | None:
+    """The store that the configuration says; None without a configuration.
+
+    Args:
+        arguments: of the command line, behind `jobs.options.configure`.
+        topics: those of which the job is told; they say which store it is, where there are several.
 
     Raises:
-        ConfigurationError: one is no KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong.
+        ConfigurationError: it has none, or one must be chosen.
+    """
+    configured: Configured | None = arguments.configured
+    if configured is None:
+        if arguments.pipeline is not None:
+            raise ConfigurationError("--pipeline", "is one of a configuration; give that with -c")
+        return None
+    return configured.use(arguments.pipeline, topics)
+
+
+def store_config(arguments: argparse.Namespace, use: StoreUse | None = None) -> dict[str, object]:
+    """What to open the store with: what the configuration says, and what is given, which wins.
+
+    Raises:
+        ConfigurationError: one is no KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong; or what
+            is given makes another store of the one that the configuration says.
     """
     given: dict[str, str] = {}
     if arguments.store_config:
         given = properties("--store-config", arguments.store_config)
     given |= pairs("--store", arguments.store)
-    name = given.get(STORE_CLASS)
-    if name is None:
+    base = {} if use is None else dict(use.store)
+    name = given.get(STORE_CLASS, base.get(STORE_CLASS))
+    if not isinstance(name, str):
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
     keys: dict[str, Key] = {key.name: key for key in (*COMMON_KEYS, *(store_keys(name) or ()))}
-    config = {key: _typed(text, keys[key].kind if key in keys else "string") for key, text in given.items()}
-    open_store(config).close()
+    config = base | {key: _typed(text, keys[key].kind if key in keys else "string") for key, text in given.items()}
+    with closing(open_store(config)) as store:
+        if use is not None and given and isinstance(store, Store):
+            with closing(open_store(use.store)) as configured:
+                if not isinstance(configured, Store) or configured.root != store.root:
+                    raise ConfigurationError(
+                        "--store",
+                        f"makes {store.root.uri} the store, and the configuration says another one; leave -c out",
+                    )
     return config
 
 

@@ -9,20 +9,22 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from jobs.configured import StoreUse
 from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, kafka_options, session_settings
+from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.report import Column, amount, text_table
 from jobs.session import fit_shuffles, open_session, share_code
-from jobs.storage import add_store, store_config
+from jobs.storage import add_store, store_config, store_use
 from jobs.topics import Kafka
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS
@@ -44,11 +46,17 @@ _COLUMNS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused."""
+def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
+    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused.
+
+    Args:
+        argv: the command line.
+        document: what a worker's configuration says; see `jobs.configured`.
+    """
     arguments = _parser().parse_args(argv)
     sweep, message, status = None, None, 0
     try:
+        configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
         require_broker(settings.kafka.servers)
         with open_session(session) as spark:
@@ -125,22 +133,47 @@ def _cells(folder: Folder) -> list[str]:
 
 
 def _settings(arguments: argparse.Namespace) -> SweepSettings:
+    use = store_use(arguments, arguments.topic)
+    if use is not None:
+        _take_topics(arguments, use)
+    elif not arguments.topic:
+        raise ConfigurationError("--topic", "is missing; give the topic whose payloads are to be swept, or -c")
     return SweepSettings(
         kafka=Kafka(
             arguments.bootstrap_servers,
             kafka_options(arguments, {"--topic": arguments.topic, "--carrier": arguments.carrier}),
         ),
-        store=store_config(arguments),
+        store=store_config(arguments, use),
         topics=tuple(dict.fromkeys(arguments.topic)),
         carriers=tuple(arguments.carrier),
-        reference_format=arguments.format,
+        reference_format=arguments.format or "wideload",
         grace=arguments.grace,
+        in_flight=timedelta(0) if use is None else use.in_flight,
         short_grace=arguments.allow_short_grace,
         keep_overwritten=arguments.keep_overwritten,
         max_delete_fraction=arguments.max_delete_fraction,
         other_roots=tuple(arguments.other_root),
         delete=arguments.delete,
     )
+
+
+def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
+    """Gives each topic that may carry a reference to the payloads in question by the configuration, and what is given.
+
+    Raises:
+        ConfigurationError: the configuration does not know where references to a topic's payloads are.
+    """
+    for topic in arguments.topic:
+        if topic not in use.carriers:
+            raise ConfigurationError(
+                "--topic",
+                f"found {topic}, and by the configuration the store has payloads of {', '.join(use.carriers)}; leave "
+                "-c out, and give each --carrier",
+            )
+    topics = list(dict.fromkeys(arguments.topic or use.carriers))
+    found = [name for topic in topics for name in use.carriers[topic]]
+    arguments.topic = topics
+    arguments.carrier = [name for name in dict.fromkeys((*found, *arguments.carrier)) if name not in topics]
 
 
 def _duration(text: str) -> timedelta:
@@ -175,9 +208,10 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--topic",
         action="append",
-        required=True,
+        default=[],
         metavar="NAME",
-        help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone",
+        help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone. "
+        "With -c or --options, and without this: each whose payloads the store has",
     )
     source.add_argument(
         "--carrier",
@@ -189,8 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--format",
         choices=list(FORMATS),
-        default="wideload",
-        help="the worker's reference.format (default %(default)s)",
+        help="the worker's reference.format (default: what the configuration says, else wideload)",
     )
     source.add_argument(
         "--other-root",

@@ -16,6 +16,7 @@ from threading import Event
 import pytest
 from pyspark.sql import SparkSession
 
+from app.cli import main as wideload
 from jobs.orphans import SweepSettings, run
 from jobs.session import SessionSettings
 from jobs.sweep import main
@@ -144,6 +145,42 @@ def test_main_dry_run_then_refusal(
     assert captured.err.endswith(f"sweep: refused: {summary['error']}\n")
     assert "2 of the 3 payloads" in summary["error"]
     assert files(tmp_path / topic) == ["live", "orphan", "orphan-2"]
+
+
+@pytest.mark.usefixtures("in_session")
+def test_main_of_a_configuration(
+    broker: str, make_topic: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a configuration every topic that its pipelines may carry references to is read; none can be left out."""
+    topic, dead, copies = make_topic(), make_topic(), make_topic()
+    store = tmp_path / "store"
+    paths = put(store, topic, [f"{number:064x}" for number in range(4)])
+    refer(broker, topic, paths[:1])
+    refer(broker, dead, paths[1:2])
+    refer(broker, copies, paths[2:3])
+    inflate = f'large.message.payload.store.class = "filesystem"\nfilesystem.root = "{store}"'
+    config, options = tmp_path / "wideload.toml", tmp_path / "options.json"
+    config.write_text(
+        f'bootstrap.servers = "{broker}"\n[pipeline.out]\ntopics = ["{topic}"]\noutput.topic = "{copies}"\n'
+        f'transforms = ["inflate"]\nerrors.tolerance = "all"\nerrors.deadletterqueue.topic.name = "{dead}"\n{inflate}\n'
+    )
+    capsys.readouterr()
+    for given, words in (
+        (["--topic", copies], f"--topic: found {copies}, and by the configuration the store has payloads of {topic}"),
+        (["--store", f"filesystem.root={tmp_path}"], "and the configuration says another one; leave -c out"),
+        (["--pipeline", "in"], "--pipeline: found 'in', those with a store are: out"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            wideload(["job", "sweep", "-c", str(config), *given])
+        assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
+    with pytest.raises(SystemExit) as ended:
+        wideload(["job", "sweep", f"--config={config}", "--write-options", str(options)])
+    assert ended.value.code == 0
+    assert main(["--options", str(options), "--delete"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (list(summary["topics"]), summary["references"]) == ([topic], 3)
+    assert summary["outcomes"] == {"deleted": {"payloads": 1, "bytes": 7}}
+    assert files(store / topic) == [f"{number:064x}" for number in range(3)]
 
 
 @pytest.mark.usefixtures("in_session")
