@@ -10,13 +10,14 @@ aiokafka, PyArrow, cramjam and what the store needs. Records are read on executo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from jobs.arrow import ERROR, Gathering, binary, headers, problems
@@ -40,7 +41,7 @@ from jobs.source_options import SourceSettings, settings_of
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
-__all__ = ["WideloadDataSource"]
+__all__ = ["WideloadDataSource", "read_available"]
 
 _COLUMNS = (
     StructField("key", BinaryType()),
@@ -81,6 +82,29 @@ class WideloadDataSource(DataSource):
         if schema.fieldNames() != _schema(settings).fieldNames():
             raise ConfigurationError("schema", f"is fixed: {', '.join(_schema(settings).fieldNames())}")
         return settings
+
+
+def read_available(start: Callable[[], StreamingQuery]) -> int:
+    """Takes all that is there in micro-batches within `maxOffsetsPerTrigger`; gives how many it took.
+
+    Of a Python data source Spark takes one such bound with `trigger(availableNow=True)`, and ends. So the query is
+    begun again, on its checkpoint, until it finds nothing new.
+
+    Args:
+        start: begins the query with `availableNow` and a checkpoint, the same each time.
+
+    Raises:
+        pyspark.errors.StreamingQueryException: the query failed; what it had taken by then is in the checkpoint.
+    """
+    batches = 0
+    while True:
+        query = start()
+        query.awaitTermination()
+        sources = [source for progress in query.recentProgress for source in progress.sources]
+        moved = sum(source.startOffset != source.endOffset for source in sources)
+        if not moved:
+            return batches
+        batches += moved
 
 
 def _schema(settings: SourceSettings) -> StructType:

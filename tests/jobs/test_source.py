@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from jobs.source import WideloadDataSource
+from jobs.source import WideloadDataSource, read_available
 from jobs.source_options import settings_of
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
@@ -379,6 +379,16 @@ def test_stream_available_now(place: Place, tmp_path: Path) -> None:
     place.send(log)
     query = follow(place.stream(), tmp_path, availableNow=True)
     assert query.awaitTermination(60)
+    assert written(place, tmp_path) == expected
+
+
+def test_stream_available_now_within_a_bound(place: Place, tmp_path: Path) -> None:
+    """A bound on micro-batches leaves nothing behind: runs follow one another until all that is there was taken."""
+    log, expected = mixed(place)
+    place.send(log)
+    bound = -(-len(log) // 2)
+    rows = place.stream(maxOffsetsPerTrigger=bound)
+    assert read_available(lambda: follow(rows, tmp_path, availableNow=True)) == 2
     assert written(place, tmp_path) == expected
 
 
