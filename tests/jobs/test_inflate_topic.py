@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -150,28 +150,40 @@ def test_inflate_stream_restarts_in_the_middle(place: Place, tmp_path: Path) -> 
     assert whole(written) == [(b"k", value) for value in values]
 
 
-def test_inflate_stream_with_dead_letters(place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
-    """In foreachBatch what cannot be restored goes to a dead-letter topic, whole, and the rest where it should."""
+def streamed(rows: DataFrame, folder: Path, take: Callable[[DataFrame, int], None]) -> None:
+    """A stream, until all that is there was taken."""
+    query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(folder)).start()
+    query.processAllAvailable()
+    query.stop()
+
+
+def test_inflate_payload_that_is_missing(stored: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """By choice a failure, a null beside the reason, or a dead letter; in a batch and in a stream, of each store."""
     letters = make_topic(1)
-    records = [place.referring(b"k%d" % n, b"value %d" % n) for n in range(6)]
-    place.send(records)
-    place.lose(records[2])
+    records = [stored.referring(b"k%d" % n, b"value %d" % n) for n in range(6)]
+    stored.send(records)
+    stored.lose(records[2])
+    with pytest.raises(PySparkException, match="partition 0 offset 2: the value cannot be restored: there is no pay"):
+        inflate(stored.batch(), stored.config).collect()
+    streams: list[Row] = []
+    rows = inflate(stored.stream(), stored.config, on_error="null")
+    streamed(rows, tmp_path / "null", lambda batch, _: streams.extend(batch.collect()))
+    for nulls in (inflate(stored.batch(), stored.config, on_error="null").collect(), streams):
+        assert whole(nulls) == [(b"k%d" % n, None if n == 2 else b"value %d" % n) for n in range(6)]
+        assert [row.inflate_error and row.inflate_error.state for row in nulls] == [None] * 2 + ["missing"] + [None] * 3
     found: list[Row] = []
 
     def take(rows: DataFrame, number: int) -> None:
         rows.persist()
         good, dead = split(rows)
         found.extend(good.collect())
-        options = {"kafka.bootstrap.servers": place.broker, "topic": letters}
+        options = {"kafka.bootstrap.servers": stored.broker, "topic": letters}
         dead.write.format("kafka").options(**options).save()
         rows.unpersist()
 
-    rows = inflate(place.stream(), place.config, on_error="keep")
-    query = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    query.processAllAvailable()
-    query.stop()
+    streamed(inflate(stored.stream(), stored.config, on_error="keep"), tmp_path / "keep", take)
     assert whole(found) == [(b"k%d" % n, b"value %d" % n) for n in range(6) if n != 2]
-    (letter,) = read_all(place.broker, letters)[0]
+    (letter,) = read_all(stored.broker, letters)[0]
     assert (letter.key, letter.value) == (b"k2", records[2].value)
     assert list(letter.headers[: len(records[2].headers)]) == list(records[2].headers)
     assert dict(letter.headers)["__connect.errors.offset"] == b"2"

@@ -17,10 +17,12 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from jobs import orphans
+from jobs.findings import EXPIRY, RETAINED, findings
 from jobs.orphans import Sweep, SweepSettings, marked, run
-from jobs.references import REFERENCE
+from jobs.references import REFERENCE, newest, references
 from jobs.storage import LISTED
 from jobs.topics import Kafka, Span, Topic, describe, difference
 from stores.registry import open_store
@@ -112,6 +114,40 @@ def test_marked(spark: SparkSession) -> None:
         ("shared", "live"),
         ("young", "young"),
     ]
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_references(spark: SparkSession) -> None:
+    """Of as many references a sweep's plan and an audit's findings have each one in its place."""
+    root, count = "file:///srv/", 200_000
+    rows = spark.range(count).withColumnsRenamed({"id": "offset"})
+    flag = sf.array(sf.struct(sf.lit("large-message").alias("key"), sf.lit(b"true").alias("value")))
+    path = sf.format_string(f"{root}t/%064x", sf.col("offset"))
+    source = rows.select(
+        sf.encode(sf.col("offset").cast("string"), "UTF-8").alias("key"),
+        sf.encode(path, "UTF-8").alias("value"),
+        flag.alias("headers"),
+        sf.lit("t").alias("topic"),
+        (sf.col("offset") % 4).cast("int").alias("partition"),
+        "offset",
+        sf.lit(datetime(2026, 1, 1, tzinfo=UTC)).alias("timestamp"),
+    )
+    found = references(newest(source), root=root).persist()
+    # Each second payload is there, and as many that nothing refers to.
+    there = spark.range(0, 2 * count, 2).select(sf.format_string(f"{root}t/%064x", "id").alias("path"))
+    listing = there.select(
+        sf.lit("t").alias("topic"), "path", sf.lit(1).alias("stored"), sf.lit(0).alias("modified_us")
+    )
+    states = marked(listing, found, datetime.now(UTC)).groupBy("state").count().collect()
+    assert {row["state"]: row["count"] for row in states} == {"live": count // 2, "orphan": count // 2}
+    stated = there.select(
+        "path", sf.lit("there").alias("state"), sf.lit(1).alias("stored"), sf.lit(0).alias("modified_us")
+    )
+    stated = stated.withColumn("detail", sf.lit(None).cast("string"))
+    nothing = spark.createDataFrame([], EXPIRY), spark.createDataFrame([("t", None)], RETAINED)
+    audited = findings(found, stated, *nothing).groupBy("state").count().collect()
+    assert {row["state"]: row["count"] for row in audited} == {"ok": count // 2, "unknown": count // 2}
+    found.unpersist()
 
 
 def test_difference_tells_what_was_not_read() -> None:
