@@ -112,8 +112,12 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
 
 def _folders(pipeline: PipelineSettings) -> list[str]:
     """The topics below whose names the store has payloads."""
-    read = pipeline.topics if "inflate" in pipeline.transforms else ()
-    return [*read, *((pipeline.output_topic,) if pipeline.offloads else ())]
+    found = list(pipeline.topics) if "inflate" in pipeline.transforms else []
+    if pipeline.offloads:
+        found.append(pipeline.output_topic)
+    if pipeline.dead_letter_topic is not None:
+        found.append(pipeline.dead_letter_topic)  # of letters that are too large for it
+    return found
 
 
 def _in_flight_ms(pipeline: PipelineSettings) -> int:

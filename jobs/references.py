@@ -6,6 +6,7 @@ Spark's own expressions leave the others, and all but the beginning of a value, 
 
 A value may be a wrapper (seed 002) whose headers say that what is wrapped is a reference, as behind `["offload",
 "wrap"]`. It is taken off here as `unwrap` does; no table is needed, since the headers of references have fixed keys.
+And it may be a dead letter with a whole record for its value (`app/dead_letter.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from pyspark.sql.types import (
 )
 
 from jobs.schemas import conform
+from transforms import wire
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
-from transforms.errors import MalformedChunkError, MalformedReferenceError
+from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
@@ -62,9 +64,13 @@ the record does not say. Where `error` is not null the record says that it is a 
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
+# A dead letter may have the whole record as its value, headers and all (`app/dead_letter.py`).
+_LETTER = "wideload.dead-letter"
+_RECORD_FORMS = (b"record", b"bare-record")
 _HEADERS = (
     *(name for part in (VALUE, KEY) for name in (part.flag, *part.details)),
     *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
+    _LETTER,
 )
 _SHOWN_BYTES = 200  # of a header that is not what it should be
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
@@ -73,8 +79,8 @@ _BACKED = b"\x01"
 # wrapper that has one of ours or of bakdata's; the format bakdata-flag has none, but the path.
 _MAGIC = b"\x00"
 _MARKS = tuple(key.to_bytes(4) for key, name in OWN_KEYS.items() if name in (VALUE.flag, KEY.flag, BAKDATA_FLAG))
-_WRAPPER_BYTES = 2**20  # no longer one is read; a path and the headers of a reference are some hundred
-_TOO_LONG = b"\x00a wrapper that may hold a reference, and is too long to be read"
+_WHOLE_BYTES = 2**20  # of what is looked into; a path and the headers of a reference are some hundred
+_TOO_LONG = b"\x00what may hold a reference, and is too long to be looked into"
 _DEEPEST = 8
 _HEAD_BYTES = 9  # of a wrapper, all but headers and value
 _UNWRAP = Unwrap()
@@ -98,7 +104,7 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
             with an error: it looks like one of a format that is not `reference_format`.
 
     A wrapper of more than 1 MiB that may hold a reference is one with an error, and so is the first chunk of a message
-    that may be such a wrapper.
+    that may be such a wrapper, and a dead letter whose whole record is in the store or in chunks.
 
     Raises:
         ValueError: a column is missing.
@@ -153,22 +159,24 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
             F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
         ),
     )
-    length = F.octet_length("value")
+    within = F.octet_length("value") <= _WHOLE_BYTES
     value = (
-        F.when(_may_be_wrapper(root) & (length <= _WRAPPER_BYTES), F.col("value"))
-        .when(_may_be_wrapper(root), F.lit(_TOO_LONG))
+        F.when(_may_hold(root) & within, F.col("value"))
+        .when(_may_hold(root), F.lit(_TOO_LONG))
         .otherwise(F.substring("value", 1, _CUT_BYTES))
     )
     changed = {"value": value, "headers": headers}
     return source.select(*(changed.get(name, F.col(name)).alias(name) for name in _NEEDED))
 
 
-def _may_be_wrapper(root: str | None) -> Column:
-    """Of a value: whether it may be a wrapper in which a reference is."""
+def _may_hold(root: str | None) -> Column:
+    """Whether the value may be a wrapper in which a reference is, or is the whole record of a dead letter."""
+    letter = F.exists("headers", lambda each: (each["key"] == _LETTER) & each["value"].isin(*map(F.lit, _RECORD_FORMS)))
     marked = F.lit(False)
     for mark in (*_MARKS, *(() if root is None else (root.encode(),))):
         marked |= F.contains("value", F.lit(mark))
-    return F.coalesce((F.substring("value", 1, 1) == F.lit(_MAGIC)) & marked, F.lit(False))
+    wrapper = (F.substring("value", 1, 1) == F.lit(_MAGIC)) & marked
+    return F.coalesce(wrapper, F.lit(False)) | F.coalesce(letter, F.lit(False))
 
 
 def _may_refer(reference_format: FormatName, root: str | None) -> Column:
@@ -177,7 +185,7 @@ def _may_refer(reference_format: FormatName, root: str | None) -> Column:
     may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
     if reference_format == "bakdata-flag":
         may |= value & (F.substring("value", 1, 1) != F.lit(b"\x00"))
-    may |= value & (_may_be_wrapper(root) | (F.col("value") == F.lit(_TOO_LONG)))
+    may |= value & (_may_hold(root) | (F.col("value") == F.lit(_TOO_LONG)))
     may |= value & _has(_CHUNK[0]) & (F.substring("value", 1, 1) == F.lit(_MAGIC))
     for name in ("value", "key") if root is not None else ():
         assert root is not None
@@ -206,15 +214,39 @@ def _parsed(
     ]
     record = Record(None if key is None else bytes(key), None if value is None else bytes(value), listed)
     for _ in range(_DEEPEST):
-        # Of a chunk its own bytes are no wrapper; what a whole message is, is asked of the first of them.
-        if record.value is None or is_chunk(record.headers) or not MessageWrapper.check(record.value):
+        try:
+            held = _held(record)
+        except MalformedError as exc:
+            yield _wrong("value", str(exc))
+            return
+        if held is None:
             break
-        record = _UNWRAP.unwrap(record)
+        record = held
     else:
         yield _wrong("value", f"is a wrapper in a wrapper, more than {_DEEPEST} times")
         return
     yield from _parsed_key(record, root)
     yield from _parsed_value(record, reference_format, root)
+
+
+def _held(record: Record) -> Record | None:
+    """The record that is the value of a dead letter, or was wrapped; None where it is neither.
+
+    Raises:
+        MalformedError: it is a dead letter that nobody can read.
+    """
+    # Of a chunk its own bytes are neither; what a whole message is, is asked of the first of them.
+    if record.value in (None, _TOO_LONG) or is_chunk(record.headers):
+        return None
+    assert record.value is not None
+    if _is_letter(record) and not is_reference(record.headers):
+        return wire.parse(record.value)
+    return _UNWRAP.unwrap(record) if MessageWrapper.check(record.value) else None
+
+
+def _is_letter(record: Record) -> bool:
+    """Whether it is a dead letter with a whole record for its value, here or elsewhere."""
+    return any(name == _LETTER and data in _RECORD_FORMS for name, data in record.headers)
 
 
 def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
@@ -233,8 +265,11 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
     if record.value is None:
         return
     if record.value == _TOO_LONG:
-        yield _wrong("value", f"is a wrapper of more than {_WRAPPER_BYTES:,} bytes that may hold a reference")
+        what = "a dead letter" if _is_letter(record) else "a wrapper"
+        yield _wrong("value", f"is {what} of more than {_WHOLE_BYTES:,} bytes that may hold a reference")
         return
+    if _is_letter(record):
+        yield _wrong("value", "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it")
     if _begins_wrapped_reference(record):
         yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")
         return

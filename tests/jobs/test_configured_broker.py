@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from app.broker import EmbeddedBroker
@@ -60,8 +62,18 @@ def cluster(files: Path) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
+async def create(bootstrap: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1)])
+    finally:
+        await admin.close()
+
+
 def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files: Path) -> None:
     """What the worker's file says of security lets in Kafka's own client, which Spark has, and aiokafka as well."""
+    asyncio.run(create(cluster.bootstrap_servers, "orders"))
     send(cluster.bootstrap_servers, "orders", [(0, b"k", b"%d" % number, [], 1) for number in range(3)])
     settings = configurations.settings_of(
         f'bootstrap.servers = "{cluster.address("SASL_SSL")}"\nsecurity.protocol = "SASL_SSL"\n'

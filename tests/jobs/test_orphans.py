@@ -392,6 +392,8 @@ def test_sweep_refuses_a_grace_that_is_too_short(spark: SparkSession, place: Pla
     slow = dataclasses.replace(place.settings("t"), store={**place.config, "large.message.store.timeout.ms": 7_200_000})
     with pytest.raises(ConfigurationError, match=r"--grace: found 1 h, allowed is 2 h 2 min or more"):
         run(spark, slow)
+    with pytest.raises(ConfigurationError, match=r"--grace: found 1 h, allowed is 3 h or more"):
+        run(spark, place.settings("t", in_flight=timedelta(hours=3)))
 
 
 def test_sweep_topic_not_there(spark: SparkSession, place: Place) -> None:

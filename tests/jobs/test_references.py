@@ -14,6 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from jobs.references import REFERENCE, newest, references
 from jobs.schemas import HEADERS
 from tests.vectors.bakdata import bakdata_cases
+from transforms import wire
 from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
@@ -215,7 +216,7 @@ def wrapped(record: Record) -> Record:
 
 
 def test_references_in_wrappers(spark: SparkSession) -> None:
-    """What a wrapper refers to is read as a record of its own would be, whatever stands before it in the wrapper."""
+    """What a wrapper or dead letter refers to is read as a record of its own would be, whatever stands before it."""
     key = Reference(f"{ROOT}t/key", 7, DIGEST)
     header: Header = ("wrapper.header.7", bytes(3 * MAX_PATH_BYTES))
     log = [
@@ -228,6 +229,7 @@ def test_references_in_wrappers(spark: SparkSession) -> None:
         wrapped(Record(b"k", f"says {ROOT}t/e".encode())),
         Record(b"k", b"\0\0\0\0\7" + f"Avro, says {ROOT}t/f".encode()),
         wrapped(Record(b"k", None)),
+        Record(b"k", wire.serialize(wrapped(referring(f"{ROOT}t/g"))), [("wideload.dead-letter", b"record")]),
     ]
     heard = found(references(frame(spark, log), root=ROOT))
     assert [(row.offset, row.which, row.path, row.size) for row in heard] == [
@@ -236,9 +238,10 @@ def test_references_in_wrappers(spark: SparkSession) -> None:
         (2, "key", f"{ROOT}t/key", 7),
         (3, "value", "s3://elsewhere/t/c", None),
         (4, "value", f"{ROOT}t/d", None),
+        (9, "value", f"{ROOT}t/g", None),
     ]
     kept = newest(frame(spark, [replace(r, key=None) for r in log]), root=ROOT)
-    assert [row.offset for row in found(references(kept, "bakdata-headers", ROOT))] == [0, 1, 3, 4]
+    assert [row.offset for row in found(references(kept, "bakdata-headers", ROOT))] == [0, 1, 3, 4, 9]
 
 
 def test_references_in_wrappers_with_flags(spark: SparkSession) -> None:
@@ -254,7 +257,7 @@ def test_references_in_wrappers_with_flags(spark: SparkSession) -> None:
 
 
 def test_references_in_wrappers_that_cannot_be_read(spark: SparkSession) -> None:
-    """A wrapper that may hold a reference nobody can read is told, not passed over."""
+    """A wrapper or dead letter that may hold a reference nobody can read is told, not passed over."""
     deep = referring(f"{ROOT}t/deep")
     for _ in range(9):
         deep = wrapped(deep)
@@ -268,6 +271,9 @@ def test_references_in_wrappers_that_cannot_be_read(spark: SparkSession) -> None
         wrapped(Record(b"k", f"{ROOT}t/unmarked".encode())),
         *pieces,
         *plain,
+        Record(b"k", b"a record", [("wideload.dead-letter", b"bare-record")]),
+        Record(b"k", b"plain", [("wideload.dead-letter", b"whole")]),
+        replace(referring(f"{ROOT}t/b"), headers=[("wideload.dead-letter", b"record"), ("large-message", b"true")]),
     ]
     reasons = [
         "a wrapper of more than 1,048,576 bytes",
@@ -275,10 +281,14 @@ def test_references_in_wrappers_that_cannot_be_read(spark: SparkSession) -> None
         "not UTF-8",
         "is not marked as a reference",
         "is a chunk of a wrapper that may hold a reference",
+        "malformed record",
+        "is a dead letter whose record is elsewhere",
     ]
     assert len(pieces) > 1
     rows = newest(frame(spark, [replace(r, key=None) for r in log]), root=ROOT)
     heard = found(references(rows, root=ROOT))
-    assert [row.offset for row in heard] == list(range(5))
-    for row, reason in zip(heard, reasons, strict=True):
+    told = [row for row in heard if row.error is not None]
+    assert [row.path for row in heard if row.error is None] == [f"{ROOT}t/b"]
+    assert [row.offset for row in told] == [*range(5), len(log) - 3, len(log) - 1]
+    for row, reason in zip(told, reasons, strict=True):
         assert reason in row.error

@@ -166,7 +166,10 @@ def test_main_of_a_configuration(
     )
     capsys.readouterr()
     for given, words in (
-        (["--topic", copies], f"--topic: found {copies}, and by the configuration the store has payloads of {topic}"),
+        (
+            ["--topic", copies],
+            f"--topic: found {copies}, and by the configuration the store has payloads of {topic}, {dead}",
+        ),
         (["--store", f"filesystem.root={tmp_path}"], "and the configuration says another one; leave -c out"),
         (["--pipeline", "in"], "--pipeline: found 'in', those with a store are: out"),
     ):
@@ -178,7 +181,7 @@ def test_main_of_a_configuration(
     assert ended.value.code == 0
     assert main(["--options", str(options), "--delete"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (list(summary["topics"]), summary["references"]) == ([topic], 3)
+    assert (list(summary["topics"]), summary["references"]) == ([topic, dead], 3)
     assert summary["outcomes"] == {"deleted": {"payloads": 1, "bytes": 7}}
     assert files(store / topic) == [f"{number:064x}" for number in range(3)]
 
