@@ -158,7 +158,9 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
 
 
 def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
-    """Gives each topic that may carry a reference to the payloads in question by the configuration, and what is given.
+    """Gives each topic that by the configuration may carry a reference to the store, and what is given.
+
+    All of them, whichever are swept: a topic may be the copy of another, of which the configuration knows nothing.
 
     Raises:
         ConfigurationError: the configuration does not know where references to a topic's payloads are.
@@ -171,9 +173,8 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
                 "-c out, and give each --carrier",
             )
     topics = list(dict.fromkeys(arguments.topic or use.carriers))
-    found = [name for topic in topics for name in use.carriers[topic]]
     arguments.topic = topics
-    arguments.carrier = [name for name in dict.fromkeys((*found, *arguments.carrier)) if name not in topics]
+    arguments.carrier = [name for name in dict.fromkeys((*use.topics, *arguments.carrier)) if name not in topics]
 
 
 def _duration(text: str) -> timedelta:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs import sweep
 from jobs.audit import main as audit
 from jobs.configured import Configured
 from jobs.options import configure
@@ -123,6 +124,21 @@ def test_configure_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         assert audit(given) == 2
         assert message in capsys.readouterr().err
+
+
+def test_sweep_reads_all_topics_of_the_store() -> None:
+    """Whichever topics are swept, each that may refer to the store is read, and what is given besides."""
+    described = document()
+    described["stores"][0]["carriers"] |= {"copies": ["copies-dlq", "orders-dlq"]}
+    for given, topics, carriers in (
+        (["--pipeline", "one"], ("orders", "copies"), ("orders-dlq", "copies-dlq")),
+        (["--topic", "copies", "--carrier", "mine"], ("copies",), ("orders", "orders-dlq", "copies-dlq", "mine")),
+    ):
+        parsed = sweep._parser().parse_args(given)
+        configure(parsed, described)
+        settings = sweep._settings(parsed)
+        assert (settings.topics, settings.carriers) == (topics, carriers)
+        assert settings.in_flight == timedelta(seconds=5)
 
 
 def test_store_config_over_the_configuration(tmp_path: Path) -> None:
