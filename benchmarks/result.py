@@ -68,6 +68,7 @@ TARGETS: Mapping[str, Target] = {
     # "Much less than 10 %" (seed 001).
     "batches.split_percent": Target("value", "most", 5.0),
     "sweep.growth": Target("ratio", "most", 12.0),
+    "audit.growth": Target("ratio", "most", 12.0),
     "spark.inflate.s3": Target("ratio", "least", 1.2),
 }
 

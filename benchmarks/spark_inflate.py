@@ -1,7 +1,8 @@
 """Inflate in Spark beside a plain loop that downloads and verifies one payload after another.
 
 What any query takes that reads a topic, a second or more, is not counted: the references are in Spark's memory. Each
-payload is downloaded three times, so that starting tasks and clients of the store counts as little as in a real topic.
+payload is downloaded nine times (three where each waits 20 ms), so that starting tasks and clients of the store, a
+fifth of a second of CPU each, counts as little as in a real topic.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchmarks.bench import Bench, median
 from benchmarks.machine import load_average
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result
+from benchmarks.spark_processes import Peaks, cpu_seconds
 from benchmarks.topics import PARTITIONS
 from jobs.inflate import inflate
 from stores.registry import get, open_store, put
@@ -36,9 +38,11 @@ from transforms.record import Record
 __all__ = ["PAYLOADS", "spark_inflate"]
 
 PAYLOADS = 400
-_TIMES = 3
+_TIMES = 9
+_FAR_TIMES = 3
 _VALUE_BYTES = 2**20
 _THREADS = 8
+_LEAST_S = 0.005
 _FAR = "benchmarks.contenders.far_store.FarStore"
 
 
@@ -82,8 +86,9 @@ async def spark_inflate(bench: Bench) -> list[Result]:
         spark = stack.enter_context(_session(bench.folder))
         for name, store in stores.items():
             topic = await bench.topics.make("spark")
-            source = await asyncio.to_thread(_fill, bench.topics.bootstrap, topic, store, count)
-            results.append(await asyncio.to_thread(_compared, bench, spark, name, source))
+            times = _FAR_TIMES if name == "s3_far" else _TIMES
+            source = await asyncio.to_thread(_fill, bench.topics.bootstrap, topic, store, count, times)
+            results += await asyncio.to_thread(_compared, bench, spark, name, source)
             await bench.topics.delete(topic)
     return results
 
@@ -110,7 +115,7 @@ def _session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _fill(servers: str, topic: str, config: Mapping[str, object], count: int) -> _Source:
+def _fill(servers: str, topic: str, config: Mapping[str, object], count: int, times: int) -> _Source:
     work, checksums, records = Offload(0), 0, []
     with closing(open_store(config)) as store:
         for number in range(count):
@@ -119,32 +124,48 @@ def _fill(servers: str, topic: str, config: Mapping[str, object], count: int) ->
             payload = work.payload(value)
             path = put(store, topic, payload.checksum, payload.data)
             records.append(work.refer(Record(b"k", value), payload.reference(path)))
-    records *= _TIMES
+    records *= times
     send(servers, topic, [(n % PARTITIONS, r.key, r.value, r.headers, 1) for n, r in enumerate(records)])
-    return _Source(topic, config, records, checksums * _TIMES)
+    return _Source(topic, config, records, checksums * times)
 
 
-def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> Result:
+def _compared(bench: Bench, spark: SparkSession, name: str, source: _Source) -> list[Result]:
     bench.console.print(f"spark_inflate: {len(source.records):,} references to 1 MiB on {name}")
     options = {"kafka.bootstrap.servers": bench.topics.bootstrap, "subscribe": source.topic, "includeHeaders": "true"}
     references = spark.read.format("kafka").options(**options).load().persist()
-    with_spark: list[float] = []
-    by_loop: list[float] = []
     _spark(references, source)  # reads the topic, starts Spark's Python workers, and fills the caches that both have
-    for number in range(bench.repeat):
-        turns = ("loop", "spark") if number % 2 == 0 else ("spark", "loop")
-        for turn in turns:
-            if turn == "loop":
-                by_loop.append(_loop(source))
-            else:
-                with_spark.append(_spark(references, source))
-        bench.console.print(
-            f"  Spark {with_spark[-1]:8.1f} MiB/s  loop {by_loop[-1]:8.1f} MiB/s  load average {load_average():.2f}",
-            highlight=False,
-        )
+    turns: dict[str, Callable[[], float]] = {
+        "loop": lambda: _loop(source),
+        "Spark": lambda: _spark(references, source),
+    }
+    speeds: dict[str, list[float]] = {turn: [] for turn in turns}
+    taken: dict[str, list[Mapping[str, float]]] = {turn: [] for turn in turns}
+    with Peaks() as peaks:
+        for number in range(bench.repeat):
+            for turn in list(turns) if number % 2 == 0 else reversed(turns):
+                before = cpu_seconds()
+                speeds[turn].append(turns[turn]())
+                gib = source.sums[1] / 2**30
+                after = cpu_seconds()
+                taken[turn].append({role: max(0.0, after[role] - before.get(role, 0)) / gib for role in after})
+            bench.console.print(
+                f"  Spark {speeds['Spark'][-1]:8.1f} MiB/s  loop {speeds['loop'][-1]:8.1f} MiB/s  load average "
+                f"{load_average():.2f}",
+                highlight=False,
+            )
     references.unpersist()
-    ratios = [ours / theirs for ours, theirs in zip(with_spark, by_loop, strict=True)]
-    return Result(f"spark.inflate.{name}", median(with_spark), "MiB/s", median(by_loop), median(ratios))
+    for turn, rounds in taken.items():
+        roles = {role: median(each.get(role, 0) for each in rounds) for role in rounds[0]}
+        told = ", ".join(f"{role} {seconds:.2f}" for role, seconds in sorted(roles.items()) if seconds >= _LEAST_S)
+        bench.console.print(f"  CPU-seconds per GiB, {turn}: {told}", highlight=False)
+    ratios = [ours / theirs for ours, theirs in zip(speeds["Spark"], speeds["loop"], strict=True)]
+    return [
+        Result(f"spark.inflate.{name}", median(speeds["Spark"]), "MiB/s", median(speeds["loop"]), median(ratios)),
+        *(
+            Result(f"spark.inflate.{name}.{role}_peak_mib", peaks.bytes[role] / 2**20, "MiB")
+            for role in ("driver", "workers")
+        ),
+    ]
 
 
 def _spark(references: DataFrame, source: _Source) -> float:

@@ -25,7 +25,7 @@ from jobs.backfill_driver import Backfill, BackfillSettings, run
 from jobs.backfill_forms import FORMS
 from jobs.failures import JobFailedError, require_broker
 from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
-from jobs.report import Column, amount, text_table
+from jobs.report import Column, amount, repaint, text_table
 from jobs.session import open_session, share_code
 from jobs.source_options import SourceSettings, settings_of
 from jobs.storage import add_store, store_config, store_use
@@ -94,11 +94,11 @@ def _screen(screen: TextIO) -> Callable[[Backfill], None]:
     def show(found: Backfill) -> None:
         done = found.began - found.left
         filled = _BAR_WIDTH * done // found.began if found.began else _BAR_WIDTH
-        screen.write(
-            f"\r\x1b[K[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {done:,} of {found.began:,} offsets, "
-            f"{found.tally.records:,} records, {time.monotonic() - found.started:.0f} s"
+        repaint(
+            screen,
+            f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {done:,} of {found.began:,} offsets, "
+            f"{found.tally.records:,} records, {time.monotonic() - found.started:.0f} s",
         )
-        screen.flush()
 
     return show
 

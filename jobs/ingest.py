@@ -31,6 +31,7 @@ from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broke
 from jobs.names import LIMIT_OPTION
 from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.progress import Tally, bar, follow, measured, table
+from jobs.report import repaint
 from jobs.schemas import RECORD, conform
 from jobs.session import open_session
 from transforms.errors import ConfigurationError
@@ -169,8 +170,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
     def show(now: Tally) -> None:
         if screen is not None:
-            screen.write(f"\r\x1b[K{bar(now)}")
-            screen.flush()
+            repaint(screen, bar(now))
 
     try:
         bind(spark, settings.checkpoint, settings.output, job="ingest", source=settings.source)

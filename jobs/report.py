@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TextIO
 
 from transforms.retention import duration_text
 
-__all__ = ["Column", "age", "amount", "text_table"]
+__all__ = ["Column", "age", "amount", "repaint", "text_table"]
 
 _THOUSAND = 1000
 
@@ -43,6 +45,16 @@ def amount(size: int) -> str:
             break
         number /= _THOUSAND
     return f"{number:,.0f} {unit}" if unit == "B" else f"{number:,.1f} {unit}"
+
+
+def repaint(screen: TextIO, line: str) -> None:
+    """Shows a line in place of the one before, cut at the width of the terminal, as a broken one cannot be replaced."""
+    try:
+        columns = os.get_terminal_size(screen.fileno()).columns
+    except OSError:  # no terminal, as in a test
+        columns = 0
+    screen.write(f"\r\x1b[K{line[: columns - 1] if columns else line}")
+    screen.flush()
 
 
 def age(duration: timedelta) -> str:

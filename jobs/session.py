@@ -109,7 +109,7 @@ def connector_jars(listed: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
-    """A session for the length of a `with` block; stopped at its end.
+    """A session for the length of a `with` block; stopped at its end. A terminal is told where Spark's pages are.
 
     Raises:
         ConfigurationError: there is no Java, or Spark's JVM did not start.
@@ -127,6 +127,8 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
             ) from error
         if submitted() and not settings.verbose:
             spark.sparkContext.setLogLevel("ERROR")
+        if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
+            print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
         try:
             yield spark
         finally:

@@ -11,6 +11,8 @@ from typing import TextIO
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from jobs.report import repaint
+
 __all__ = ["Stages"]
 
 _BAR_WIDTH = 24
@@ -51,19 +53,19 @@ class Stages:
             self._context.setJobDescription("")
             self.seconds[name] = round(time.monotonic() - started, 1)
             if self._screen is not None:
-                self._screen.write(f"\r\x1b[K{name}: {self.seconds[name]:,.1f} s\n")
-                self._screen.flush()
+                repaint(self._screen, f"{name}: {self.seconds[name]:,.1f} s")
+                self._screen.write("\n")
 
     def _paint(self, name: str, started: float, stop: Event) -> None:
         assert self._screen is not None
         while not stop.wait(_POLL_SECONDS):
             done, tasks = _tasks(self._context)
             filled = _BAR_WIDTH * done // tasks if tasks else 0
-            self._screen.write(
-                f"\r\x1b[K[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {name}: {done:,} of {tasks:,} tasks, "
-                f"{time.monotonic() - started:.0f} s"
+            repaint(
+                self._screen,
+                f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {name}: {done:,} of {tasks:,} tasks, "
+                f"{time.monotonic() - started:.0f} s",
             )
-            self._screen.flush()
 
 
 def _tasks(context: SparkContext) -> tuple[int, int]:
