@@ -29,7 +29,7 @@ from benchmarks.passthrough import passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
 from benchmarks.spark_inflate import spark_inflate
-from benchmarks.sweep import sweep
+from benchmarks.sweep import audit, sweep
 from benchmarks.topics import Topics
 
 __all__ = ["SCENARIOS", "main"]
@@ -41,6 +41,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "memory": memory,
     "batches": batches,
     "sweep": sweep,
+    "audit": audit,
     "spark_inflate": spark_inflate,
 }
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app import jars
 from benchmarks.bench import Bench, median
@@ -26,7 +26,7 @@ from transforms.formats import WIDELOAD
 from transforms.record import Record
 from transforms.reference import Reference
 
-__all__ = ["MASTER", "PAYLOADS", "sweep"]
+__all__ = ["MASTER", "PAYLOADS", "audit", "sweep"]
 
 MASTER = "WIDELOAD_BENCH_SPARK_MASTER"
 """Where the jobs run, such as `local-cluster[2,1,1024]`; this machine's cores where it is not set."""
@@ -53,25 +53,36 @@ class _Seen:
 
 
 async def sweep(bench: Bench) -> list[Result]:
-    """Audits and sweeps a folder of 20,000 payloads and one of 200,000; half are swept, all that are left are audited.
+    """Sweeps a folder of 20,000 payloads and one of 200,000, half of which records refer to.
 
     Raises:
-        BenchmarkError: a payload is gone that a record refers to, or one is left to which none does; or the audit did
-            not find each reference to be well.
+        BenchmarkError: a payload is gone that a record refers to, or one is left to which none does.
     """
+    return await _growth(bench, "sweep", 2)
+
+
+async def audit(bench: Bench) -> list[Result]:
+    """Audits 20,000 references and 200,000, each to a payload of its own.
+
+    Raises:
+        BenchmarkError: it did not find each of them to be well.
+    """
+    return await _growth(bench, "audit", 1)
+
+
+async def _growth(bench: Bench, job: Literal["sweep", "audit"], share: int) -> list[Result]:
     count = max(bench.records or PAYLOADS, 2 * _TIMES)
-    bench.console.print(f"sweep: {count // _TIMES:,} and {count:,} payloads on the filesystem, half of them live")
-    few = [await _round(bench, count // _TIMES) for _ in range(bench.repeat)]
-    many = [await _round(bench, count) for _ in range(bench.repeat)]
-    results = []
-    for job in ("sweep", "audit"):
-        less, more = [each[job] for each in few], [each[job] for each in many]
-        ratios = [large.seconds / small.seconds for small, large in zip(less, more, strict=True)]
-        seconds = (median(each.seconds for each in more), median(each.seconds for each in less))
-        results.append(Result(f"{job}.growth", seconds[0], "s", seconds[1], median(ratios)))
-        results.append(Result(f"{job}.payloads_per_s", median(count / each.seconds for each in more), "1/s"))
-        results += [_peak(f"{job}.{role}_peak_mib", role, more, less) for role in ROLES if more[0].peaks[role]]
-    return results
+    live = "each" if share == 1 else f"one in {share}"
+    bench.console.print(f"{job}: {count // _TIMES:,} and {count:,} payloads on the filesystem, {live} of them live")
+    less = [await _round(bench, count // _TIMES, job, share) for _ in range(bench.repeat)]
+    more = [await _round(bench, count, job, share) for _ in range(bench.repeat)]
+    ratios = [large.seconds / small.seconds for small, large in zip(less, more, strict=True)]
+    seconds = (median(each.seconds for each in more), median(each.seconds for each in less))
+    return [
+        Result(f"{job}.growth", seconds[0], "s", seconds[1], median(ratios)),
+        Result(f"{job}.payloads_per_s", median(count / each.seconds for each in more), "1/s"),
+        *(_peak(f"{job}.{role}_peak_mib", role, more, less) for role in ROLES if more[0].peaks[role]),
+    ]
 
 
 def _peak(name: str, role: str, many: list[_Seen], few: list[_Seen]) -> Result:
@@ -79,9 +90,9 @@ def _peak(name: str, role: str, many: list[_Seen], few: list[_Seen]) -> Result:
     return Result(name, large, "MiB", small, large / small)
 
 
-async def _round(bench: Bench, count: int) -> dict[str, _Seen]:
-    topic = await bench.topics.make("sweep")
-    root = bench.folder / "sweep-store"
+async def _round(bench: Bench, count: int, job: Literal["sweep", "audit"], share: int) -> _Seen:
+    topic = await bench.topics.make(job)
+    root = bench.folder / f"{job}-store"
     folder = root / topic
     folder.mkdir(parents=True)
     then = time.time() - _DAY_S
@@ -89,26 +100,21 @@ async def _round(bench: Bench, count: int) -> dict[str, _Seen]:
         file = folder / f"{number:07d}"
         file.write_bytes(b"payload")
         os.utime(file, (then, then))
-    names = [f"{number:07d}" for number in range(count)]
-    live = names[::2]
+    live = [f"{number:07d}" for number in range(0, count, share)]
     await asyncio.to_thread(send, bench.topics.bootstrap, topic, _records(folder, live))
-    seen = {"sweep": await asyncio.to_thread(_run, bench, root, topic, "sweep", "--delete")}
+    seen = await asyncio.to_thread(_run, bench, root, topic, job, *(("--delete",) if job == "sweep" else ()))
     if sorted(os.listdir(folder)) != live:  # noqa: PTH208  # 200,000 of them
-        raise BenchmarkError(f"sweep: the payloads of {count:,} that are left are not those that records refer to")
-    # Again, so that there are as many references as there were payloads, two to each that is left.
-    await asyncio.to_thread(send, bench.topics.bootstrap, topic, _records(folder, live))
-    seen["audit"] = await asyncio.to_thread(_run, bench, root, topic, "audit")
-    if seen["audit"].summary["topics"] != {topic: {"ok": 2 * len(live)}}:
-        raise BenchmarkError(f"audit: of {2 * len(live):,} references it found {seen['audit'].summary['topics']}")
+        raise BenchmarkError(f"{job}: the payloads of {count:,} that are left are not those that records refer to")
+    if job == "audit" and seen.summary["topics"] != {topic: {"ok": len(live)}}:
+        raise BenchmarkError(f"audit: of {len(live):,} references it found {seen.summary['topics']}")
     shutil.rmtree(root)
     await bench.topics.delete(topic)
-    for job, run in seen.items():
-        peaks = "  ".join(f"{role} {size / 2**20:6,.0f} MiB" for role, size in run.peaks.items() if size)
-        bench.console.print(
-            f"  {job} {count:>9,} {run.seconds:8.1f} s  {count / run.seconds:10,.0f}/s  {peaks}  load average "
-            f"{load_average():.2f}",
-            highlight=False,
-        )
+    peaks = "  ".join(f"{role} {size / 2**20:6,.0f} MiB" for role, size in seen.peaks.items() if size)
+    bench.console.print(
+        f"  {count:>9,} payloads {seen.seconds:8.1f} s  {count / seen.seconds:10,.0f} payloads/s  {peaks}  load "
+        f"average {load_average():.2f}",
+        highlight=False,
+    )
     return seen
 
 
