@@ -48,12 +48,18 @@ def amount(size: int) -> str:
 
 
 def repaint(screen: TextIO, line: str) -> None:
-    """Shows a line in place of the one before, cut at the width of the terminal, as a broken one cannot be replaced."""
+    """Shows a line in place of the one before it, on a terminal.
+
+    Where it is wider than the terminal, its bar (`[…] ` at its beginning) is left out, and the rest is cut: what goes
+    on in the next line cannot be replaced.
+    """
     try:
         columns = os.get_terminal_size(screen.fileno()).columns
     except OSError:  # no terminal, as in a test
         columns = 0
-    screen.write(f"\r\x1b[K{line[: columns - 1] if columns else line}")
+    if columns and len(line) >= columns:
+        line = line[line.find("] ") + 2 if line.startswith("[") else 0 :][: columns - 1]
+    screen.write(f"\r\x1b[K{line}")
     screen.flush()
 
 

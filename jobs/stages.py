@@ -61,10 +61,10 @@ class Stages:
         while not stop.wait(_POLL_SECONDS):
             done, tasks = _tasks(self._context)
             filled = _BAR_WIDTH * done // tasks if tasks else 0
+            counted = f"{done:,} of {tasks:,} tasks, " if tasks else ""  # what the driver does itself has none
             repaint(
                 self._screen,
-                f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {name}: {done:,} of {tasks:,} tasks, "
-                f"{time.monotonic() - started:.0f} s",
+                f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {name}: {counted}{time.monotonic() - started:.0f} s",
             )
 
 
