@@ -181,7 +181,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             error, servers=settings.bootstrap_servers, source=settings.source, options=settings.kafka_options
         ) from error
     finally:
-        if screen is not None and tally.batches:
+        if screen is not None:
             screen.write("\n")
 
 

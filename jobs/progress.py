@@ -77,9 +77,11 @@ class Tally:
 
 
 def follow(
-    query: StreamingQuery, tally: Tally, on_batch: Callable[[Tally], None], stop: Event, poll_seconds: float = 0.5
+    query: StreamingQuery, tally: Tally, on_look: Callable[[Tally], None], stop: Event, poll_seconds: float = 0.5
 ) -> None:
     """Wait until `query` ends by itself, or end it when `stop` is set; `tally` holds every batch, whatever happens.
+
+    `on_look` is called with it twice a second (`poll_seconds`), so that a batch that takes long does not seem to hang.
 
     Raises:
         pyspark.errors.StreamingQueryException: the query failed.
@@ -87,8 +89,7 @@ def follow(
 
     def take_in() -> None:
         for progress in query.recentProgress:
-            if tally.add(progress):
-                on_batch(tally)
+            tally.add(progress)
 
     ended: bool | None = False
     try:
@@ -98,6 +99,7 @@ def follow(
                 query.stop()
                 ended = True
             take_in()
+            on_look(tally)
     except BaseException:
         take_in()
         raise
@@ -106,8 +108,10 @@ def follow(
 def bar(tally: Tally) -> str:
     """One line for a terminal: how far, how much, how long."""
     whole = tally.rows + tally.behind
-    done = _BAR_WIDTH if whole == 0 else _BAR_WIDTH * tally.rows // whole
+    done = _BAR_WIDTH * tally.rows // whole if whole else 0
     seconds = time.monotonic() - tally.started
+    if tally.batches == 0:
+        return f"[{'·' * _BAR_WIDTH}] no batch done yet, {seconds:.0f} s"
     return (
         f"[{'█' * done}{'·' * (_BAR_WIDTH - done)}] batch {tally.batches}: {tally.rows:,} of {whole:,} records, "
         f"{tally.bytes / 1e6:,.1f} MB, {seconds:.0f} s"
