@@ -29,7 +29,7 @@ from app import jars, java
 from app.watchdog import Watched, watched
 from transforms.errors import WideloadError
 
-__all__ = ["BrokerError", "EmbeddedBroker"]
+__all__ = ["BrokerError", "EmbeddedBroker", "free_ports", "new_cluster_id"]
 
 _HOST = "127.0.0.1"
 _NODE_ID = 1
@@ -90,6 +90,9 @@ class EmbeddedBroker:
         properties: broker properties that are added or replaced.
         protocols: security protocols of further listeners ("SASL_PLAINTEXT"); what they need goes in `properties`.
         port: the port of the bootstrap listener; by default a free one.
+        ports: the ports of all listeners, by protocol, and of "CONTROLLER"; by default free ones. For a node of a
+            cluster, whose `node.id` and `controller.quorum.voters` are in `properties`.
+        cluster_id: of the cluster that it is a node of.
         heap: the most memory for Java's heap, as `-Xmx` takes it.
         fast_start: answers sooner; False gives the full compiler, for measurements.
         start_seconds: how long `start` waits for the broker to answer.
@@ -104,6 +107,8 @@ class EmbeddedBroker:
         *,
         protocols: Sequence[str] = (),
         port: int | None = None,
+        ports: Mapping[str, int] | None = None,
+        cluster_id: str | None = None,
         heap: str = "512m",
         fast_start: bool = True,
         start_seconds: float = 60.0,
@@ -111,6 +116,8 @@ class EmbeddedBroker:
         self._properties = dict(properties or {})
         self._protocols = ("PLAINTEXT", *protocols)
         self._fixed_port = port
+        self._given_ports = ports
+        self._cluster_id = cluster_id
         self._flags = (f"-Xmx{heap}", *(_FAST_START if fast_start else _THROUGHPUT))
         self._start_seconds = start_seconds
         self._folder: Path | None = None
@@ -231,7 +238,7 @@ class EmbeddedBroker:
         if self._fixed_port is not None and _listens(self._fixed_port):
             raise self._port_in_use()
         names = ("CONTROLLER", *self._protocols)
-        self._ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self._ports = dict(self._given_ports or zip(names, free_ports(len(names)), strict=True))
         if self._fixed_port is not None:
             self._ports["PLAINTEXT"] = self._fixed_port
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wideload-broker-"))
@@ -240,7 +247,7 @@ class EmbeddedBroker:
         (folder / "server.properties").write_text("".join(lines))
         logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
         self._java = (java.locate(), *self._flags, logging, "-cp", class_path)
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster_id = self._cluster_id or new_cluster_id()
         # `--cluster-id=`, for an id may begin with a dash.
         format_storage = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config")
         formatted = subprocess.run(
@@ -291,7 +298,13 @@ class EmbeddedBroker:
             time.sleep(_POLL_SECONDS)
 
 
-def _free_ports(count: int) -> list[int]:
+def new_cluster_id() -> str:
+    """An id that no other cluster has."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports of 127.0.0.1 where nothing listens now."""
     with contextlib.ExitStack() as stack:
         # All are held until the last is found, so that no two are the same.
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -1,0 +1,212 @@
+"""A cluster of three embedded brokers with users, TLS and ACLs, for the tests that need one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
+
+from app.broker import EmbeddedBroker, free_ports, new_cluster_id
+from app.clients import admin
+from app.queries import OLD_TEXT, Query, version
+from app.settings import ClientSettings
+from tests.integration.names import Names
+from tests.integration.worker_process import until
+
+__all__ = ["Cluster"]
+
+_NODES = 3
+_PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
+_REPLICATED = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "transaction.state.log.replication.factor": "3",
+}
+_ALLOW = 3
+
+_FILTER = ("type", Int8), ("resource", OLD_TEXT), ("pattern", Int8), ("principal", OLD_TEXT), ("host", OLD_TEXT)
+
+
+class _DeleteAcls(Query):
+    VERSIONS = (
+        version(
+            31,
+            1,
+            Schema(("filters", Array(*_FILTER, ("operation", Int8), ("permission", Int8)))),
+            Schema(
+                ("throttle_time_ms", Int32),
+                (
+                    "results",
+                    Array(
+                        ("error_code", Int16),
+                        ("error_message", OLD_TEXT),
+                        (
+                            "matching",
+                            Array(
+                                ("error_code", Int16),
+                                ("error_message", OLD_TEXT),
+                                *_FILTER,
+                                ("operation", Int8),
+                                ("permission", Int8),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            flexible=False,
+        ),
+    )
+
+
+class Cluster:
+    """Three KRaft nodes, each a controller and a broker. Who is on the PLAINTEXT listener may do everything.
+
+    Args:
+        folder: for certificates; `ca` is there after the start.
+        users: who may log in, with passwords; what they may do ACLs say.
+
+    Attributes:
+        nodes: the brokers; node n has id n + 1.
+    """
+
+    def __init__(self, folder: Path, users: Mapping[str, str]) -> None:
+        self.ca = folder / "ca.pem"
+        _make_certificates(folder)
+        names = ("CONTROLLER", "PLAINTEXT", *_PROTOCOLS)
+        free = iter(free_ports(_NODES * len(names)))
+        ports = [{name: next(free) for name in names} for _ in range(_NODES)]
+        voters = ",".join(f"{number}@127.0.0.1:{each['CONTROLLER']}" for number, each in enumerate(ports, 1))
+        shared = {**_REPLICATED, **_security(folder, users), "controller.quorum.voters": voters}
+        identity = new_cluster_id()
+        self.nodes = [
+            EmbeddedBroker(
+                {**shared, "node.id": str(number)}, protocols=_PROTOCOLS, ports=each, cluster_id=identity, heap="256m"
+            )
+            for number, each in enumerate(ports, 1)
+        ]
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(_NODES) as pool:  # one alone waits for the others' votes
+                list(pool.map(EmbeddedBroker.start, self.nodes))
+            until(lambda: len(self.alive()) == _NODES, "the cluster is complete")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all nodes."""
+        for node in self.nodes:
+            node.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where everything is allowed."""
+        return self.addresses("PLAINTEXT")
+
+    def addresses(self, protocol: str) -> str:
+        """`bootstrap.servers` of the listeners of a protocol."""
+        return ",".join(node.address(protocol) for node in self.nodes)
+
+    def make_topic(self, name: str, partitions: int, **configs: str) -> None:
+        """Makes a topic of three replicas, and waits until its partitions have leaders."""
+
+        async def create(client: AIOKafkaAdminClient) -> None:
+            answer = await client.create_topics([NewTopic(name, partitions, 3, topic_configs=configs)])
+            assert [code for _, code, *_ in answer.topic_errors] == [0], answer
+
+        self._ask(create)
+        until(lambda: len(self.leaders(name)) == partitions, "the topic is there")
+
+    def leaders(self, topic: str) -> dict[int, int]:
+        """The node ids of the leaders, by partition; without those that have none."""
+        described = self._ask(lambda client: client.describe_topics([topic]))
+        return {each["partition"]: each["leader"] for each in described[0]["partitions"] if each["leader"] >= 0}
+
+    def in_sync(self, topic: str) -> bool:
+        """Whether each replica of a topic has all records."""
+        described = self._ask(lambda client: client.describe_topics([topic]))
+        return all(len(each["isr"]) == _NODES for each in described[0]["partitions"])
+
+    def alive(self) -> set[int]:
+        """The ids of the brokers that the cluster knows of."""
+        described = self._ask(lambda client: client.describe_cluster())
+        return {int(broker["node_id"]) for broker in described["brokers"]}
+
+    def allow(self, user: str, resource: str, *operations: int, kind: int = 2) -> None:
+        """Lets a user do these with a resource: 3 Read, 4 Write, 8 Describe, 10 DescribeConfigs; of kind 2, a topic."""
+
+        async def run() -> None:
+            async with admin(ClientSettings(self.bootstrap_servers)) as connection:
+                names = Names(self.bootstrap_servers, connection)
+                for operation in operations:
+                    await names.acl(f"User:{user}", "*", resource, type_number=kind, operation=operation)
+
+        asyncio.run(run())
+
+    def forbid(self, user: str, resource: str, *operations: int, kind: int = 2) -> None:
+        """Takes these rights from a user."""
+        filters = [(kind, resource, 3, f"User:{user}", "*", operation, _ALLOW) for operation in operations]
+
+        async def run() -> None:
+            async with admin(ClientSettings(self.bootstrap_servers)) as connection:
+                controller = connection._client.cluster.controller.nodeId
+                answer = await connection._send_request(_DeleteAcls(filters=filters), controller)
+                assert [len(matching) for _, _, matching in answer.results] == [1] * len(operations), answer
+
+        asyncio.run(run())
+
+    def _ask(self, what: Any) -> Any:
+        async def run() -> Any:
+            client = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+            await client.start()
+            try:
+                return await what(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(run())
+
+
+def _make_certificates(folder: Path) -> None:
+    openssl = shutil.which("openssl")
+    assert openssl is not None, "the openssl command is not installed"
+    new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -nodes"
+    usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
+    server = "-addext basicConstraints=critical,CA:FALSE -addext subjectAltName=IP:127.0.0.1"
+    for command in (
+        f"{new} -subj /CN=authority {usage} -keyout ca_key.pem -out ca.pem",
+        f"{new} -CA ca.pem -CAkey ca_key.pem -subj /CN=broker {server} -keyout broker_key.pem -out broker.pem",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    (folder / "keystore.pem").write_text((folder / "broker_key.pem").read_text() + (folder / "broker.pem").read_text())
+
+
+def _security(folder: Path, users: Mapping[str, str]) -> dict[str, str]:
+    accounts = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    login = f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
+    listeners = [f"listener.name.{protocol.lower()}" for protocol in _PROTOCOLS]
+    return {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        **{f"{listener}.sasl.enabled.mechanisms": "PLAIN" for listener in listeners},
+        **{f"{listener}.plain.sasl.jaas.config": login for listener in listeners},
+        "listener.name.sasl_ssl.ssl.keystore.type": "PEM",
+        "listener.name.sasl_ssl.ssl.keystore.location": str(folder / "keystore.pem"),
+    }

@@ -1,0 +1,157 @@
+"""The worker on a cluster of three brokers: leaders that move, rights that come and go, TLS and SASL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.preflight import check
+from app.settings import parse
+from tests.integration.cluster import Cluster
+from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.way import Way, digests, expected, first_occurrences, mixed
+from tests.integration.worker_process import WorkerProcess, until
+from transforms.errors import ConfigurationError, WideloadError
+
+USER, PASSWORD = "wideload", "of-a-test"
+READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
+GROUP = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers, for the tests of this file."""
+    try:
+        made = Cluster(tmp_path_factory.mktemp("certificates"), {USER: PASSWORD}).__enter__()
+    except WideloadError as exc:
+        pytest.fail(f"no cluster: {exc}", pytrace=False)
+    with contextlib.closing(made):
+        yield made
+
+
+@pytest.fixture
+def way(cluster: Cluster, tmp_path: Path) -> Way:
+    """Topics of one test, three partitions each."""
+    numbers = iter(range(9))
+
+    def make_topic(partitions: int, **configs: str) -> str:
+        name = f"{tmp_path.name}-{next(numbers)}"
+        cluster.make_topic(name, partitions, **configs)
+        return name
+
+    return Way(cluster.bootstrap_servers, make_topic, tmp_path, partitions=3, large=2_000_000, session_ms=4_000)
+
+
+@pytest.mark.chaos
+def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
+    """A leader that is killed costs no record and no order; the worker says which is away, as long as it needs it."""
+    records = mixed(2_000, seed=9, partitions=3)
+    with way.worker() as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, records[:1_000])
+        until(lambda: way.arrived(1), "records flow")
+        leader = cluster.leaders(way.orders)[0]
+        node = cluster.nodes[leader - 1]
+        node.kill()
+        until(lambda: node.bootstrap_servers in str(worker.get("/health")[1]["reasons"]), "it is told which is away")
+        until(lambda: cluster.leaders(way.orders)[0] != leader, "another leads")
+        send(way.broker, way.raw, records[1_000:])
+        until(lambda: way.arrived(len(records)), "at least as many have arrived, on two of three", 120)
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "nobody needs the one that is away", 90)
+        node.start()
+        until(
+            lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
+            "each record has arrived, in order",
+        )
+        assert worker.terminate() == 0
+
+
+def secured(cluster: Cluster, protocol: str) -> dict[str, object]:
+    """The keys of a worker that logs in."""
+    keys: dict[str, object] = {
+        "bootstrap.servers": cluster.addresses(protocol),
+        "security.protocol": protocol,
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    return {**keys, "ssl.ca.location": str(cluster.ca)} if protocol.endswith("SSL") else keys
+
+
+def grant(cluster: Cluster, way: Way) -> None:
+    """What docs/deployment.md says that the user needs."""
+    cluster.allow(USER, way.raw, READ, DESCRIBE, DESCRIBE_CONFIGS)
+    cluster.allow(USER, way.orders, WRITE, DESCRIBE, DESCRIBE_CONFIGS)
+    cluster.allow(USER, way.group("offload"), READ, kind=GROUP)
+
+
+# what is taken away: resource, operation, kind, what /health says then
+RIGHTS = {
+    "read": ("raw", READ, 2, "the user may not use this topic; grant Read on sources, Write on sinks"),
+    "write": ("orders", WRITE, 2, "the user may not use this topic; grant Read on sources, Write on sinks"),
+    "describe": ("raw", DESCRIBE, 2, "grant Describe on it"),
+    "group": ("offload", READ, GROUP, "the user may not use this group; grant Read on it"),
+}
+
+
+def is_told(worker: WorkerProcess, what: str) -> bool:
+    """Whether /health gives this for a reason."""
+    return what in str(worker.get("/health")[1]["reasons"])
+
+
+def test_worker_rights_come_and_go(cluster: Cluster, way: Way) -> None:
+    """Over TLS, with a login: a right that is taken away lets the pipeline wait and say so, until it is back."""
+    grant(cluster, way)
+    settings = {**way.settings(), **secured(cluster, "SASL_SSL")}
+    with WorkerProcess(way.folder, settings, way.offload(**{"errors.retry.delay.max.ms": 500})) as worker:
+        worker.wait_ready()
+        sent = 0
+
+        def send_some() -> None:
+            nonlocal sent
+            send(way.broker, way.raw, [(0, b"%d" % number, b"v", [], 1) for number in range(sent, sent + 10)])
+            sent += 10
+
+        send_some()
+        until(lambda: end_offsets(way.broker, way.orders)[0] >= sent, "records flow")
+        for name, operation, kind, told in RIGHTS.values():
+            resource = way.group(name) if kind == GROUP else getattr(way, name)
+            also = [DESCRIBE] if operation != DESCRIBE else [READ]  # Read and Write imply Describe
+            removed = [operation, *also] if kind == 2 and operation == DESCRIBE else [operation]
+            cluster.forbid(USER, resource, *removed, kind=kind)
+            send_some()
+            until(partial(is_told, worker, told), f"it is told: {told}")
+            cluster.allow(USER, resource, *removed, kind=kind)
+            until(lambda: end_offsets(way.broker, way.orders)[0] >= sent, "records flow again")
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
+        until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == sent, "all is committed")
+        assert worker.terminate() == 0
+        assert PASSWORD not in worker.log.read_text()
+    found = [record.key for record in read_all(way.broker, way.orders)[0]]
+    assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(sent)]
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_worker_refused_at_start(cluster: Cluster, way: Way, protocol: str) -> None:
+    """A wrong password, no right to the topics, brokers of another authority: one sentence each, and no secret."""
+    head = {**way.settings(), **secured(cluster, protocol)}
+    told = {}
+    mistakes: dict[str, dict[str, object]] = {
+        "login": {"sasl.password": "wrong-one"},
+        "rights": {},
+        "authority": {"ssl.ca.location": None},
+    }
+    for name, more in mistakes.items():
+        document = {key: value for key, value in {**head, **more}.items() if value is not None}
+        with pytest.raises(ConfigurationError) as refused:
+            asyncio.run(check(parse({**document, "pipeline": way.offload()}, {})))
+        told[name] = str(refused.value)
+    assert "the brokers do not accept sasl.username and sasl.password" in told["login"]
+    assert "wrong-one" not in told["login"]
+    assert f"topic {way.raw} does not exist" in told["rights"]
+    assert ("CERTIFICATE_VERIFY_FAILED" in told["authority"]) == (protocol == "SASL_SSL")
