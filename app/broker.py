@@ -164,6 +164,8 @@ class EmbeddedBroker:
         if self.pid is not None:
             return
         if self._folder is not None:
+            if self._process is not None:
+                self._process.wait()  # it has ended by itself
             self._run()
             return
         for attempt in range(1, _ATTEMPTS + 1):

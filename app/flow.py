@@ -33,7 +33,7 @@ from app.lanes import Lanes
 from app.letters import Letters
 from app.outlet import Outlet
 from app.passage import Passage
-from app.refusals import LimitError
+from app.refusals import LimitError, UnfitError
 from app.starts import Starts
 from app.verdicts import Verdicts
 
@@ -193,7 +193,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 await self._turn()
             self._commits.end()
             await self._finish()
-        except (LimitError, PartitionsChangedError):
+        except (LimitError, PartitionsChangedError, UnfitError) as exc:
+            if isinstance(exc, UnfitError):
+                exc.partition = next(lane.partition for lane in self._lanes if lane.tracker is exc.tracker)
             self._commits.end()
             # All that is written, in the one case before the refused record, shall not be written again.
             with contextlib.suppress(KafkaError, TimeoutError):

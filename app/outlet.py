@@ -12,7 +12,7 @@ from app import clients
 from app.batches.producer import Batches, RecordRefusedError
 from app.clients import batch_settings, translated
 from app.lane import held_bytes
-from app.refusals import LimitError
+from app.refusals import LimitError, UnfitError
 from app.sink import Sink
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from app.preflight import Plan, Topic
     from app.settings import ClientSettings, PipelineSettings
     from app.stats import PipelineStats
+    from app.tracker import OffsetTracker
+    from transforms.errors import RecordUnfitError
     from transforms.record import RecordLike
 
 __all__ = ["Outlet"]
@@ -84,6 +86,7 @@ class Outlet:
             topic.name,
             self._share,
             acknowledged=self._acknowledged,
+            unfit=self._unfit,
             limit_bytes=topic.max_message_bytes,
         )
 
@@ -92,6 +95,9 @@ class Outlet:
             self._ending.fail(LimitError(error))
         else:
             self._ending.fail(translated(error, f"writing to topic {topic}"))
+
+    def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+        self._ending.fail(UnfitError(tracker, offset, error))
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records

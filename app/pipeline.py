@@ -17,7 +17,7 @@ from app.clients import ClusterError
 from app.expiry import warn_in_background
 from app.flow import Flow
 from app.preflight import Plan, plan_pipeline
-from app.refusals import LimitError, Refusals
+from app.refusals import LimitError, Refusals, UnfitError
 from app.settings import PipelineSettings, Settings
 from app.stages import build
 from app.stats import PipelineStats
@@ -125,6 +125,8 @@ class Pipeline(Service):
                 if not exc.retriable and not (exc.forbidden and self._proven):
                     self._give_up(exc)
                     return
+                if isinstance(exc, UnfitError):
+                    delay_s = _FIRST_DELAY_S  # one record less for each
                 self._restart_later(exc, delay_s)
                 await self._stopped_within(delay_s)
                 delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
@@ -141,17 +143,18 @@ class Pipeline(Service):
         """Whether the flow that has ended did its work before."""
         return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
 
+    async def _look(self) -> Plan:
+        try:
+            return await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
+        except ConfigurationError as exc:
+            if self.status != "RESTARTING":
+                raise
+            # It was as it must be before, and whoever has changed that can change it back.
+            raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
+
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
-        if self.plan is None:
-            try:
-                self.plan = await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
-            except ConfigurationError as exc:
-                if self.status != "RESTARTING":
-                    raise
-                # It was as it must be before, and whoever has changed that can change it back.
-                raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
-        found, self.plan = self.plan, None  # the next flow looks again: topics may have changed
+        found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
         plan = self._refusals.applied(found)
         if self.status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
@@ -172,6 +175,7 @@ class Pipeline(Service):
                 plan.sink.max_message_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
+                unfit=self._refusals.unfit,
             ),
             store=self._store,
             budget=self._budget,
@@ -185,6 +189,9 @@ class Pipeline(Service):
             await self.flow.run()
         except LimitError as exc:
             self._refusals.learn(found, exc)
+            raise
+        except UnfitError as exc:
+            self._refusals.learn_unfit(exc)
             raise
         finally:
             if not self.flow.renewing:

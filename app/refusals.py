@@ -4,7 +4,8 @@ A pipeline sends no record that is over the `max.message.bytes` which its prefli
 the same, the limit has been lowered since; the pipeline begins again at that record and does by the new limit what it
 does with any large record: offload, split into chunks, dead letter, or stop. A refusal that the configuration does not
 explain (a broker that compresses records itself may make them larger) must not repeat for ever: then the size that was
-refused is the limit.
+refused is the limit. What is refused for other reasons than its size is known by its place in the source: whether the
+next one will be, depends on clocks that are not ours.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ from typing import TYPE_CHECKING
 from app.clients import ClusterError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokafka import TopicPartition
+
     from app.batches.producer import RecordRefusedError
     from app.preflight import Plan, Topic
+    from app.tracker import OffsetTracker
+    from transforms.errors import RecordUnfitError
 
-__all__ = ["LimitError", "Refusals"]
+__all__ = ["LimitError", "Refusals", "UnfitError"]
 
 
 class LimitError(ClusterError):
@@ -35,11 +42,48 @@ class LimitError(ClusterError):
         self.size = error.size
 
 
+class UnfitError(ClusterError):
+    """A topic refuses a record; another try does with it what `errors.tolerance` says.
+
+    Attributes:
+        tracker: of its source partition, as the flow knows it.
+        offset: in its source partition.
+        error: what the topic says.
+        partition: the source partition, once the flow has looked it up.
+    """
+
+    def __init__(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+        super().__init__(str(error), retriable=True)
+        self.tracker = tracker
+        self.offset = offset
+        self.error = error
+        self.partition: TopicPartition | None = None
+
+
 class Refusals:
     """The limits that refusals have shown, of the topics of one pipeline."""
 
     def __init__(self) -> None:
         self._below: dict[str, tuple[int, int]] = {}  # topic: its configured limit when it refused, and the size
+        self._unfit: dict[tuple[str, int, int], RecordUnfitError] = {}
+
+    @property
+    def unfit(self) -> Mapping[tuple[str, int, int], RecordUnfitError]:
+        """Why a topic has refused a record, by topic, partition and offset of the record as it was read."""
+        return self._unfit
+
+    def learn_unfit(self, error: UnfitError) -> None:
+        """Takes in that a record was refused.
+
+        Raises:
+            ClusterError: that was known, so this was its dead letter, and no record can pass it.
+        """
+        assert error.partition is not None
+        place = (*error.partition, error.offset)
+        if place in self._unfit:
+            told = f"topic {place[0]}, partition {place[1]}, offset {place[2]}: {self._unfit[place]}"
+            raise ClusterError(f"{told}; and it cannot be a dead letter: {error}", retriable=False) from error
+        self._unfit[place] = error.error
 
     def learn(self, plan: Plan, error: LimitError) -> None:
         """Takes in that a record was refused where `plan` had let it through."""

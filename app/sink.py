@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.batches.outbox import Outbox
+from transforms.errors import RecordUnfitError
 
 if TYPE_CHECKING:
     from aiokafka.structs import RecordMetadata
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from app.tracker import OffsetTracker, Span
     from transforms.record import RecordLike
 
-__all__ = ["Sink"]
+__all__ = ["Sink", "Unfit"]
+
+Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
 
 
 class _Origins:
@@ -31,11 +34,12 @@ class _Origins:
         held: bytes of the budget.
     """
 
-    __slots__ = ("_acknowledged", "_share", "held", "offsets", "runs", "spans", "tracker")
+    __slots__ = ("_acknowledged", "_share", "_unfit", "held", "offsets", "runs", "spans", "tracker")
 
-    def __init__(self, share: Share, acknowledged: Callable[[int, int], None]) -> None:
+    def __init__(self, share: Share, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None) -> None:
         self._share = share
         self._acknowledged = acknowledged
+        self._unfit = unfit
         self.offsets: list[int] = []
         self.runs: list[tuple[int, OffsetTracker]] = []
         self.spans: dict[OffsetTracker, Span] = {}
@@ -51,7 +55,7 @@ class _Origins:
 
     def split(self, count: int) -> _Origins:
         """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
-        rest = _Origins(self._share, self._acknowledged)
+        rest = _Origins(self._share, self._acknowledged, self._unfit)
         total = len(self.offsets)
         rest.held = self.held * (total - count) // total  # in the end all of it is given back
         self.held -= rest.held
@@ -80,6 +84,8 @@ class _Origins:
 
     def failed(self, error: BaseException) -> None:
         """See `Load.failed`: `Batches` ends the flow, which gives back all that it holds."""
+        if isinstance(error, RecordUnfitError) and self._unfit is not None:
+            self._unfit(self.runs[0][1], self.offsets[0], error)
 
 
 class Sink:
@@ -90,6 +96,7 @@ class Sink:
         topic: the topic.
         share: the budget's bytes are given back when a batch is durable.
         acknowledged: called with the records and bytes of each batch that became durable.
+        unfit: called with the tracker and source offset of a record that the topic refuses, before the flow ends.
         limit_bytes: the topic's `max.message.bytes`, as far as it is known.
     """
 
@@ -100,12 +107,14 @@ class Sink:
         share: Share,
         *,
         acknowledged: Callable[[int, int], None],
+        unfit: Unfit | None = None,
         limit_bytes: int | None = None,
     ) -> None:
         self.topic = topic
         self._batches = batches
         self._share = share
         self._acknowledged = acknowledged
+        self._unfit = unfit
         self._limit_bytes = limit_bytes
         self._outboxes: dict[int, Outbox[_Origins]] = {}
         self._unsent: set[Outbox[_Origins]] = set()
@@ -140,4 +149,4 @@ class Sink:
         self._unsent.clear()
 
     def _origins(self) -> _Origins:
-        return _Origins(self._share, self._acknowledged)
+        return _Origins(self._share, self._acknowledged, self._unfit)

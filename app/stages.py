@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from app.chunking import limit_bytes as chunk_limit_bytes
-from app.lane import SourceRecord
 from app.payload import download, publish
 from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
@@ -26,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.reach import Reach
+    from app.lane import SourceRecord
     from app.settings import PipelineSettings
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
+    from transforms.errors import RecordUnfitError
 
 __all__ = [
     "Chain",
@@ -37,6 +38,7 @@ __all__ = [
     "InflateStage",
     "OffloadStage",
     "Stage",
+    "UnfitStage",
     "build",
 ]
 
@@ -126,6 +128,42 @@ class OffloadStage:
         with _timed(self._stats.publish):
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
         return (self._offload.refer(record, reference),)
+
+
+class UnfitStage:
+    """Records that the sink has refused, for reasons that are theirs. Goes before all others.
+
+    Args:
+        refused: why, by topic, partition and offset.
+    """
+
+    name = "sink"
+
+    def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError]) -> None:
+        self._refused = refused
+
+    def wants(self, record: RecordLike) -> bool:
+        """See `Stage.wants`."""
+        return _place(record) in self._refused
+
+    def moves(self, record: RecordLike) -> bool:  # noqa: ARG002
+        """See `Stage.moves`."""
+        return False
+
+    blocks = moves
+
+    def reserve_bytes(self, record: RecordLike) -> int:  # noqa: ARG002
+        """See `Stage.reserve_bytes`."""
+        return 0
+
+    def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
+        """See `Stage.apply`."""
+        raise self._refused[_place(record)]
+
+
+def _place(record: RecordLike) -> tuple[str, int, int]:
+    source = cast("SourceRecord", record)  # no stage has changed it yet
+    return source.topic, source.partition, source.offset
 
 
 class InflateStage:
@@ -380,6 +418,7 @@ def build(
     stats: PipelineStats,
     *,
     compacted: bool = False,
+    unfit: Mapping[tuple[str, int, int], RecordUnfitError] | None = None,
 ) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
 
@@ -389,12 +428,13 @@ def build(
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: where store latencies go.
         compacted: whether the sink topic is.
+        unfit: the records that the sink has refused, and why, by topic, partition and offset.
     """
     form = FORMATS[settings.reference_format]
     chunks = settings.chunks
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
     wrapper = settings.wrapper
-    stages: list[Stage] = []
+    stages: list[Stage] = [UnfitStage(unfit)] if unfit else []
     if wrapper.unwraps:
         stages.append(UnwrapStage(wrapper.unwrap))
     if "inflate" in settings.transforms:

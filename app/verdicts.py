@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from typing import TYPE_CHECKING
 
 from app.assembly import chunks_of
@@ -15,9 +16,11 @@ from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
     PayloadStoreError,
+    RecordUnfitError,
     ReferenceRefusedError,
     TransformError,
 )
+from transforms.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +95,7 @@ class Verdicts:
                 if letter is None:
                     slot.cause = cause
                 else:
-                    self._finish(slot, (letter,))
+                    self._finish(slot, (letter,), cause)
                     self._log(slot.source, f"goes to {self._topic_name}", exc)
         except RecordError as exc:
             self._ending.fail(exc)
@@ -136,7 +139,7 @@ class Verdicts:
             if letter is None:
                 return False
             letters.append(letter)
-        self._finish(slot, letters)
+        self._finish(slot, letters, cause)
         return True
 
     async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
@@ -150,14 +153,18 @@ class Verdicts:
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
             self._ending.fail_by_defect(exc, slot.source)
         else:
-            self._finish(slot, letters, records=len(chunks))
+            self._finish(slot, letters, cause, records=len(chunks))
 
     def _write(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike]:
         assert self._letters is not None
         return [letter for source in sources for letter in self._letters.any(source, cause)]
 
-    def _finish(self, slot: Slot, letters: Sequence[RecordLike], records: int | None = None) -> None:
+    def _finish(self, slot: Slot, letters: Sequence[RecordLike], cause: Cause, *, records: int | None = None) -> None:
         self._stats.dead_letters += len(letters) if records is None else records
+        if isinstance(cause.error, RecordUnfitError):
+            # Its own timestamp may be what is wrong, and its letter would be refused as well.
+            now_ms = int(time.time() * 1000)
+            letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
         self._share.give(slot.finish(letters, dead=True))
 
     def drops(self, event: Discarded) -> bool:

@@ -14,6 +14,7 @@ WideloadError
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   ├── RecordTooLargeError       the record is over what the sink topic takes
+│   ├── RecordUnfitError          the sink topic does not take the record, such as for its timestamp
 │   ├── SignatureError            the reference is not signed with a key that is known
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
@@ -45,6 +46,7 @@ __all__ = [
     "PayloadStoreError",
     "PayloadTooLargeError",
     "RecordTooLargeError",
+    "RecordUnfitError",
     "ReferenceRefusedError",
     "ResourceIdentifierTooLargeError",
     "SerializationError",
@@ -246,6 +248,23 @@ class PayloadTooLargeError(TransformError):
             f"payload {shown(self.path)} is too large: {size}, the limit is {self.limit:,} bytes; "
             "raise large.message.max.bytes if such payloads are meant to pass"
         )
+
+
+class RecordUnfitError(TransformError):
+    """A topic does not take a record, whatever its size.
+
+    Attributes:
+        topic: the topic.
+        reason: what the broker says, and what would help.
+    """
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(topic, reason)
+        self.topic = topic
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} refuses the record: {self.reason}"
 
 
 class RecordTooLargeError(TransformError):

@@ -14,10 +14,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiokafka import TopicPartition
 from aiokafka.errors import (
+    InvalidTimestampError,
     InvalidTopicError,
     KafkaError,
     KafkaTimeoutError,
@@ -30,7 +31,7 @@ from app.batches.batch import Batch, Builder, Load, Stamp
 from app.batches.numbers import BatchNumbers
 from app.batches.outbox import Outbox
 from app.batches.room import Room
-from transforms.errors import WideloadError
+from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
 from transforms.size import BATCH_OVERHEAD_BYTES
 
@@ -56,7 +57,9 @@ _UNLIMITED_BYTES = 2**31 - 1
 
 # What a broker answers that has appended nothing, and would take what comes behind. After anything else nobody knows.
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-_REFUSALS = (*_TOO_LARGE, TopicAuthorizationFailedError, InvalidTopicError)
+# Of one record among those of the batch, it may be.
+_UNFIT = (InvalidTimestampError,)
+_REFUSALS = (*_TOO_LARGE, *_UNFIT, TopicAuthorizationFailedError, InvalidTopicError)
 
 
 class RecordRefusedError(WideloadError):
@@ -127,9 +130,10 @@ class Batches:
     """Sends batches through one aiokafka producer, in order, partition by partition. Belongs to one event loop.
 
     Records go through an `outbox`, one for each partition; nothing else may go through the aiokafka producer to a
-    partition that has one. A batch of several records that is too large for its topic is split in two, and the halves
-    are sent in its place, in order, as often as it takes; sequence numbers have neither gap nor duplicate after that.
-    A record that is refused alone fails with `RecordRefusedError`; where that was not the first try, all sending ends.
+    partition that has one. A batch of several records that is too large for its topic, or has a record that the topic
+    does not take, is split in two, and the halves are sent in its place, in order, as often as it takes; sequence
+    numbers have neither gap nor duplicate after that. A record that is refused alone fails with `RecordRefusedError`
+    for its size, or with `RecordUnfitError`; where that was not the first try, all sending ends.
 
     Args:
         producer: not with `acks=0`; idempotent or transactional, else what is sent again may be there twice.
@@ -287,12 +291,10 @@ class Batches:
         except _REFUSALS as exc:
             outbox.answered()
             self._rewind(place, batch)
-            too_large = isinstance(exc, _TOO_LARGE)
-            if too_large and batch.records > 1:
-                await self._split(outbox, batch)
+            if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
+                await self._split(outbox, batch, str(exc))
                 return
-            size = batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES
-            error = RecordRefusedError(place.topic, place.partition, size) if too_large else exc
+            error = self._refused(exc, place, batch)
             # Where an earlier try came through after all, the next batch would pass for that one, and be lost.
             if self._halts or batch.builder.tries > 1:
                 raise error from exc
@@ -301,6 +303,14 @@ class Batches:
         outbox.answered()
         self._observe(place.topic, batch)
         batch.load.delivered(metadata, batch.records, batch.uncompressed_bytes)
+
+    def _refused(self, error: KafkaError, place: TopicPartition, batch: Batch[Any]) -> Exception:
+        if isinstance(error, _TOO_LARGE):
+            return RecordRefusedError(place.topic, place.partition, batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES)
+        if isinstance(error, _UNFIT):
+            clock = "its timestamp is further from the broker's clock than message.timestamp.after.max.ms or "
+            return RecordUnfitError(place.topic, f"INVALID_TIMESTAMP: {clock}message.timestamp.before.max.ms allows")
+        return cast("Exception", error)
 
     async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:
         place = outbox.partition
@@ -355,14 +365,15 @@ class Batches:
             assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
             numbers[place] = stamp.sequence
 
-    async def _split(self, outbox: Outbox[L], batch: Batch[L]) -> None:
+    async def _split(self, outbox: Outbox[L], batch: Batch[L], reason: str) -> None:
         place = outbox.partition
         log.info(
-            "topic %s, partition %d: a batch of %d records and %d bytes is too large, and split in two",
+            "topic %s, partition %d: a batch of %d records and %d bytes is refused, and split in two: %s",
             place.topic,
             place.partition,
             batch.records,
             batch.wire_bytes,
+            reason,
         )
         make = partial(self._builder, _UNLIMITED_BYTES)
         if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:

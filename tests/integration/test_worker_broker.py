@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.broker import EmbeddedBroker
-from tests.integration.topics import end_offsets, read_all, send
+from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 
@@ -68,6 +69,51 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, endi
         )
         until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
         assert worker.terminate() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder that holds 48 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small file system takes the right to mount one: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.chaos
+def test_worker_broker_disk_full(small_disk: Path, tmp_path: Path) -> None:
+    """A broker that ends because its disk is full costs no record; once it has room and runs, the worker goes on."""
+    properties = {"log.dirs": str(small_disk / "data"), "metadata.log.dir": str(tmp_path / "metadata")}
+    records: list[Sent] = [(0, b"%d" % number, bytes(15_000), [], 1_700_000_000_000) for number in range(400)]
+    with EmbeddedBroker(properties) as broker:
+        way = way_on(broker, tmp_path)
+        with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+            worker.wait_ready()
+            send(way.broker, way.raw, records[:1])
+            until(lambda: end_offsets(way.broker, way.orders)[0] == 1, "records flow")
+            assert worker.process is not None
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            send(way.broker, way.raw, records[1:])
+            filler = small_disk / "filler"
+            room = os.statvfs(small_disk)
+            filler.write_bytes(bytes(room.f_bavail * room.f_frsize - 2_000_000))
+            os.kill(worker.process.pid, signal.SIGCONT)
+            until(lambda: broker.pid is None, "the broker has ended", 120)
+            until(lambda: way.broker in worker.get("/health")[1]["reasons"].get("offload", ""), "it is told")
+            filler.unlink()
+            broker.start()
+            until(
+                lambda: first_occurrences(digests(read_all(way.broker, way.orders))) == expected(records),
+                "each record has arrived, in order",
+                120,
+            )
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
+            assert worker.terminate() == 0
 
 
 def test_worker_leaves_a_group_that_rebalances(broker: str, make_way: Callable[..., Way]) -> None:

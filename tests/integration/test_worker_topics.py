@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.errors import CommitFailedError
 
-from tests.integration.topics import Sent, committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 
@@ -249,6 +250,39 @@ def test_targets_deleted(topics: Topics, make_topic: MakeTopic) -> None:
         until(lambda: worker.get("/health")[0] == 200, "both pipelines run again")
         until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 2, "both are committed")
         assert worker.terminate() == 0
+
+
+@pytest.mark.parametrize("tolerance", ["all", "none"])
+def test_timestamp_that_the_sink_refuses(topics: Topics, make_topic: MakeTopic, tolerance: str) -> None:
+    """It is an error of the one record, though the broker refuses the batch: a dead letter, or the pipeline stops."""
+    dead = make_topic(1, **{"retention.ms": -1})
+    year_ms = 365 * 86_400_000
+    now_ms = int(time.time() * 1000)
+    alter(topics.broker, topics.raw, {"message.timestamp.after.max.ms": str(9 * year_ms), "retention.ms": "-1"})
+    alter(topics.broker, topics.orders, {"message.timestamp.before.max.ms": str(9 * year_ms), "retention.ms": "-1"})
+    future, past = now_ms + year_ms, now_ms - 10 * year_ms
+    stamps = [now_ms, now_ms, future, now_ms, past, now_ms, now_ms]
+    send(topics.broker, topics.raw, [(0, b"k", b"%d" % n, (), stamp) for n, stamp in enumerate(stamps)])
+    keys = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead} if tolerance == "all" else {}
+    with topics.worker(**keys) as worker:
+        if tolerance == "none":
+            until(lambda: state(worker)["state"] == "FAILED", "the pipeline has stopped")
+            found = state(worker)["last_error"]
+            assert found.startswith(
+                f"topic {topics.raw}, partition 0, offset 2: topic {topics.orders} refuses the record"
+            )
+            assert "message.timestamp.after.max.ms" in found
+            assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 2
+            assert topics.values(topics.orders) == {0: [0, 1]}
+            assert worker.terminate() == 1
+            return
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 7, "all is committed")
+        assert worker.terminate() == 0
+    assert topics.values(topics.orders) == {0: [0, 1, 3, 5, 6]}
+    letters = read_all(topics.broker, dead)[0]
+    assert [each.value for each in letters] == [b"2", b"4"]
+    assert b"INVALID_TIMESTAMP" in dict(letters[0].headers)["__connect.errors.exception.message"]  # type: ignore[operator]
+    assert all(abs(each.timestamp - now_ms) < 600_000 for each in letters)
 
 
 def test_lag_of_transactions(topics: Topics) -> None:

@@ -1,0 +1,132 @@
+"""The worker while the clock of its machine is set: nothing it does goes by that clock."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.topics import read_all, send
+from tests.integration.way import PARTITIONS, Way, digests, expected, mixed
+from tests.integration.worker_process import WorkerProcess, until
+
+ROOT = Path(__file__).parents[2]
+DAY_S = 86_400
+
+# The wall clock as the test wants it: that of the machine, and the seconds that stand in a file.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, now);
+    if (id == CLOCK_REALTIME) {
+        long seconds = 0;
+        int file = open(getenv("STEPPED_CLOCK"), O_RDONLY);
+        if (file >= 0) {
+            if (read(file, &seconds, sizeof seconds) != sizeof seconds) seconds = 0;
+            close(file);
+        }
+        now->tv_sec += seconds;
+    }
+    return result;
+}
+
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+class Clock:
+    """The clock of a process that is started with `environ`."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("a clock that can be set takes a C compiler")
+        (folder / "clock.c").write_text(CLOCK)
+        library, self._file = folder / "clock.so", folder / "clock"
+        command: list[str | Path] = [compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "clock.c", "-ldl"]
+        subprocess.run(command, check=True, capture_output=True)
+        self.environ = {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(self._file)}
+        self.step(DAY_S)
+        now = [sys.executable, "-c", "import time; print(time.time())"]
+        seen = subprocess.run(now, env={**os.environ, **self.environ}, check=True, capture_output=True, text=True)
+        assert float(seen.stdout) > time.time() + DAY_S / 2
+        self.step(0)
+
+    def step(self, seconds: int) -> None:
+        """Sets it so far ahead of the machine's, or behind."""
+        self._file.write_bytes(struct.pack("@l", seconds))
+
+
+def test_worker_clock_is_set(make_way: Callable[..., Way], tmp_path: Path) -> None:
+    """A clock that jumps a day ahead, and two back, moves no partition, repeats no record and shows no lag."""
+    clock = Clock(tmp_path)
+    way = make_way()
+    records = mixed(900, seed=4)
+    worker = WorkerProcess(way.folder, way.settings(), {**way.offload(), **way.inflate()})
+    worker.start(clock.environ)
+    try:
+        worker.wait_ready()
+        for part, seconds in enumerate((0, DAY_S, -DAY_S)):
+            clock.step(seconds)
+            send(way.broker, way.raw, records[300 * part : 300 * (part + 1)])
+            until(partial(way.arrived, 300 * (part + 1)), "records flow")
+            assert [page["restarts"] for page in worker.get("/pipelines")[1]] == [0, 0]
+        assert 'wideload_rebalances_total{pipeline="offload"} 0.0' in worker.text("/metrics")
+        until(lambda: lags(worker) == [0] * 2 * PARTITIONS, "there is no lag")
+        assert worker.terminate() == 0
+    finally:
+        worker.kill()
+    assert digests(read_all(way.broker, way.inflated)) == expected(records)
+
+
+def lags(worker: WorkerProcess) -> list[int]:
+    """The lag of each partition of each pipeline."""
+    return [partition["lag"] for page in worker.get("/pipelines")[1] for partition in page["partitions"]]
+
+
+# Who may ask for the time of day, and what for.
+WALL_CLOCK = {
+    "app/batches/client.py": "the timestamp of a record whose writer gives none",
+    "app/brokers.py": "people are told since when",
+    "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
+    "app/pipeline.py": "people are told since when",
+    "app/verdicts.py": "the timestamp of a letter whose own was refused",
+    "stores/memory.py": "the age of a payload",
+}
+
+
+def test_wall_clock_is_asked_for_little() -> None:
+    """Nothing that waits, expires or counts goes by a clock that may be set."""
+    asking = set()
+    for folder in ("app", "stores", "transforms"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and ast.unparse(node) in {
+                    "time.time",
+                    "time.time_ns",
+                    "datetime.now",
+                }:
+                    asking.add(path.relative_to(ROOT).as_posix())
+    assert asking == WALL_CLOCK.keys()
