@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 from app.chunking import limit_bytes as chunk_limit_bytes
+from app.lane import SourceRecord
 from app.payload import download, publish
 from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from app.reach import Reach
-    from app.lane import SourceRecord
     from app.settings import PipelineSettings
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
@@ -162,7 +162,7 @@ class UnfitStage:
 
 
 def _place(record: RecordLike) -> tuple[str, int, int]:
-    source = cast("SourceRecord", record)  # no stage has changed it yet
+    source = cast(SourceRecord, record)  # no stage has changed it yet
     return source.topic, source.partition, source.offset
 
 

@@ -53,7 +53,6 @@ class PipelineStats:
         batches: of the producer, those to the dead-letter topic among them.
     """
 
-    started: float = field(default_factory=time.time)
     records_in: int = 0
     bytes_in: int = 0
     records_out: int = 0
