@@ -111,6 +111,7 @@ WALL_CLOCK = {
     "app/batches/client.py": "the timestamp of a record whose writer gives none",
     "app/brokers.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
+    "app/dlq.py": "what a user means by a time ago",
     "app/pipeline.py": "people are told since when",
     "app/verdicts.py": "the timestamp of a letter whose own was refused",
     "stores/memory.py": "the age of a payload",
