@@ -14,6 +14,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from app.clients import security_arguments, translated
 from app.lane import SourceRecord
 from app.naming import check_name
+from app.unreadable import Unreadable
 from transforms.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
+        self._unreadable = Unreadable(consumer)
 
     async def begin(self) -> None:
         """Goes to where the selection starts.
@@ -113,8 +115,10 @@ class Reader:
         try:
             while (left is None or left > 0) and not await self._at_end():
                 limit = _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
-                polled = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
-                for partition, records in polled.items():
+                polled = await self._unreadable.read(())
+                polled = polled or await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
+                for partition, found in polled.items():
+                    records = found[:left]
                     yield records
                     if self._selection.group is not None:
                         await self._consumer.commit({partition: records[-1].offset + 1})
@@ -171,10 +175,10 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
         consumer.assign(partitions)
     else:
         consumer.subscribe([topic.name])
-    reader = Reader(consumer, selection, partitions)
     try:
         try:
             await consumer.start()
+            reader = Reader(consumer, selection, partitions)
             await reader.begin()
         except (KafkaError, OSError, TimeoutError) as exc:
             raise translated(exc, f"topic {topic.name}") from exc

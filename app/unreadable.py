@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
-    from app.lane import SourceRecord
-
 __all__ = ["Unreadable"]
 
 _LEAST_MAGIC = 2  # older records have no headers
@@ -51,7 +49,7 @@ class Unreadable:
             watched[partition] = result
         fetcher._records = watched  # noqa: SLF001
 
-    async def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Sequence[SourceRecord]]:
+    async def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
         """The batch behind what was polled of a partition, where that ended before one that cannot be read.
 
         The consumer goes on behind it. Between its end and the return there is no await.
@@ -86,7 +84,7 @@ class Unreadable:
         state = assignment.state_value(partition)
         return bool(state.has_valid_position and state.position == offset)
 
-    async def _fetch(self, partition: TopicPartition, offset: int) -> tuple[list[SourceRecord], int] | None:
+    async def _fetch(self, partition: TopicPartition, offset: int) -> tuple[list[ConsumerRecord], int] | None:
         client, fetcher = self._consumer._client, self._consumer._fetcher  # noqa: SLF001
         leader = client.cluster.leader_for_partition(partition)
         if leader is None or leader == -1:
@@ -128,12 +126,12 @@ class _Fetched(OrderedDict[Any, Any]):
             self._found[partition] = records.next_fetch_offset
 
 
-def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[SourceRecord], int] | None:
+def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[ConsumerRecord], int] | None:
     """The records from `offset` on of the batch that has it, and of those behind it; and where the next batch begins.
 
     Of batches of transactions it takes the first alone: whether the others count, the client knows.
     """
-    records: list[SourceRecord] = []
+    records: list[ConsumerRecord] = []
     end: int | None = None
     for batch in _batches(data):
         if batch.next_offset <= offset:
@@ -162,7 +160,7 @@ def _batches(data: bytes) -> Iterator[_DefaultRecordBatchPy]:
             yield _DefaultRecordBatchPy(batch)
 
 
-def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchPy) -> Iterator[SourceRecord]:
+def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchPy) -> Iterator[ConsumerRecord]:
     data, at = bytes(batch._buffer), batch._pos  # noqa: SLF001
     for _ in range(batch._num_records):  # noqa: SLF001
         record, delta, at = wire.read(data, at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from app.sink import Sink
 from app.stages import Chain, Stage
 from app.stats import PipelineStats
 from app.tracker import OffsetTracker
+from tests.integration.test_dlq import run as command
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -190,3 +192,10 @@ def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> No
     ]
     assert [letter.record for letter in letters] == [raws[0][1], raws[1][0], raws[2][0]]
     assert [letter.place for letter in letters] == [(way.raw, 0, offset) for offset in (1, 3, 6)]
+    status, told, _ = command("dlq", "replay", "--yes", "-c", worker.config)
+    assert (status, json.loads(told)["replayed"]) == (0, 3)
+    _, told, _ = command("consume", way.raw, "--from-beginning", "--until-end", "-c", worker.config)
+    shown = [json.loads(line) for line in told.splitlines()]
+    names = [[name for name, _ in line["headers"]] for line in shown]
+    bad = [[LATIN, "h"], ["\udcff" * 3], [f"a{LATIN}"]]
+    assert [each for each in names if each and each[0] != "ü"] == [*bad, *(["wideload.replays", *each] for each in bad)]
