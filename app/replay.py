@@ -100,7 +100,7 @@ class Tally:
 class _Item:
     found: Found
     letter: Letter
-    topic: str
+    topic: Topic
     partition: int
     records: Sequence[RecordLike]
     size: int
@@ -112,8 +112,11 @@ class Writer:
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
 
-    async def write(self, records: Sequence[tuple[str, int, RecordLike]]) -> None:
+    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
         """Writes all, and waits until they are durable.
+
+        Args:
+            records: each with the topic and the partition that it goes to.
 
         Raises:
             ClusterError: some may not be.
@@ -126,7 +129,7 @@ class Writer:
 
         try:
             for topic, partition, record in records:
-                place = topic, partition
+                place = topic.name, partition
                 if not is_writable(record):
                     if place in batches:
                         await send(*place, batches.pop(place))
@@ -136,7 +139,8 @@ class Writer:
                 if batch is None or not _append(batch, record):
                     if batch is not None:
                         await send(*place, batch)
-                    batch = batches[place] = Builder(BATCH_BYTES, 0, transactional=False)
+                    room = min(BATCH_BYTES, topic.max_message_bytes)
+                    batch = batches[place] = Builder(room, 0, transactional=False)
                     _append(batch, record)
             for place, batch in batches.items():
                 batch.close()
@@ -330,7 +334,7 @@ class Replay:
             origin = ("replay", self._log.topic.name, found.partition, found.offset)
             records = tuple(chunking.split(record, chunking.uuid(record, digest, origin), digest))
         size = sum(len(each.value or b"") for each in records)
-        return _Item(found, letter, topic.name, partition, records, size)
+        return _Item(found, letter, topic, partition, records, size)
 
     @property
     def _slice_is_full(self) -> bool:
@@ -352,6 +356,6 @@ class Replay:
                 for offset in item.found.offsets:
                     replayed.add(offset, offset + 1)
         for item in items:
-            self.tally.targets[item.topic, item.partition] += 1
+            self.tally.targets[item.topic.name, item.partition] += 1
             self.tally.errors[item.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
         self._done(len(items))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from app.assembly import chunks_of
 from app.dead_letter import Cause
 from app.ending import RecordError
+from app.lane import held_bytes
 from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
@@ -145,6 +146,8 @@ class Verdicts:
     async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
         """As `discard`, whatever it takes; or the flow ends."""
         write = self._write
+        copies = sum(map(held_bytes, chunks))  # they are made while the records are still held
+        self._share.take(copies)
         try:
             letters = await asyncio.get_running_loop().run_in_executor(self._executor, write, chunks, cause)
         except TransformError as exc:
@@ -154,6 +157,8 @@ class Verdicts:
             self._ending.fail_by_defect(exc, slot.source)
         else:
             self._finish(slot, letters, cause, records=len(chunks))
+        finally:
+            self._share.give(copies)
 
     def _write(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike]:
         assert self._letters is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -13,10 +14,16 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from tests.integration.topics import Found, Sent, committed, end_offsets, read_all, send
+from app.clients import ClusterError
+from app.letter_log import Filters, open_log
+from app.preflight import Topic
+from app.replay import Replay, Writer, open_writer
+from app.sender import find_topic
+from app.settings import load
+from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
-from transforms.record import Header
+from transforms.record import Header, RecordLike
 from transforms.reference import VALUE
 
 STAMP = 1_700_000_000_123
@@ -154,6 +161,62 @@ def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTop
     assert "there is no payload" in done["failures"][0]["reason"]
     assert done["skipped"] == {"of topic payroll, which this pipeline does not read (--to)": 1}
     assert "there is no payload" not in json.dumps(desk.dlq("list")), "what went wrong is told without the payload"
+
+
+class Failing(Writer):
+    """A writer whose cluster is gone after so many calls."""
+
+    calls = 2
+
+    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
+        """See `Writer.write`."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise ClusterError("gone", retriable=True)
+        await super().write(records)
+
+
+def letter(offset: int, topic: str, partition: int, error: str = "PayloadNotFoundError") -> Sent:
+    """A letter as the worker writes it, in partition 0."""
+    context = {"topic": topic, "partition": partition, "offset": offset, "exception.class.name": f"x.{error}"}
+    headers: list[Header] = [("__connect.errors." + name, str(value).encode()) for name, value in context.items()]
+    return (0, b"%d" % offset, b"v", headers, STAMP + offset)
+
+
+def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """What was written is committed, slice by slice; the next run repeats nothing, leaves nothing out, in order."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    errors = ("PayloadNotFoundError", "PayloadCorruptError")
+    letters = [letter(n, desk.raw, 7 if n == 0 else n % 2, errors[n % 3 == 0]) for n in range(700)]
+    send(broker, desk.dead, letters, 50_000)
+    alter(broker, desk.raw, {**FOREVER, "max.message.bytes": "2000"})  # batches must be small, too
+    worker = WorkerProcess(tmp_path, {"bootstrap.servers": broker}, {"p": desk.keys})
+    desk.config = str(worker.config)
+    settings = load(desk.config)
+    (pipeline,) = settings.pipelines
+
+    async def cut_short() -> int:
+        topic = await find_topic(settings.client, desk.dead)
+        filters = Filters(error="payloadnotfounderror")
+        group = f"{pipeline.group_id}-dlq-replay"
+        async with open_log(settings.client, topic, group) as log, open_writer(settings.client) as writer:
+            replay = Replay(settings.client, pipeline, log, None, filters, to=None, max_replays=3, done=lambda _: None)
+            with pytest.raises(ClusterError):
+                await replay.run(Failing(writer._producer))
+            return replay.tally.replayed
+
+    assert asyncio.run(cut_short()) == 400
+    assert desk.replay("--error", "x.PayloadNotFoundError", "--yes")["replayed"] == 466 - 400
+    done = desk.replay("--yes")
+    assert (done["replayed"], done["skipped"]) == (234, {"replayed before": 466})
+    assert desk.replay("--yes")["skipped"] == {}
+    found = read_all(broker, desk.raw)
+    for partition in (0, 1):
+        offsets = [int(record.key or b"") for record in found[partition] if record.key != b"0"]
+        expected = [offset for offset in range(1, 700) if offset % 2 == partition]
+        assert offsets == [n for n in expected if n % 3] + [n for n in expected if not n % 3]
+    assert sum(record.key == b"0" for each in found.values() for record in each) == 1, "by its key, as there is no 7"
+    assert committed(broker, f"{pipeline.group_id}-dlq-replay", desk.dead)[0] == 700
 
 
 @pytest.mark.parametrize(
