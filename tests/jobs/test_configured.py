@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs import sweep
+from jobs import backfill, ingest, sweep
 from jobs.audit import main as audit
 from jobs.configured import Configured
 from jobs.options import configure
@@ -139,6 +139,35 @@ def test_sweep_reads_all_topics_of_the_store() -> None:
         settings = sweep._settings(parsed)
         assert (settings.topics, settings.carriers) == (topics, carriers)
         assert settings.in_flight == timedelta(seconds=5)
+
+
+def test_backfill_of_a_configuration() -> None:
+    """The store is that of source or sink, the format that of the source, and the login that of the reading client."""
+    login = {"sasl_mechanism": "PLAIN", "sasl_username": "ann", "sasl_password": "secret"}
+    described = document(security_protocol="SASL_PLAINTEXT", **login)
+    base = ["--sink", "new", "--checkpoint", "c", "--to", "plain"]
+    for given, store, form in (
+        (["--source", "orders"], "/one", "bakdata-flag"),
+        (["--source", "old", "--pipeline", "two", "--format", "bakdata-headers"], "/two", "bakdata-headers"),
+    ):
+        parsed = backfill._parser().parse_args([*base, *given])
+        configure(parsed, described)
+        source = backfill._settings(parsed).source
+        assert (source.client.servers, source.client.arguments["sasl_plain_password"]) == ("b:9092", "secret")
+        assert (source.restorer.store["filesystem.root"], source.restorer.reference_format) == (store, form)
+    parsed = backfill._parser().parse_args([*base, "--source", "chunks"])
+    configure(parsed, {**described, "stores": []})
+    assert backfill._settings(parsed).source.restorer.store == {STORE_CLASS: "memory"}
+
+
+def test_ingest_of_a_configuration() -> None:
+    """Brokers and login come from the configuration, as Kafka's own client takes them; topics do not."""
+    login = {"sasl_mechanism": "PLAIN", "sasl_username": "ann", "sasl_password": "secret"}
+    parsed = ingest._parser().parse_args(["--topic", "whole", "--output", "o", "--checkpoint", "c"])
+    configure(parsed, document(security_protocol="SASL_PLAINTEXT", **login))
+    settings = ingest._settings(parsed)
+    assert (settings.bootstrap_servers, settings.topics) == ("b:9092", ("whole",))
+    assert 'username="ann" password="secret"' in settings.kafka_options["kafka.sasl.jaas.config"]
 
 
 def test_store_config_over_the_configuration(tmp_path: Path) -> None:

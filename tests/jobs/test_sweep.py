@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.cli import main as wideload
+from jobs.audit import main as audit
 from jobs.orphans import SweepSettings, run
 from jobs.session import SessionSettings
 from jobs.sweep import main
@@ -111,6 +112,7 @@ def in_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         yield spark
 
     monkeypatch.setattr("jobs.sweep.open_session", opened)
+    monkeypatch.setattr("jobs.audit.open_session", opened)
 
 
 @pytest.mark.usefixtures("in_session")
@@ -184,6 +186,8 @@ def test_main_of_a_configuration(
     assert (list(summary["topics"]), summary["references"]) == ([topic, dead], 3)
     assert summary["outcomes"] == {"deleted": {"payloads": 1, "bytes": 7}}
     assert files(store / topic) == [f"{number:064x}" for number in range(3)]
+    assert audit(["--options", str(options)]) == 0
+    assert json.loads(capsys.readouterr().out)["topics"] == {name: {"ok": 1} for name in (topic, dead, copies)}
 
 
 @pytest.mark.usefixtures("in_session")
