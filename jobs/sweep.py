@@ -165,6 +165,8 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
     Raises:
         ConfigurationError: the configuration does not know where references to a topic's payloads are.
     """
+    if arguments.format is None and len(set(use.formats.values())) == 1:
+        arguments.format = next(iter(use.formats.values()))
     for topic in arguments.topic:
         if topic not in use.carriers:
             raise ConfigurationError(

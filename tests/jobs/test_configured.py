@@ -139,6 +139,7 @@ def test_sweep_reads_all_topics_of_the_store() -> None:
         settings = sweep._settings(parsed)
         assert (settings.topics, settings.carriers) == (topics, carriers)
         assert settings.in_flight == timedelta(seconds=5)
+        assert settings.reference_format == "bakdata-flag"
 
 
 def test_backfill_of_a_configuration() -> None:
