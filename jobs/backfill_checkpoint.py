@@ -1,20 +1,24 @@
 """How far a backfill is: a folder wherever Spark may write, with the next offset of each partition.
 
 Each note is a file of its own, whose name is a number that goes up; the one with the highest number that is whole
-counts, and the few before it are removed. So a process that dies while it writes a note leaves the one before. No file
-is written twice: a second run with the same checkpoint finds its number taken, and ends.
+counts, and the few before it are removed. So a process that dies while it writes a note leaves the one before; and a
+note is on the disk before another is removed. No file is written twice: a second run with the same checkpoint finds its
+number taken, and ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from jobs.backfill_forms import Mark
 from jobs.failures import JobFailedError
 from transforms.errors import ConfigurationError
 
@@ -31,10 +35,12 @@ class Progress:
     Attributes:
         positions: of each partition of the source, the offset below which all is done.
         ends: of each partition of the sink that was written to, the offset behind the last record.
+        marks: of each partition of the source, a record that was read; see `jobs.backfill_forms.Mark`.
     """
 
     positions: Mapping[int, int] = field(default_factory=dict)
     ends: Mapping[int, int] = field(default_factory=dict)
+    marks: Mapping[int, Mark] = field(default_factory=dict)
 
 
 class Checkpoint:
@@ -60,7 +66,7 @@ class Checkpoint:
         """The last note; None where there is none yet.
 
         Raises:
-            ConfigurationError: the folder belongs to something else.
+            ConfigurationError: the folder belongs to something else, or no note in it can be read.
         """
         numbers = self._numbers()
         self._last = max(numbers, default=-1)
@@ -70,6 +76,12 @@ class Checkpoint:
                 return self._progress(found)
         if not numbers and self._files.exists(self._folder) and len(self._files.listStatus(self._folder)):
             raise ConfigurationError("--checkpoint", f"{self._name} is not empty and was not made by this job")
+        if self._last > 0:  # the first note is written before anything else is
+            raise ConfigurationError(
+                "--checkpoint",
+                f"no note in {self._name} is whole, so how far the job is is not known; restore the folder, or begin "
+                "with a new one and an empty sink",
+            )
         return None
 
     def save(self, progress: Progress) -> None:
@@ -84,6 +96,7 @@ class Checkpoint:
             **self._belongs_to,
             "positions": {str(partition): at for partition, at in sorted(progress.positions.items())},
             "ends": {str(partition): at for partition, at in sorted(progress.ends.items())},
+            "marks": {str(partition): mark for partition, mark in sorted(progress.marks.items())},
         }
         try:
             stream = self._files.create(self._path(self._folder, str(self._last)), False)
@@ -95,10 +108,27 @@ class Checkpoint:
             ) from exc
         try:
             stream.write(bytearray(json.dumps(note), "utf-8"))
+            if stream.hasCapability("hsync"):
+                stream.hsync()
         finally:
             stream.close()
+        self._flush(str(self._last))
         if self._last >= _KEPT:
             self._files.delete(self._path(self._folder, str(self._last - _KEPT)), False)
+
+    def _flush(self, name: str) -> None:
+        """Where the folder is one of this machine: Hadoop's local file system leaves its files to the page cache."""
+        uri = self._files.makeQualified(self._folder).toUri()
+        if str(uri.getScheme()) != "file":
+            return
+        folder = Path(str(uri.getPath()))
+        for path in (folder / name, folder / f".{name}.crc", folder):
+            if path.exists():
+                number = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(number)
+                finally:
+                    os.close(number)
 
     def _progress(self, found: dict[str, Any]) -> Progress:
         for part, value in {"job": _JOB, **self._belongs_to}.items():
@@ -111,6 +141,7 @@ class Checkpoint:
         return Progress(
             {int(partition): at for partition, at in found["positions"].items()},
             {int(partition): at for partition, at in found["ends"].items()},
+            {int(partition): (offset, crc) for partition, (offset, crc) in found.get("marks", {}).items()},
         )
 
     def _numbers(self) -> list[int]:

@@ -1,9 +1,9 @@
 """A backfill from beginning to end: what is checked first, which ranges there are, and what is noted of each.
 
 Each partition of the source is done in ranges, one after another; several partitions at a time, none of which waits for
-another. A range is a Spark job of one task, and is noted in the checkpoint once the sink has acknowledged all of it. So
-a run that ends, however it ends, leaves no gap, and the next one repeats no more than the range that each partition was
-at.
+another. A range is a Spark job of one task and one transaction, and is noted in the checkpoint once all of it is
+committed. So a run that ends, however it ends, leaves no gap, and the next one repeats no more than the range that each
+partition was at; to readers with `read_committed` not even that, unless it ended between the commit and the note.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock
 
 from pyspark.sql import SparkSession
 
 from jobs.backfill_checkpoint import Checkpoint, Progress
-from jobs.backfill_forms import Tally
+from jobs.backfill_forms import Mark, Tally, mark_of
 from jobs.backfill_range import Copying, Outcome, Range, copied, scanned
 from jobs.backfill_sink import SinkTopic, sink_topic
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.log import Bounds, bounds
+from jobs.log import Bounds, Log, bounds
 from jobs.source_options import SourceSettings
 from transforms.errors import ConfigurationError
 from transforms.offload import Offload
@@ -105,6 +106,7 @@ class Backfill:
         ends: of each partition, where the run ends: the source's end as it was at the beginning.
         began: offsets that were left to do at the beginning.
         sink_ends: of each partition of the sink, the offset behind the last record that was written.
+        marks: of each partition of the source, a record that was read.
         started: `time.monotonic()` of the beginning.
     """
 
@@ -114,6 +116,7 @@ class Backfill:
     ends: dict[int, int] = field(default_factory=dict)
     began: int = 0
     sink_ends: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, Mark] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -158,7 +161,7 @@ def run(
             progress = checkpoint.load()
         _begin(settings, found, there, sink, progress)
         if checkpoint is not None and not settings.dry_run and found.left:
-            checkpoint.save(Progress(found.positions, found.sink_ends))
+            checkpoint.save(Progress(found.positions, found.sink_ends, found.marks))
         _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show).run()
     except SPARK_ERRORS as error:
         raise explained(error, servers=settings.source.client.servers, source=topic, options={}) from error
@@ -216,8 +219,32 @@ def _begin(
             )
         found.positions[partition] = max(at, each.first)
         found.ends[partition] = each.end
+        if partition in progress.marks:
+            _check_mark(settings.source, partition, each, progress.marks[partition])
     found.sink_ends.update(progress.ends)
+    found.marks.update(progress.marks)
     found.began = found.left
+
+
+def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mark) -> None:
+    """Makes sure that a record that was read is the one that stands there now, if one does.
+
+    A topic that was made anew, and has had more records by now than were read, shows by nothing else.
+
+    Raises:
+        JobFailedError: it is another one.
+    """
+    offset, _ = mark
+    if not there.first <= offset < there.end:
+        return
+    (topic,) = source.topics
+    with closing(Log(source.client, topic, partition)) as log:
+        found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
+    if found is not None and found.offset == offset and mark_of(found) != mark:
+        raise JobFailedError(
+            f"topic {topic} partition {partition} has another record at offset {offset:,} than was read there: it was "
+            "made anew; give a new --checkpoint and a new --sink"
+        )
 
 
 class _Run:
@@ -288,12 +315,14 @@ class _Run:
         with self._lock:
             if outcome.next > range_.start:
                 self._found.positions[range_.partition] = outcome.next
+            if outcome.mark is not None:
+                self._found.marks[range_.partition] = outcome.mark
             self._found.tally.add(outcome.tally)
             self._found.sink_ends.update(
                 {number: max(at, self._found.sink_ends.get(number, 0)) for number, at in outcome.ends.items()}
             )
             if self._checkpoint is not None and outcome.next > range_.start:
-                self._checkpoint.save(Progress(self._found.positions, self._found.sink_ends))
+                self._checkpoint.save(Progress(self._found.positions, self._found.sink_ends, self._found.marks))
             self._found.ranges += 1
             self._show(self._found)
         if outcome.error is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jobs.messages import TopicRecord
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedReferenceError
@@ -14,12 +16,16 @@ from transforms.offload import Offload
 from transforms.record import RecordLike
 from transforms.reference import Reference, is_reference
 
-__all__ = ["FORMS", "Form", "Tally", "foresee", "form_of"]
+__all__ = ["FORMS", "Form", "Mark", "Tally", "foresee", "form_of", "mark_of"]
 
 Form = Literal["plain", "reference", "bakdata", "chunk", "tombstone"]
 FORMS: tuple[Form, ...] = ("plain", "reference", "bakdata", "chunk", "tombstone")
 """How a record has its value: in it; in the store, as this project says it; in either way as bakdata marks it; a piece
 of it; or it has none."""
+
+
+Mark = tuple[int, int]
+"""A record of the source that was read: its offset, and a CRC-32 of its timestamp, key and value."""
 
 
 @dataclass(slots=True)
@@ -70,6 +76,15 @@ class Tally:
     def read_bytes(self) -> int:
         """Bytes of their keys and values."""
         return sum(size for _, size in self.forms.values())
+
+
+def mark_of(record: TopicRecord) -> Mark:
+    """What a record can be known by later."""
+    crc = zlib.crc32(b"%d" % record.timestamp)
+    for part in (record.key, record.value):
+        crc = zlib.crc32(b"null" if part is None else b"%d:" % len(part), crc)
+        crc = zlib.crc32(part or b"", crc)
+    return record.offset, crc
 
 
 def form_of(record: RecordLike, reference_format: FormatName) -> Form:

@@ -1,11 +1,13 @@
 """One range of a backfill: what a task reads from a partition of the source, and writes to the sink in its order.
 
 A range ends where it was told to, or sooner, once it has read enough; it is done when everything that it wrote is
-acknowledged. Until then nobody has noted it, and whoever does it again writes the same records again.
+acknowledged and committed, in one transaction. Until then nobody has noted it, and whoever does it again ends the
+transaction of the one before, and writes the same records again.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.partitioner import murmur2
 
-from jobs.backfill_forms import Tally, foresee, form_of
+from jobs.backfill_forms import Mark, Tally, foresee, form_of, mark_of
 from jobs.backfill_sink import SinkTopic, SinkWriter
 from jobs.failures import JobFailedError
 from jobs.log import Log
@@ -26,6 +28,7 @@ from stores.store import PayloadStore
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.errors import PayloadStoreError, WideloadError
 from transforms.formats import FormatName
+from transforms.identifiers import transactional_id
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 from transforms.size import batch_of_one_bytes
@@ -33,6 +36,14 @@ from transforms.size import batch_of_one_bytes
 __all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
 
 _MOST_WAITING = 1_000  # records behind one whose upload takes long
+
+# Of one transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. What
+# is on its way when a range ends may take a few calls of the store more.
+_LONGEST_S = 300.0
+_LONGEST_CALLS = 4
+_MOST_TIMEOUT_MS = 900_000
+_STORE_TIMEOUT = "large.message.store.timeout.ms"
+_STORE_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +94,14 @@ class Outcome:
         tally: what was done.
         ends: of each partition of the sink that was written to, the offset behind the last record.
         error: why the range ended; None where nothing is wrong.
+        mark: of the last record that was read, where it is done.
     """
 
     next: int
     tally: Tally
     ends: dict[int, int] = field(default_factory=dict)
     error: WideloadError | None = None
+    mark: Mark | None = None
 
 
 def copied(copying: Copying, range_: Range) -> Outcome:
@@ -98,7 +111,7 @@ def copied(copying: Copying, range_: Range) -> Outcome:
         with ExitStack() as stack:
             copy = _Copy(copying, range_, tally, stack)
             error = copy.run()
-            return Outcome(copy.next, tally, copy.writer.ends, error)
+            return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
         # Nobody knows which of the last records the sink has, so all of the range counts as not done.
         return Outcome(range_.start, Tally(), {}, exc)
@@ -129,6 +142,8 @@ class _Cursor:
     def __init__(self, log: Log, copying: Copying, range_: Range, tally: Tally) -> None:
         self.at = range_.start
         self.position = range_.start
+        self.last: TopicRecord | None = None
+        self._until = time.monotonic() + _LONGEST_S
         self._log = log
         self._copying = copying
         self._range = range_
@@ -144,7 +159,7 @@ class _Cursor:
             return
         reference_format = self._copying.source.restorer.reference_format
         for record in found:
-            self.at = record.offset
+            self.at, self.last = record.offset, record
             self._tally.read(form_of(record, reference_format), len(record.key or b"") + len(record.value or b""))
             yield record
             self.position = record.offset + 1
@@ -155,7 +170,9 @@ class _Cursor:
     def _enough(self) -> bool:
         tally = self._tally
         size = max(tally.read_bytes, tally.bytes + tally.payload_bytes)
-        return tally.read_records >= self._copying.max_records or size >= self._copying.max_bytes
+        if tally.read_records >= self._copying.max_records or size >= self._copying.max_bytes:
+            return True
+        return time.monotonic() > self._until
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +228,7 @@ class _Copy:
         self._store: PayloadStore = stack.enter_context(closing(open_store(source.restorer.store)))
         self._pool = ThreadPoolExecutor(source.restorer.threads, thread_name_prefix="wideload-backfill")
         stack.callback(self._pool.shutdown, cancel_futures=True)
-        self.writer = stack.enter_context(closing(SinkWriter(source.client, copying.sink)))
+        self.writer = stack.enter_context(closing(self._writer()))
 
     def run(self) -> WideloadError | None:
         """Goes on to the end of the range or up to what is wrong, and waits until all of that is acknowledged.
@@ -238,8 +255,21 @@ class _Copy:
                 self.next = min(ready.place.message.offset, ready.place.at)
                 break
             self.next = ready.place.after
-        self.writer.flush()
+        self.writer.commit()
         return error
+
+    def mark(self) -> Mark | None:
+        """Of the last record that was read, if it is done."""
+        last = self._cursor.last
+        return mark_of(last) if last is not None and last.offset < self.next else None
+
+    def _writer(self) -> SinkWriter:
+        copying = self._copying
+        name = transactional_id(f"wideload-backfill-{copying.sink.name}", copying.topic, self._range.partition)
+        call_ms = copying.source.restorer.store.get(_STORE_TIMEOUT)
+        call_ms = call_ms if isinstance(call_ms, int) else _STORE_TIMEOUT_MS
+        timeout_ms = min(_MOST_TIMEOUT_MS, round(_LONGEST_S * 1000) + _LONGEST_CALLS * call_ms)
+        return SinkWriter(copying.source.client, copying.sink, name, timeout_ms)
 
     # --- from the source ----------------------------------------------------------------------------------------------
 

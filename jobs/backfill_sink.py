@@ -1,14 +1,14 @@
 """The topic that a backfill writes: what the cluster says of it, and one task's way to write in order.
 
 Spark's own Kafka sink keeps neither a record's timestamp nor, within a partition, a bound on what a restart repeats; so
-tasks write with aiokafka, as the worker does.
+tasks write with aiokafka, as the worker does, and in transactions: one a range.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ from transforms.record import RecordLike
 __all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
 
 _BATCH_BYTES = 2**20
+_ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
+_CLOSE_S = 10.0
 _WANTED = ("max.message.bytes", "message.timestamp.type")
 
 Answer = TypeVar("Answer")
@@ -93,25 +95,33 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
 
 
 class SinkWriter:
-    """Writes records in order, idempotently, acknowledged by all replicas. Not for several threads at once.
+    """Writes records in order and in one transaction, acknowledged by all replicas. Not for several threads at once.
 
     A batch of a partition is handed over once the one before it is on its way, so that a task holds two or three
     batches of each partition, of a megabyte or of one record that is larger.
 
+    Who opens a writer ends the one before it with the same id, wherever that runs: what it has not committed is
+    aborted, and the brokers take nothing more from it. So two tasks never write the same range side by side, also
+    where one was given up for lost and still runs.
+
     Args:
         client: how to reach the cluster.
         topic: the topic.
+        transactional_id: of whoever writes this part of the topic, and of nobody else.
+        timeout_ms: how long the transaction may be open before the brokers abort it.
 
     Attributes:
         ends: of each partition that was written to, the offset behind the last record that was acknowledged.
 
     Raises:
-        ConfigurationError: no broker answers.
+        ConfigurationError: no broker answers, or the transactional id may not be used.
     """
 
-    def __init__(self, client: Client, topic: SinkTopic) -> None:
+    def __init__(self, client: Client, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
         self.ends: dict[int, int] = {}
         self._topic = topic.name
+        self._timeout_ms = timeout_ms
+        self._open = False
         self._builders: dict[int, Any] = {}
         self._sent: list[tuple[int, int, asyncio.Future[Any]]] = []
         # The loop has a thread of its own: it must go on while the task waits for the store.
@@ -120,13 +130,20 @@ class SinkWriter:
         self._thread.start()
         self._producer: AIOKafkaProducer | None = None
         try:
-            self._producer = self._run(self._start(client, min(_BATCH_BYTES, topic.max_message_bytes)))
-        except (kafka_errors.KafkaError, OSError) as exc:
+            batch_bytes = min(_BATCH_BYTES, topic.max_message_bytes)
+            self._producer = self._run(self._start(client, batch_bytes, transactional_id))
+            self._open = True
+        except kafka_errors.TransactionalIdAuthorizationFailed as exc:
+            self.close()
+            raise ConfigurationError(
+                "--kafka-option", f"these credentials may not write with the transactional id {transactional_id}"
+            ) from exc
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as exc:
             self.close()
             raise ConfigurationError("--bootstrap-servers", f"no producer can start: {_told(exc)}") from exc
 
     def write(self, partition: int, record: RecordLike) -> None:
-        """Takes a record; it is acknowledged once `flush` has returned.
+        """Takes a record; it is there once `commit` has returned.
 
         Raises:
             JobFailedError: the topic did not take what came before it.
@@ -143,21 +160,27 @@ class SinkWriter:
                 return
             self._send(partition)
 
-    def flush(self) -> None:
-        """Waits until all that was taken is acknowledged.
+    def commit(self) -> None:
+        """Waits until all that was taken is acknowledged, and commits it. Nothing may be written afterwards.
 
         Raises:
             JobFailedError: the topic did not take it.
         """
+        assert self._producer is not None
         for partition in list(self._builders):
             self._send(partition)
         self._acknowledge(self._sent)
         self._sent = []
+        try:
+            self._run(asyncio.wait_for(self._producer.commit_transaction(), _ANSWER_S))
+        except (kafka_errors.KafkaError, TimeoutError) as exc:
+            raise self._refused("", exc) from exc
+        self._open = False
 
     def close(self) -> None:
-        """Ends the connections. What was not flushed may be there, or not."""
+        """Ends the connections. What was not committed is aborted, now or by the brokers."""
         if self._producer is not None:
-            self._run(self._producer.stop())
+            self._run(self._stop(self._producer))
         for _, _, future in self._sent:  # the first failure was told
             if future.done() and not future.cancelled():
                 future.exception()
@@ -172,7 +195,7 @@ class SinkWriter:
         try:
             future = self._run(self._producer.send_batch(builder, self._topic, partition=partition))
         except kafka_errors.KafkaError as exc:
-            raise self._refused(partition, exc) from exc
+            raise self._refused(f" partition {partition}", exc) from exc
         self._sent.append((partition, builder.record_count(), future))
         done = next((at for at, (_, _, each) in enumerate(self._sent) if not each.done()), len(self._sent))
         self._acknowledge(self._sent[:done])
@@ -182,31 +205,55 @@ class SinkWriter:
         for partition, records, future in sent:
             try:
                 metadata = self._run(_result(future))
-            except kafka_errors.KafkaError as exc:
-                raise self._refused(partition, exc) from exc
+            except (kafka_errors.KafkaError, TimeoutError) as exc:
+                raise self._refused(f" partition {partition}", exc) from exc
             if metadata.offset >= 0:  # a broker that knows a batch already need not know where
                 self.ends[partition] = metadata.offset + records
 
-    def _refused(self, partition: int, error: Exception) -> JobFailedError:
-        return JobFailedError(f"topic {self._topic} partition {partition} did not take records: {_told(error)}")
+    def _refused(self, where: str, error: Exception) -> JobFailedError:
+        if isinstance(error, kafka_errors.ProducerFenced | kafka_errors.InvalidProducerEpoch):
+            reason = (
+                "another run or task writes the same backfill and has ended this one, or its transaction was open for "
+                f"more than {self._timeout_ms // 1000:,} s"
+            )
+        elif isinstance(error, TimeoutError):
+            reason = f"no answer in {_ANSWER_S:g} s"
+        else:
+            reason = _told(error)
+        return JobFailedError(f"topic {self._topic}{where} did not take records: {reason}")
 
     def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _start(self, client: Client, batch_bytes: int) -> AIOKafkaProducer:
+    async def _start(self, client: Client, batch_bytes: int, transactional_id: str) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(
-            **client.connection(), acks="all", enable_idempotence=True, max_batch_size=batch_bytes
+            **client.connection(),
+            acks="all",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            max_batch_size=batch_bytes,
         )
         try:
-            await producer.start()
+            async with asyncio.timeout(_ANSWER_S):
+                await producer.start()
+                await producer.begin_transaction()
         except BaseException:
-            await producer.stop()
+            await self._stop(producer)
             raise
         return producer
 
+    async def _stop(self, producer: AIOKafkaProducer) -> None:
+        # What fails here was told already, or is the brokers' to clean up: they abort what nobody commits.
+        with suppress(kafka_errors.KafkaError, TimeoutError, AssertionError):
+            if self._open:
+                await asyncio.wait_for(producer.abort_transaction(), _CLOSE_S)
+        with suppress(kafka_errors.KafkaError, TimeoutError):
+            await asyncio.wait_for(producer.stop(), _CLOSE_S)
+        await producer.client.close()
+
 
 async def _result(future: asyncio.Future[Any]) -> Any:
-    return await future
+    return await asyncio.wait_for(asyncio.shield(future), _ANSWER_S)
 
 
 def _told(error: Exception) -> str:

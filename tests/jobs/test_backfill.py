@@ -28,7 +28,9 @@ from jobs.backfill import _parser, _settings, main
 from jobs.backfill_checkpoint import Checkpoint, Progress
 from jobs.backfill_driver import Backfill, run
 from jobs.backfill_forms import form_of
+from jobs.backfill_sink import SinkWriter, sink_topic
 from jobs.failures import JobFailedError
+from jobs.log import Client, Log
 from jobs.session import SessionSettings
 from stores.registry import open_store
 from stores.store import Delete
@@ -473,15 +475,17 @@ def test_topics_made_anew(place: Place, make_topic: MakeTopic, capsys: pytest.Ca
     folder = place.folder / f"checkpoint-{sink}"
     last = max((file for file in folder.iterdir() if file.name.isdecimal()), key=lambda file: int(file.name))
     note = json.loads(last.read_text())
-    assert (note["positions"], note["ends"]) == ({"0": 9}, {"0": 9})
+    assert (note["positions"], note["ends"], note["marks"]["0"][0]) == ({"0": 9}, {"0": 9}, 8)
     capsys.readouterr()
     said = {
-        "ends": f"topic {sink} partition 0 was written up to offset 10 and ends at 9 now",
+        "ends": f"topic {sink} partition 0 was written up to offset 11 and ends at 10 now",  # 9 records, and a commit
         "positions": f"topic {source} partition 0 was read up to offset 10 and ends at 9 now",
+        "marks": f"topic {source} partition 0 has another record at offset 8 than was read there",
     }
     for part, sentence in said.items():
         (folder / f".{last.name}.crc").unlink(missing_ok=True)
-        last.write_text(json.dumps({**note, part: {"0": 10}}))
+        wrong = {"ends": 11, "positions": 10, "marks": [8, 0]}[part]
+        last.write_text(json.dumps({**note, part: {"0": wrong}}))
         assert place.run(source, sink, "references") == 1
         assert sentence in capsys.readouterr().err
 
@@ -597,6 +601,44 @@ def test_checkpoint_torn(spark: SparkSession, tmp_path: Path) -> None:
     assert again.load() == Progress({0: 5}, {1: 6})
     again.save(Progress({0: 9}, {}))
     assert Checkpoint(spark, str(folder), {"source": "a"}).load() == Progress({0: 9}, {})
+
+
+def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) -> None:
+    """Where no note can be read the job does not begin anew; but where the first was never whole it does."""
+    folder = tmp_path / "checkpoint"
+    made = Checkpoint(spark, str(folder), {"source": "a"})
+    made.save(Progress({0: 1}, {}))
+    (folder / "0").write_bytes(b"{")
+    assert Checkpoint(spark, str(folder), {"source": "a"}).load() is None
+    made.save(Progress({0: 2}, {}))
+    (folder / "1").write_bytes(b"{")
+    with pytest.raises(ConfigurationError, match="is whole, so how far the job is is not known"):
+        Checkpoint(spark, str(folder), {"source": "a"}).load()
+
+
+def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
+    """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
+    topic, client = make_topic(), Client(broker)
+    sink = sink_topic(client, topic)
+
+    def records(name: bytes) -> list[Record]:
+        return [Record(name, b"%06d" % number * 50_000, (), STARTED_MS) for number in range(8)]
+
+    with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as lost:
+        for record in records(b"lost"):
+            lost.write(0, record)
+        with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as again:
+            for record in records(b"again"):
+                again.write(0, record)
+                with contextlib.suppress(JobFailedError):
+                    lost.write(0, record)
+            again.commit()
+        with pytest.raises(JobFailedError, match="another run or task writes the same backfill"):
+            lost.commit()
+    everything = [found.key for found in read_all(broker, topic)[0]]
+    assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
+    with closing(Log(replace(client, consumer={"isolation_level": "read_committed"}), topic, 0)) as log:
+        assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
 
 
 def test_checkpoint_of_two_runs(spark: SparkSession, tmp_path: Path) -> None:
