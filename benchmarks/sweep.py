@@ -97,10 +97,10 @@ async def _round(bench: Bench, count: int, job: Literal["sweep", "audit"], share
     folder.mkdir(parents=True)
     then = time.time() - _DAY_S
     for number in range(count):
-        file = folder / f"{number:07d}"
+        file = folder / f"{number:064x}"
         file.write_bytes(b"payload")
         os.utime(file, (then, then))
-    live = [f"{number:07d}" for number in range(0, count, share)]
+    live = [f"{number:064x}" for number in range(0, count, share)]
     await asyncio.to_thread(send, bench.topics.bootstrap, topic, _records(folder, live))
     seen = await asyncio.to_thread(_run, bench, root, topic, job, *(("--delete",) if job == "sweep" else ()))
     if sorted(os.listdir(folder)) != live:  # noqa: PTH208  # 200,000 of them

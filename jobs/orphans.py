@@ -25,7 +25,7 @@ from jobs.references import newest, references
 from jobs.report import age
 from jobs.stages import Stages
 from jobs.storage import listed, removed, require
-from jobs.topics import Kafka, Topic, describe, difference, read
+from jobs.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, shown
@@ -53,6 +53,9 @@ _DELIVERY = timedelta(minutes=2)  # Kafka's `delivery.timeout.ms`
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 
 _PAYLOADS_A_TASK = 5_000
+_DELETING = "deleting"
+# What the stores of the project call a payload: a SHA-256, or a UUID.
+_OWN_NAME = r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$"
 _LOST = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange")
 
 
@@ -64,8 +67,11 @@ class SweepSettings:
         kafka: the cluster.
         store: what the store is opened with; may hold secrets.
         topics: whose payloads are swept, and whose records are read.
+        deleted_topics: whose payloads are swept, and which the cluster must not have.
         carriers: topics whose records are read too, for they may refer to those payloads: dead letters, copies.
-        reference_format: of all these topics.
+        reference_format: of all these topics that `formats` does not name.
+        formats: of some of them, by name.
+        any_name: whether objects go that are not called as the stores of the project call a payload.
         grace: how old a payload must be; and how long a record of a compacted topic counts once it is overwritten.
         in_flight: how long a payload may be there before its record is, as far as that is known.
         short_grace: whether the grace may be shorter than what may be in flight.
@@ -78,8 +84,11 @@ class SweepSettings:
     kafka: Kafka
     store: Mapping[str, object] = field(repr=False)
     topics: tuple[str, ...]
+    deleted_topics: tuple[str, ...] = ()
     carriers: tuple[str, ...] = ()
     reference_format: FormatName = "wideload"
+    formats: Mapping[str, FormatName] = field(default_factory=dict)
+    any_name: bool = False
     grace: timedelta = DEFAULT_GRACE
     in_flight: timedelta = timedelta(0)
     short_grace: bool = False
@@ -93,6 +102,11 @@ class SweepSettings:
         """Every topic whose records are read, once."""
         return list(dict.fromkeys((*self.topics, *self.carriers)))
 
+    @property
+    def swept_topics(self) -> list[str]:
+        """Every topic whose payloads are swept."""
+        return [*self.topics, *self.deleted_topics]
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -103,6 +117,7 @@ class Folder:
         payloads, bytes: all that the store lists.
         live: how many a record refers to.
         young: how many no record refers to, and which are not older than the grace.
+        foreign: how many more no record refers to, and which are not called as a payload is; they stay.
         orphans, orphan_bytes: what is to go: older, and no record refers to them.
         oldest: when the oldest of these was published; None where there are none.
     """
@@ -112,6 +127,7 @@ class Folder:
     bytes: int
     live: int
     young: int
+    foreign: int
     orphans: int
     orphan_bytes: int
     oldest: datetime | None
@@ -152,19 +168,21 @@ class Sweep:
         return self.outcomes.get("failed", (0, 0))[0]
 
 
-def marked(listing: DataFrame, found: DataFrame, cutoff: datetime) -> DataFrame:
-    """Payloads, each with what is to become of it: a column `state` that is `live`, `young` or `orphan`.
+def marked(listing: DataFrame, found: DataFrame, cutoff: datetime, *, any_name: bool = False) -> DataFrame:
+    """Payloads, each with what is to become of it: a column `state` that is `live`, `young`, `foreign` or `orphan`.
 
     Args:
         listing: payloads as `jobs.storage.LISTED`.
         found: the references that count, as `jobs.references.REFERENCE`.
         cutoff: what was published at this time or later is not to go.
+        any_name: whether what is not called as a payload may go too; else it is `foreign`.
     """
     live = found.where(F.col("path").isNotNull()).select("path").distinct().withColumn("_live", F.lit(True))
     cutoff_us = round(cutoff.timestamp() * 1_000_000)
-    state = (
-        F.when(F.col("_live").isNotNull(), "live").when(F.col("modified_us") >= cutoff_us, "young").otherwise("orphan")
-    )
+    state = F.when(F.col("_live").isNotNull(), "live").when(F.col("modified_us") >= cutoff_us, "young")
+    if not any_name:
+        state = state.when(~F.col("path").rlike(_OWN_NAME), "foreign")
+    state = state.otherwise("orphan")
     return listing.join(live, "path", "left").withColumn("state", state).drop("_live")
 
 
@@ -180,15 +198,25 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
         with closing(open_store(settings.store)) as store:
             _check(settings, store)
             describe(spark, settings.kafka, settings.read_topics)  # so that a wrong name is told before all else
+            there = still_there(spark, settings.kafka, settings.deleted_topics)
+            if there:
+                raise ConfigurationError(
+                    "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.kafka.servers}; give --topic"
+                )
             return _sweep(spark, settings, store, stages)
     except SPARK_ERRORS as error:
         if _LOST.search(str(error)):
+            if _DELETING in stages.seconds:
+                raise JobFailedError(
+                    "records were deleted by Kafka while payloads were being removed; what was removed was to go, and "
+                    "the next run goes on"
+                ) from error
             reason = "records were deleted by Kafka while they were read, so what is live is not known; run it again"
             return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=stages.seconds)
         raise explained(
             error,
             servers=settings.kafka.servers,
-            source=", ".join(settings.read_topics),
+            source=", ".join([*settings.read_topics, *settings.deleted_topics]),
             options=settings.kafka.options,
         ) from error
     except PayloadStoreError as error:
@@ -218,8 +246,8 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
     cutoff = datetime.now(UTC) - settings.grace
     sweep = Sweep(cutoff, seconds=stages.seconds)
     if isinstance(store, ListTopics):
-        sweep.left_alone = sorted(set(store.topics()) - set(settings.topics))
-    listing = listed(spark, settings.store, settings.topics).persist(StorageLevel.DISK_ONLY)
+        sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
+    listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
     found = None
     try:
         with stages.stage("listing the store"):
@@ -230,15 +258,18 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
         with stages.stage("reading the topics"):
             sweep.references = found.count()
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
+        for name in still_there(spark, settings.kafka, settings.deleted_topics):
+            sweep.refusal = f"topic {name} was made while the others were read, and was given as --deleted-topic"
         sweep.refusal = sweep.refusal or _unreadable(found, settings, store)
         if sweep.refusal:
             return sweep
-        payloads = marked(listing, found, cutoff)
+        own_names = isinstance(store, Store) and not settings.any_name
+        payloads = marked(listing, found, cutoff, any_name=not own_names)
         with stages.stage("comparing"):
-            sweep.folders = _folders(payloads, settings.topics)
+            sweep.folders = _folders(payloads, settings.swept_topics)
         sweep.refusal = _too_many(sweep.folders, settings.max_delete_fraction)
         if settings.delete and not sweep.refusal and sweep.orphans:
-            with stages.stage("deleting"):
+            with stages.stage(_DELETING):
                 _delete(payloads, settings, sweep)
         return sweep
     finally:
@@ -251,21 +282,15 @@ def _references(
     spark: SparkSession, settings: SweepSettings, topics: Sequence[Topic], store: PayloadStore, since: datetime
 ) -> DataFrame:
     """The references of the records that count."""
-    kafka = settings.kafka
     root = store.root.uri if isinstance(store, Store) else None
-    compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
-    whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
-    # What an aborted transaction wrote overwrites nothing for one reader, and is all that there is for another; what
-    # is behind the stable offset may turn out to be either.
-    stable = [
-        read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
+    by_format: dict[FormatName, list[Topic]] = {}
+    for topic in topics:
+        by_format.setdefault(settings.formats.get(topic.name, settings.reference_format), []).append(topic)
+    found = [
+        references(rows, name, root)
+        for name, some in by_format.items()
+        for rows in _counting(spark, settings, some, root, since)
     ]
-    open_ended = read(spark, kafka, compacted, first=lambda span: span.stable)
-    last = [newest(each, since, root) for each in stable if each is not None]
-    rows = [each for each in (whole, open_ended) if each is not None]
-    if last:
-        rows.append(reduce(DataFrame.unionByName, last).dropDuplicates(["topic", "partition", "offset"]))
-    found = [references(each, settings.reference_format, root) for each in rows]
     if not found:
         nothing = spark.createDataFrame(
             [],
@@ -274,6 +299,27 @@ def _references(
         )
         return references(nothing, settings.reference_format)
     return reduce(DataFrame.unionByName, found)
+
+
+def _counting(
+    spark: SparkSession, settings: SweepSettings, topics: Sequence[Topic], root: str | None, since: datetime
+) -> list[DataFrame]:
+    """The records that count."""
+    kafka = settings.kafka
+    compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
+    whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
+    # What an aborted transaction wrote overwrites nothing for one reader, and is all that there is for another; what
+    # is behind the stable offset may turn out to be either.
+    stable = [
+        read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
+    ]
+    open_ended = read(spark, kafka, compacted, first=lambda span: span.stable)
+    late = offsets_since(spark, kafka, compacted, since) if compacted else {}
+    last = [newest(each, since, root, late) for each in stable if each is not None]
+    rows = [each for each in (whole, open_ended) if each is not None]
+    if last:
+        rows.append(reduce(DataFrame.unionByName, last).dropDuplicates(["topic", "partition", "offset"]))
+    return rows
 
 
 def _unreadable(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> str | None:
@@ -309,6 +355,7 @@ def _folders(payloads: DataFrame, topics: Sequence[str]) -> list[Folder]:
             F.sum("stored").alias("bytes"),
             F.count_if(F.col("state") == "live").alias("live"),
             F.count_if(F.col("state") == "young").alias("young"),
+            F.count_if(F.col("state") == "foreign").alias("foreign"),
             F.count_if(orphan).alias("orphans"),
             F.coalesce(F.sum(F.when(orphan, F.col("stored"))), F.lit(0)).alias("orphan_bytes"),
             F.min(F.when(orphan, F.col("modified_us"))).alias("oldest"),
@@ -316,7 +363,7 @@ def _folders(payloads: DataFrame, topics: Sequence[str]) -> list[Folder]:
         .collect()
     )
     by_topic = {row["topic"]: row.asDict() for row in rows}
-    nothing = dict.fromkeys(("payloads", "bytes", "live", "young", "orphans", "orphan_bytes"), 0)
+    nothing = dict.fromkeys(("payloads", "bytes", "live", "young", "foreign", "orphans", "orphan_bytes"), 0)
     folders = []
     for topic in topics:
         values = {"topic": topic, "oldest": None, **nothing} | by_topic.get(topic, {})
@@ -327,9 +374,10 @@ def _folders(payloads: DataFrame, topics: Sequence[str]) -> list[Folder]:
 
 def _too_many(folders: Sequence[Folder], most: float) -> str | None:
     for folder in folders:
-        if folder.orphans > most * folder.payloads:
+        payloads = folder.payloads - folder.foreign
+        if folder.orphans > most * payloads:
             return (
-                f"{folder.orphans:,} of the {folder.payloads:,} payloads of topic {folder.topic} would go, which is "
+                f"{folder.orphans:,} of the {payloads:,} payloads of topic {folder.topic} would go, which is "
                 f"more than --max-delete-fraction {most:g}; make sure that every topic that refers to them is given, "
                 "then raise it"
             )

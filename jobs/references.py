@@ -11,8 +11,9 @@ And it may be a dead letter with a whole record for its value (`app/dead_letter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
@@ -120,7 +121,12 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
     return conform(found.select(*REFERENCE.fieldNames()[:5], "found.*"), REFERENCE)
 
 
-def newest(source: DataFrame, since: datetime | None = None, root: str | None = None) -> DataFrame:
+def newest(
+    source: DataFrame,
+    since: datetime | None = None,
+    root: str | None = None,
+    late: Mapping[tuple[str, int], int] | None = None,
+) -> DataFrame:
     """The records that compaction keeps: of each key the last one, and what has no key.
 
     Columns are those that `references` needs; values are cut behind what it looks at.
@@ -130,6 +136,8 @@ def newest(source: DataFrame, since: datetime | None = None, root: str | None = 
         since: records that were overwritten at this time or later (with time zone) count too, for readers that are a
             little behind still meet them.
         root: as `references` will be given it.
+        late: by topic and partition, the first offset of a record that has `since` as its timestamp or a later one:
+            what was overwritten there or behind it was so since then, whatever timestamp its record has.
 
     Raises:
         ValueError: a column is missing.
@@ -142,7 +150,12 @@ def newest(source: DataFrame, since: datetime | None = None, root: str | None = 
     if since is not None:
         counts |= next_one >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
     rows = _slim(source, root).withColumn("_wideload_next", F.lead("timestamp").over(window))
-    return rows.where(counts).drop("_wideload_next")
+    if late:
+        rows = rows.withColumn("_wideload_at", F.lead("offset").over(window))
+        offsets = F.create_map(*chain.from_iterable((F.lit(f"{t}/{p}"), F.lit(at)) for (t, p), at in late.items()))
+        first = F.try_element_at(offsets, F.concat_ws("/", "topic", F.col("partition").cast("string")))
+        counts |= F.coalesce(F.col("_wideload_at") >= first, F.lit(False))
+    return rows.where(counts).drop("_wideload_next", "_wideload_at")
 
 
 def _slim(source: DataFrame, root: str | None) -> DataFrame:

@@ -13,21 +13,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from jobs.configured import StoreUse
 from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
+from jobs.options import add_kafka, add_spark, configure, kafka_options, pairs, session_settings
 from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.report import Column, amount, text_table
 from jobs.session import fit_shuffles, open_session, share_code
 from jobs.storage import add_store, store_config, store_use
 from jobs.topics import Kafka
+from stores.store import check_topic
 from transforms.errors import ConfigurationError
-from transforms.formats import FORMATS
+from transforms.formats import FORMATS, FormatName
 
 __all__ = ["main"]
 
@@ -85,6 +86,12 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
         return
     if sweep.folders:
         sys.stdout.write(text_table(_COLUMNS, [_cells(folder) for folder in sweep.folders]))
+    for folder in sweep.folders:
+        if folder.foreign:
+            print(
+                f"left alone, as it is not called as a payload is: {folder.foreign:,} in the folder of {folder.topic}; "
+                "--any-name takes it for payloads"
+            )
     if sweep.left_alone:
         print(f"left alone, as they are not among --topic: {', '.join(sweep.left_alone)}")
     for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
@@ -100,6 +107,7 @@ def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]
             "bytes": folder.bytes,
             "live": folder.live,
             "young": folder.young,
+            "foreign": folder.foreign,
             "orphans": folder.orphans,
             "orphan_bytes": folder.orphan_bytes,
             "oldest": None if folder.oldest is None else folder.oldest.isoformat(),
@@ -136,23 +144,33 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
     use = store_use(arguments, arguments.topic)
     if use is not None:
         _take_topics(arguments, use)
-    elif not arguments.topic:
+    elif not arguments.topic and not arguments.deleted_topic:
         raise ConfigurationError("--topic", "is missing; give the topic whose payloads are to be swept, or -c")
     return SweepSettings(
         kafka=Kafka(
             arguments.bootstrap_servers,
-            kafka_options(arguments, {"--topic": arguments.topic, "--carrier": arguments.carrier}),
+            kafka_options(
+                arguments,
+                {
+                    "--topic": arguments.topic,
+                    "--carrier": arguments.carrier,
+                    "--deleted-topic": arguments.deleted_topic,
+                },
+            ),
         ),
         store=store_config(arguments, use),
         topics=tuple(dict.fromkeys(arguments.topic)),
+        deleted_topics=_deleted_topics(arguments),
         carriers=tuple(arguments.carrier),
         reference_format=arguments.format or "wideload",
+        formats=_formats(arguments),
+        any_name=arguments.any_name,
         grace=arguments.grace,
         in_flight=timedelta(0) if use is None else use.in_flight,
         short_grace=arguments.allow_short_grace,
         keep_overwritten=arguments.keep_overwritten,
         max_delete_fraction=arguments.max_delete_fraction,
-        other_roots=tuple(arguments.other_root),
+        other_roots=_other_roots(arguments.other_root),
         delete=arguments.delete,
     )
 
@@ -174,9 +192,35 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
                 f"found {topic}, and by the configuration the store has payloads of {', '.join(use.carriers)}; leave "
                 "-c out, and give each --carrier",
             )
-    topics = list(dict.fromkeys(arguments.topic or use.carriers))
+    topics = list(dict.fromkeys(arguments.topic or (() if arguments.deleted_topic else use.carriers)))
     arguments.topic = topics
     arguments.carrier = [name for name in dict.fromkeys((*use.topics, *arguments.carrier)) if name not in topics]
+
+
+def _deleted_topics(arguments: argparse.Namespace) -> tuple[str, ...]:
+    both = set(arguments.deleted_topic) & {*arguments.topic, *arguments.carrier}
+    if both:
+        raise ConfigurationError("--deleted-topic", f"{min(both)} is --topic or --carrier too; it is one or the other")
+    return tuple(dict.fromkeys(check_topic(name) for name in arguments.deleted_topic))
+
+
+def _formats(arguments: argparse.Namespace) -> dict[str, FormatName]:
+    found: dict[str, FormatName] = {}
+    for topic, name in pairs("--topic-format", arguments.topic_format).items():
+        if topic not in {*arguments.topic, *arguments.carrier}:
+            raise ConfigurationError("--topic-format", f"{topic} is neither --topic nor --carrier")
+        if name not in FORMATS:
+            raise ConfigurationError("--topic-format", f"found {name!r}, allowed are {', '.join(FORMATS)}")
+        found[topic] = cast("FormatName", name)
+    return found
+
+
+def _other_roots(given: Sequence[str]) -> tuple[str, ...]:
+    for root in given:
+        # A root without its last slash, or none at all, would be the beginning of others that nobody had in mind.
+        if not re.fullmatch(r"[a-z0-9+.-]+://.*/", root):
+            raise ConfigurationError("--other-root", f"found {root!r}, allowed is a root as s3://bucket/prefix/")
+    return tuple(given)
 
 
 def _duration(text: str) -> timedelta:
@@ -217,6 +261,14 @@ def _parser() -> argparse.ArgumentParser:
         "With -c or --options, and without this: each whose payloads the store has",
     )
     source.add_argument(
+        "--deleted-topic",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a topic that is no more, whose payloads are swept; refused if the cluster has it. All of them go that no "
+        "--topic and no --carrier refers to, so --max-delete-fraction 1 has to be given, too",
+    )
+    source.add_argument(
         "--carrier",
         action="append",
         default=[],
@@ -227,6 +279,13 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=list(FORMATS),
         help="the worker's reference.format (default: what the configuration says, else wideload)",
+    )
+    source.add_argument(
+        "--topic-format",
+        action="append",
+        default=[],
+        metavar="NAME=FORMAT",
+        help="the format of one --topic or --carrier, where it is not --format; may be given several times",
     )
     source.add_argument(
         "--other-root",
@@ -261,6 +320,12 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_MAX_DELETE_FRACTION,
         metavar="N",
         help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)",
+    )
+    what.add_argument(
+        "--any-name",
+        action="store_true",
+        help="take every object of a topic's folder for a payload, not only those that are called by a SHA-256 or a "
+        "UUID, as all stores of this project call them",
     )
     what.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)

@@ -7,16 +7,19 @@ come from Kafka's own admin client, which is among the connector's jars.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
-__all__ = ["Kafka", "Span", "Topic", "describe", "difference", "read"]
+__all__ = ["Kafka", "Span", "Topic", "describe", "difference", "offsets_since", "read", "still_there"]
 
 _PREFIX = "kafka."
 
@@ -77,21 +80,7 @@ def describe(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[To
         ConfigurationError: there is no Kafka connector.
         py4j.protocol.Py4JError: a topic is not there, or may not be looked at; `jobs.failures.explained` says it.
     """
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # the admin client has no Python interface but this
-    settings = jvm.java.util.HashMap()
-    settings.put("bootstrap.servers", kafka.servers)
-    for key, value in kafka.options.items():
-        if key.startswith(_PREFIX):
-            settings.put(key.removeprefix(_PREFIX), value)
-    try:
-        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-    except TypeError:  # what a class that is not there comes to
-        raise ConfigurationError(
-            "--jars",
-            "Spark has no Kafka connector; give its jars, or to spark-submit: "
-            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-        ) from None
-    try:
+    with _admin(spark, kafka) as (jvm, admin):
         found = {
             entry.getKey(): entry.getValue() for entry in admin.describeTopics(names).allTopicNames().get().entrySet()
         }
@@ -107,28 +96,84 @@ def describe(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[To
             )
             for name in names
         ]
+
+
+def still_there(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[str]:
+    """Those of the topics that the cluster has.
+
+    Raises:
+        ConfigurationError: there is no Kafka connector.
+        py4j.protocol.Py4JError: the cluster does not say, for instance as one may not be looked at.
+    """
+    there = []
+    with _admin(spark, kafka) as (_, admin):
+        for name in names:
+            try:
+                admin.describeTopics([name]).allTopicNames().get()
+            except Py4JJavaError as error:
+                if "UnknownTopicOrPartitionException" not in str(error):
+                    raise
+            else:
+                there.append(name)
+    return there
+
+
+def offsets_since(
+    spark: SparkSession, kafka: Kafka, topics: Sequence[Topic], when: datetime
+) -> dict[tuple[str, int], int]:
+    """Of each partition, the first offset whose record has this timestamp or a later one; none where none has."""
+    since_ms = round(when.timestamp() * 1000)
+    with _admin(spark, kafka) as (jvm, admin):
+        spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        partitions = {topic.name: list(topic.spans) for topic in topics}
+        level = jvm.org.apache.kafka.common.IsolationLevel.READ_UNCOMMITTED
+        found = _asked(jvm, admin, partitions, lambda: spec.forTimestamp(since_ms), level)
+    return {place: offset for place, offset in found.items() if offset >= 0}
+
+
+@contextmanager
+def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
+    """The JVM, and Kafka's admin client in it."""
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # the admin client has no Python interface but this
+    settings = jvm.java.util.HashMap()
+    settings.put("bootstrap.servers", kafka.servers)
+    for key, value in kafka.options.items():
+        if key.startswith(_PREFIX):
+            settings.put(key.removeprefix(_PREFIX), value)
+    try:
+        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+    except TypeError:  # what a class that is not there comes to
+        raise ConfigurationError(
+            "--jars",
+            "Spark has no Kafka connector; give its jars, or to spark-submit: "
+            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+        ) from None
+    try:
+        yield jvm, admin
     finally:
         admin.close()
+
+
+def _asked(
+    jvm: Any, admin: Any, partitions: Mapping[str, Sequence[int]], spec: Callable[[], Any], level: Any
+) -> dict[tuple[str, int], int]:
+    wanted = jvm.java.util.HashMap()
+    for name, numbers in partitions.items():
+        for number in numbers:
+            wanted.put(jvm.org.apache.kafka.common.TopicPartition(name, number), spec())
+    answer = admin.listOffsets(wanted, jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)).all().get()
+    return {
+        (entry.getKey().topic(), entry.getKey().partition()): entry.getValue().offset() for entry in answer.entrySet()
+    }
 
 
 def _offsets(jvm: Any, admin: Any, partitions: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], Span]:
     specs, levels = jvm.org.apache.kafka.clients.admin.OffsetSpec, jvm.org.apache.kafka.common.IsolationLevel
 
-    def ask(spec: Callable[[], Any], level: Any) -> dict[tuple[str, int], int]:
-        wanted = jvm.java.util.HashMap()
-        for name, numbers in partitions.items():
-            for number in numbers:
-                wanted.put(jvm.org.apache.kafka.common.TopicPartition(name, number), spec())
-        answer = admin.listOffsets(wanted, jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)).all().get()
-        return {
-            (entry.getKey().topic(), entry.getKey().partition()): entry.getValue().offset()
-            for entry in answer.entrySet()
-        }
-
-    start = ask(specs.earliest, levels.READ_UNCOMMITTED)
-    stable = ask(specs.latest, levels.READ_COMMITTED)
+    start = _asked(jvm, admin, partitions, specs.earliest, levels.READ_UNCOMMITTED)
+    stable = _asked(jvm, admin, partitions, specs.latest, levels.READ_COMMITTED)
     # Last, so that it is never before the others.
-    end = ask(specs.latest, levels.READ_UNCOMMITTED)
+    end = _asked(jvm, admin, partitions, specs.latest, levels.READ_UNCOMMITTED)
     return {at: Span(start[at], max(stable[at], start[at]), end[at]) for at in end}
 
 
@@ -166,6 +211,11 @@ def difference(before: Sequence[Topic], after: Sequence[Topic]) -> str | None:
                 return (
                     f"topic {first.name} partition {number} began at offset {span.start:,} and begins at {now.start:,} "
                     "now: records were deleted while they were read"
+                )
+            if now.end < span.end:
+                return (
+                    f"topic {first.name} partition {number} ended at offset {span.end:,} and ends at {now.end:,} now: "
+                    "its log was cut, as by a leader that lacked records"
                 )
     return None
 

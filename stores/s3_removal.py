@@ -82,11 +82,13 @@ class S3Removal:
 
 def _removals(payloads: dict[str, PayloadInfo], response: DeleteObjectsOutputTypeDef) -> Iterator[Removal]:
     errors = {error.get("Key"): error for error in response.get("Errors", ())}
-    markers = {deleted.get("Key") for deleted in response.get("Deleted", ()) if deleted.get("DeleteMarker")}
+    deleted = {each.get("Key"): bool(each.get("DeleteMarker")) for each in response.get("Deleted", ())}
     for key, payload in payloads.items():
         error = errors.get(key)
-        if error is None:
-            yield Removal(payload, "versioned" if key in markers else "deleted")
+        if error is None and key not in deleted:
+            yield Removal(payload, "failed", f"DeleteObjects {payload.path} failed: the answer says nothing of it")
+        elif error is None:
+            yield Removal(payload, "versioned" if deleted[key] else "deleted")
         elif error.get("Code") == "NoSuchKey":
             yield Removal(payload, "gone")
         else:

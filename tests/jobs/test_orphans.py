@@ -99,21 +99,37 @@ def outcomes(sweep: Sweep) -> dict[str, int]:
 
 
 def test_marked(spark: SparkSession) -> None:
-    """A payload is live if one reference leads to it, young if it is not older than the cutoff, else an orphan."""
+    """A payload is live if one reference leads to it, young if it is not older than the cutoff, else an orphan.
+
+    What nobody of the project has named is none.
+    """
+    orphan, uuid = "file:///r/t/" + "0f" * 32, "file:///r/t/0123abcd-0123-4123-8123-0123456789ab"
+    others = ["file:///r/t/sales.csv", "file:///r/t/" + "0F" * 32, "file:///r/t/" + "0f" * 33]
     cutoff = datetime(2026, 1, 1, tzinfo=UTC)
     at = round(cutoff.timestamp() * 1_000_000)
     listing = spark.createDataFrame(
-        [("t", "live", 1, at - 1), ("t", "young", 1, at), ("t", "orphan", 1, at - 1), ("u", "shared", 1, 0)], LISTED
+        [
+            ("t", "live", 1, at - 1),
+            ("t", "young", 1, at),
+            ("t", orphan, 1, at - 1),
+            ("t", uuid, 1, at - 1),
+            *(("t", path, 1, at - 1) for path in others),
+            ("u", "shared", 1, 0),
+        ],
+        LISTED,
     )
     paths = ["live", "shared", "shared", "elsewhere", None]
     rows = [("t", 0, 0, cutoff, b"k", "value", None, path, None, None, None, None) for path in paths]
     found = marked(listing, spark.createDataFrame(rows, REFERENCE), cutoff)
-    assert sorted((row.path, row.state) for row in found.collect()) == [
-        ("live", "live"),
-        ("orphan", "orphan"),
-        ("shared", "live"),
-        ("young", "young"),
-    ]
+    assert {row.path: row.state for row in found.collect()} == {
+        "live": "live",
+        "shared": "live",
+        "young": "young",
+        **dict.fromkeys((orphan, uuid), "orphan"),
+        **dict.fromkeys(others, "foreign"),
+    }
+    found = marked(listing, spark.createDataFrame([], REFERENCE), cutoff, any_name=True)
+    assert {row.state for row in found.collect()} == {"orphan", "young"}
 
 
 @pytest.mark.slow
@@ -159,6 +175,7 @@ def test_difference_tells_what_was_not_read() -> None:
         ({"id": "other"}, "topic t was deleted and made anew"),
         ({"spans": {**topic.spans, 2: Span(0, 0, 0)}}, "topic t had 2 partitions and has 3 now"),
         ({"spans": {0: Span(6, 9, 9), 1: Span(0, 0, 0)}}, "partition 0 began at offset 5 and begins at 6 now"),
+        ({"spans": {0: Span(5, 8, 8), 1: Span(0, 0, 0)}}, "partition 0 ended at offset 9 and ends at 8 now"),
         ({"retention": Retention("t", -1, "compact,delete")}, "cleanup.policy of topic t was changed"),
     ):
         assert words in (difference([topic], [dataclasses.replace(topic, **change)]) or "")
@@ -192,19 +209,22 @@ def test_sweep_of_a_topic_whose_records_go_by_age(spark: SparkSession, place: Pl
 def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """The payload of a key's newest record stays; what was overwritten and what has a tombstone goes."""
     topic = make_topic(2, **{"cleanup.policy": "compact"})
-    old, new, gone, shared, inlined, late = place.publish(
-        topic, b"old", b"new", b"gone", b"shared", b"inlined", b"late"
+    old, new, gone, shared, inlined, late, replaced = place.publish(
+        topic, b"old", b"new", b"gone", b"shared", b"inlined", b"late", b"replaced"
     )
     place.send(topic, refers(old, b"a"), refers(gone, b"b"), refers(shared, b"c"), refers(inlined, b"e"))
     place.send(topic, refers(new, b"a"), tombstone(b"b"), tombstone(b"c"), Record(b"e", b"small"), refers(late, b"f"))
     place.send(topic, tombstone(b"f"), age_s=60)  # within the grace
-    place.send(topic, refers(shared, b"d"), partition=1)
+    place.send(topic, refers(shared, b"d"), refers(replaced, b"g"), partition=1)
+    # Within the grace too: its timestamp is old, as a mirror's or a backfill's is, and it stands behind one that is not.
+    place.send(topic, Record(b"h", b"now"), partition=1, age_s=60)
+    place.send(topic, tombstone(b"g"), partition=1)
     # All that was overwritten is still in the log: the broker has not compacted it.
     dry = run(spark, place.settings(topic, delete=False, keep_overwritten=True))
-    assert (dry.folders[0].live, dry.references) == (6, 7)
+    assert (dry.folders[0].live, dry.references) == (7, 8)
     sweep = run(spark, place.settings(topic))
-    assert (outcomes(sweep), sweep.references) == ({"deleted": 3}, 3)
-    assert place.there() == {new, shared, late}
+    assert (outcomes(sweep), sweep.references) == ({"deleted": 3}, 4)
+    assert place.there() == {new, shared, late, replaced}
 
 
 @pytest.mark.slow
@@ -270,12 +290,30 @@ def test_sweep_of_wrapped_references(spark: SparkSession, place: Place, make_top
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
 def test_sweep_of_bakdatas_formats(spark: SparkSession, place: Place, make_topic: MakeTopic, name: FormatName) -> None:
     """Payloads of the worker's are swept by references in the format, whose inline values are no references."""
-    topic = make_topic()
-    live, orphan = place.publish(topic, b"live", b"orphan")
-    inline = FORMATS[name].write_inline(Record(b"k", orphan.encode()))
+    topic, carrier = make_topic(), make_topic()
+    live, carried, _ = place.publish(topic, b"live", b"carried", b"orphan")
+    inline = FORMATS[name].write_inline(Record(b"k", b"orphan"))
     place.send(topic, refers(live, name=name), inline, tombstone(b"x"))
-    assert outcomes(run(spark, place.settings(topic, reference_format=name))) == {"deleted": 1}
-    assert place.there() == {live}
+    place.send(carrier, refers(carried), Record(b"k", b"plain, and no flag before it"))
+    settings = place.settings(topic, carriers=(carrier,), reference_format=name, formats={carrier: "wideload"})
+    assert outcomes(run(spark, settings)) == {"deleted": 1}
+    assert place.there() == {live, carried}
+
+
+def test_sweep_of_a_deleted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """Of a topic that is no more all goes that no other topic refers to; one that is there is not taken for deleted."""
+    carrier, there = make_topic(), make_topic()
+    gone = f"{carrier}-gone"
+    carried, young = place.publish(gone, b"carried")[0], place.publish(gone, b"young", age_s=60)[0]
+    place.publish(gone, b"1", b"2")
+    (other,) = place.publish(there, b"3")
+    place.send(carrier, refers(carried))
+    with pytest.raises(ConfigurationError, match=f"--deleted-topic: topic {there} is on the brokers"):
+        run(spark, place.settings(carrier, deleted_topics=(gone, there)))
+    settings = place.settings(carriers=(carrier,), deleted_topics=(gone,))
+    assert outcomes(run(spark, settings)) == {"deleted": 2}
+    assert place.there() == {carried, young, other}
+    assert outcomes(run(spark, dataclasses.replace(settings, carriers=()))) == {"deleted": 1}
 
 
 def test_sweep_leaves_what_is_published_while_it_runs(
@@ -421,7 +459,7 @@ def test_sweep_of_twenty_thousand(spark: SparkSession, place: Place, make_topic:
     (path,) = place.publish(topic, b"first")
     then = time.time() - DAY
     for number in range(20_000):
-        file = root / topic / f"{number:05}"
+        file = root / topic / f"{number:064x}"
         file.write_bytes(b"x")
         os.utime(file, (then, then))
     start = path.rpartition("/")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -36,14 +37,22 @@ def put(root: Path, topic: str, names: Sequence[str]) -> list[str]:
     (root / topic).mkdir(parents=True, exist_ok=True)
     then = time.time() - DAY
     for name in names:
-        file = root / topic / name
+        file = root / topic / digest(name)
         file.write_bytes(b"payload")
         os.utime(file, (then, then))
-    return [f"file://{root}/{topic}/{name}" for name in names]
+    return [f"file://{root}/{topic}/{digest(name)}" for name in names]
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def files(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
+
+
+def digests(*names: str) -> list[str]:
+    return sorted(map(digest, names))
 
 
 def refer(broker: str, topic: str, paths: Sequence[str]) -> None:
@@ -65,11 +74,17 @@ def environment(spark: SparkSession) -> dict[str, str]:
 
 def bad_options() -> list[tuple[list[str], str]]:
     store = ["--store", "large.message.payload.store.class=filesystem"]
+    root = [*store, "--store", "filesystem.root=/p"]
     return [
         ([], "--store: large.message.payload.store.class=… is missing"),
         (["--store", "secret-without-equals"], "--store: is KEY=VALUE"),
         (["--store-config", "/nowhere/store.properties"], "/nowhere/store.properties cannot be read"),
         (store, "filesystem.root: is missing"),
+        ([*root, "--deleted-topic", "t"], "--deleted-topic: t is --topic or --carrier too"),
+        ([*root, "--topic-format", "u=bakdata-flag"], "--topic-format: u is neither --topic nor --carrier"),
+        ([*root, "--topic-format", "t=avro"], "--topic-format: found 'avro', allowed are wideload"),
+        ([*root, "--other-root", "s3://bucket"], "--other-root: found 's3://bucket', allowed is a root as s3://"),
+        ([*root, "--other-root", ""], "--other-root: found ''"),
         ([*store, "--store", "filesystem.rot=/p"], "filesystem.rot: is not a key"),
         ([*store, "--store", "filesystem.root=/p", "--store", "filesystem.fsync=2"], "filesystem.fsync: found '2'"),
     ]
@@ -135,6 +150,7 @@ def test_main_dry_run_then_refusal(
         "bytes": 14,
         "live": 1,
         "young": 0,
+        "foreign": 0,
         "orphans": 1,
         "orphan_bytes": 7,
         "oldest": None,
@@ -146,7 +162,7 @@ def test_main_dry_run_then_refusal(
     assert (summary["status"], summary["outcomes"]) == ("refused", {})
     assert captured.err.endswith(f"sweep: refused: {summary['error']}\n")
     assert "2 of the 3 payloads" in summary["error"]
-    assert files(tmp_path / topic) == ["live", "orphan", "orphan-2"]
+    assert files(tmp_path / topic) == digests("live", "orphan", "orphan-2")
 
 
 @pytest.mark.usefixtures("in_session")
@@ -199,13 +215,13 @@ def test_main_payloads_that_stay(
     put(tmp_path, topic, ["orphan"])
     command = options(broker, tmp_path, topic, "--max-delete-fraction", "1", "--delete")
     capsys.readouterr()
-    subprocess.run(["chattr", "+i", str(tmp_path / topic / "orphan")], check=False, capture_output=True)
+    subprocess.run(["chattr", "+i", str(tmp_path / topic / digest("orphan"))], check=False, capture_output=True)
     (tmp_path / topic).chmod(0o500)
     try:
         status = main(command)
     finally:
         (tmp_path / topic).chmod(0o700)
-        subprocess.run(["chattr", "-i", str(tmp_path / topic / "orphan")], check=False, capture_output=True)
+        subprocess.run(["chattr", "-i", str(tmp_path / topic / digest("orphan"))], check=False, capture_output=True)
     captured = capsys.readouterr()
     if files(tmp_path / topic) == []:
         pytest.skip("this user may remove what he may not write to")
@@ -299,4 +315,4 @@ def test_process_spark_submit(spark: SparkSession, broker: str, make_topic: Call
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["outcomes"] == {"deleted": {"payloads": 1, "bytes": 7}}
-    assert files(tmp_path / "store" / topic) == ["live"]
+    assert files(tmp_path / "store" / topic) == [digest("live")]
