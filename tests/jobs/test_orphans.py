@@ -216,7 +216,7 @@ def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topi
     place.send(topic, refers(new, b"a"), tombstone(b"b"), tombstone(b"c"), Record(b"e", b"small"), refers(late, b"f"))
     place.send(topic, tombstone(b"f"), age_s=60)  # within the grace
     place.send(topic, refers(shared, b"d"), refers(replaced, b"g"), partition=1)
-    # Within the grace too: its timestamp is old, as a mirror's or a backfill's is, and it stands behind one that is not.
+    # Within the grace too: its timestamp is old, as a mirror's is, but it stands behind one that is not.
     place.send(topic, Record(b"h", b"now"), partition=1, age_s=60)
     place.send(topic, tombstone(b"g"), partition=1)
     # All that was overwritten is still in the log: the broker has not compacted it.
@@ -463,7 +463,7 @@ def test_sweep_of_twenty_thousand(spark: SparkSession, place: Place, make_topic:
         file.write_bytes(b"x")
         os.utime(file, (then, then))
     start = path.rpartition("/")[0]
-    live = [f"{start}/{number:05}" for number in range(0, 20_000, 2)]
+    live = [f"{start}/{number:064x}" for number in range(0, 20_000, 2)]
     for partition in range(4):
         place.send(topic, *(refers(each) for each in live[partition::4]), partition=partition)
     place.send(topic, refers(path))
