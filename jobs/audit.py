@@ -21,7 +21,7 @@ from jobs.failures import JobFailedError, require_broker
 from jobs.findings import STATES, Audit, AuditSettings, run
 from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
 from jobs.report import Column, amount, text_table
-from jobs.session import fit_shuffles, open_session, share_code
+from jobs.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.storage import add_store, store_config, store_use
 from jobs.topics import Kafka
 from transforms.errors import ConfigurationError, shown
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-audit")
         require_broker(settings.kafka.servers)
-        with open_session(session) as spark:
+        with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)
             audit = run(spark, settings, screen=sys.stderr if sys.stderr.isatty() else None)
@@ -53,6 +53,9 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
             raise
         status = 2 if isinstance(error, ConfigurationError) else 1
         print(f"audit: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        print("audit: interrupted; nothing was found out", file=sys.stderr)
     if audit is not None:
         _tell(audit, arguments)
     return status

@@ -84,6 +84,7 @@ RETAINED = StructType([StructField("topic", StringType()), StructField("retentio
 
 _VERIFIED = StructType([*REFERENCE.fields[6:11], StructField("wrong", StringType()), StructField("why", StringType())])
 _VERIFIED_BY = [field.name for field in _VERIFIED.fields[:5]]
+_MAX_BYTES = "large.message.max.bytes"
 _EXAMPLES = 10
 _LONGEST_DAYS = 1_000_000  # Spark's timestamps do not go much further than 290,000 years
 _LONGEST_MS = _LONGEST_DAYS * 86_400_000
@@ -141,7 +142,13 @@ class Audit:
 
 
 def findings(
-    found: DataFrame, payloads: DataFrame, expiry: DataFrame, retained: DataFrame, verified: DataFrame | None = None
+    found: DataFrame,
+    payloads: DataFrame,
+    expiry: DataFrame,
+    retained: DataFrame,
+    verified: DataFrame | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> DataFrame:
     """What each reference comes to, as `FINDING`.
 
@@ -151,6 +158,7 @@ def findings(
         expiry: the rules of the store, as `EXPIRY`; no more than one a folder.
         retained: how long the topics keep records, as `RETAINED`.
         verified: what is wrong with payloads that were read, by `_VERIFIED_BY`; None where they were not.
+        max_bytes: `large.message.max.bytes` of the readers, which take no payload that is larger.
     """
     rows = (
         found.withColumn("folder", F.regexp_extract("path", r"([^/]+)/(?:(?:values|keys)/)?[^/]+$", 1))
@@ -174,6 +182,11 @@ def findings(
     wrong_size = F.when(compressed, F.col("stored") > F.col("size")).otherwise(F.col("stored") != F.col("size"))
     early = F.col("expires").isNotNull() & (F.col("record_until").isNull() | (F.col("expires") < F.col("record_until")))
     size_detail = F.format_string("the store has %d bytes, the reference says %d", "stored", "size")
+    largest = F.greatest("stored", "size")  # of those that are known
+    limit_detail = F.concat(
+        F.format_string("%d bytes are more", largest),
+        F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}"),
+    )
     verdicts = [
         (F.col("error").isNotNull(), F.lit("malformed"), F.col("error")),
         (
@@ -183,6 +196,7 @@ def findings(
         ),
         (F.col("wrong").isNotNull(), F.col("wrong"), F.col("why")),
         (F.coalesce(wrong_size, F.lit(False)), F.lit("size"), size_detail),
+        (F.coalesce(largest > max_bytes, F.lit(False)), F.lit("size"), limit_detail),
         (early, F.lit("expiring"), F.col("rule")),
     ]
     state, detail = F.lit("ok"), F.lit(None).cast("string")
@@ -246,7 +260,8 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
                 verified = _verified(found, payloads, settings, store).persist(StorageLevel.DISK_ONLY)
                 kept.append(verified)
                 verified.count()
-        result = findings(found, payloads, expiry, spark.createDataFrame(retained, RETAINED), verified)
+        known = spark.createDataFrame(retained, RETAINED)
+        result = findings(found, payloads, expiry, known, verified, max_bytes=_max_bytes(store))
         with stages.stage("comparing"):
             kept.append(result.persist(StorageLevel.DISK_ONLY))
             _tell(result, payloads, settings, audit)
@@ -316,9 +331,13 @@ def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, st
     """What is wrong with payloads that are there, by `_VERIFIED_BY`; each is read once for all that say the same."""
     there = payloads.where(F.col("state") == "there").select("path")
     rows = found.join(there, "path").select(*_VERIFIED_BY).distinct()
-    max_bytes = store.max_bytes if isinstance(store, Store) else DEFAULT_MAX_BYTES
+    max_bytes = _max_bytes(store)
     config = {key: str(value) if isinstance(value, str) else value for key, value in settings.store.items()}
     return on_executors(rows, partial(_verify, config, max_bytes), _VERIFIED)
+
+
+def _max_bytes(store: PayloadStore) -> int:
+    return store.max_bytes if isinstance(store, Store) else DEFAULT_MAX_BYTES
 
 
 def _tell(result: DataFrame, payloads: DataFrame, settings: AuditSettings, audit: Audit) -> None:

@@ -84,13 +84,15 @@ def inflate(
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.
-        ValueError: a column is missing.
+        ValueError: a column is missing, or `inflate_error` is there already.
     """
     missing = [name for name in _NEEDED if name not in source.columns]
     if missing:
         hint = "; read with the option includeHeaders" if "headers" in missing else ""
         raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
     check_on_error("on_error", on_error)
+    if on_error != "fail" and ERROR_COLUMN in source.columns:
+        raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
     settings = RestorerSettings(plain(store), reference_format, max_bytes, threads, unwrap)
     settings.check()
     fields = list(source.schema.fields)

@@ -151,7 +151,7 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def properties(option: str, file: str) -> dict[str, str]:
-    """The lines of a properties file, such as a Kafka client's.
+    """The lines of a properties file, such as a Kafka client's; a backslash at the end of one goes on in the next.
 
     Raises:
         ConfigurationError: it cannot be read, or a line is no KEY=VALUE.
@@ -160,5 +160,21 @@ def properties(option: str, file: str) -> dict[str, str]:
         lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(option, f"{file} cannot be read: {error}") from error
-    found = pairs(option, [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#!"])
+    found = pairs(option, _joined(lines))
     return {key: value.strip() for key, value in found.items()}
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """The lines that say something, each with those that a backslash at its end goes on with."""
+    found: list[str] = []
+    goes_on = False
+    for line in map(str.strip, lines):
+        if not goes_on and (not line or line[0] in "#!"):
+            continue
+        text = line.removesuffix("\\")
+        if goes_on:
+            found[-1] += text
+        else:
+            found.append(text)
+        goes_on = text != line
+    return found

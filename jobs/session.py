@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,23 @@ from pyspark.sql import SparkSession
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONNECTOR", "SessionSettings", "connector_jars", "fit_shuffles", "open_session", "share_code", "submitted"]
+__all__ = [
+    "CONNECTOR",
+    "INTERRUPTED",
+    "SessionSettings",
+    "connector_jars",
+    "ending_cleanly",
+    "fit_shuffles",
+    "open_session",
+    "share_code",
+    "submitted",
+]
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
+
+INTERRUPTED = 130
+"""The exit status of a job that a signal has ended, as shells have it for SIGINT."""
 
 # Spark keeps up to 64 Kafka consumers, each with the records it fetched last, for five minutes after their task ends:
 # with 40 partitions of 15 MB values that alone fills 1 GB of heap. Without it each task opens a consumer, in 20 ms.
@@ -135,6 +149,23 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
             # A Java process that ran out of memory is gone already, and what it died of is more worth telling.
             with suppress(Py4JError, ConnectionError):
                 spark.stop()
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """For the length of a `with` block SIGTERM is a `KeyboardInterrupt`, as SIGINT is.
+
+    Else Python would end at once, leave the session's folder behind, and Spark's tasks go on until it notices.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def share_code(spark: SparkSession) -> None:

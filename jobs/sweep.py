@@ -23,7 +23,7 @@ from jobs.failures import JobFailedError, require_broker
 from jobs.options import add_kafka, add_spark, configure, kafka_options, pairs, session_settings
 from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.report import Column, amount, text_table
-from jobs.session import fit_shuffles, open_session, share_code
+from jobs.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
 from jobs.storage import add_store, store_config, store_use
 from jobs.topics import Kafka
 from stores.store import check_topic
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-sweep")
         require_broker(settings.kafka.servers)
-        with open_session(session) as spark:
+        with ending_cleanly(), open_session(session) as spark:
             share_code(spark)
             fit_shuffles(spark)
             sweep = run(spark, settings, screen=sys.stderr if sys.stderr.isatty() else None)
@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         if arguments.verbose:
             raise
         status, message = 2 if isinstance(error, ConfigurationError) else 1, str(error)
+    except KeyboardInterrupt:
+        status, message = INTERRUPTED, "interrupted; what was removed by then, if anything, was to go; run it again"
     if sweep is not None:
         _tell(sweep, arguments, message)
     if message is not None:

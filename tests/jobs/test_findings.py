@@ -95,6 +95,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
         ("t", "r/a/size", 4, None, None, "there", 3, 0, "size", None, 7),
         ("t", "r/a/packed", 4, "zstd", None, "there", 3, 0, "ok", None, 7),
         ("t", "r/a/long", 4, "zstd", None, "there", 5, 0, "size", None, 7),
+        ("t", "r/a/huge", 2_000, "zstd", None, "there", 5, 0, "size", None, 7),
         ("t", "r/a/gone", 4, None, None, "missing", None, None, "missing", None, 7),
         ("t", "elsewhere", 4, None, None, "refused", None, None, "refused", None, 7),
         ("t", None, None, None, "why", None, None, None, "malformed", None, 7),
@@ -127,7 +128,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
         [("wideload", "r/a/checksum", 3, None, None, "checksum", "another")],
         "format string, path string, size long, checksum string, compression string, wrong string, why string",
     )
-    result = findings(found, payloads, expiry, retained, verified)
+    result = findings(found, payloads, expiry, retained, verified, max_bytes=1_999)
     assert result.columns == FINDING.fieldNames()
     rows = result.orderBy("offset").collect()
     assert [row.state for row in rows] == [case[8] for case in cases]
@@ -138,6 +139,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
     details = {row.path: row.detail for row in rows}
     assert details["r/a/ok"] is None
     assert details["r/a/size"] == "the store has 3 bytes, the reference says 4"
+    assert details["r/a/huge"] == "2000 bytes are more than large.message.max.bytes allows readers, which is 1999"
     assert (details["r/a/gone"], details[None], details["r/a/checksum"]) == ("missing!", "why", "another")
     assert (details["r/b/early"], details["r/c/date"]) == ("rule b", "rule c")
 

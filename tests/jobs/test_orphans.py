@@ -457,11 +457,9 @@ def test_sweep_of_twenty_thousand(spark: SparkSession, place: Place, make_topic:
     topic = make_topic(4)
     root = Path(str(place.config["filesystem.root"]))
     (path,) = place.publish(topic, b"first")
-    then = time.time() - DAY
+    first = Path(path.removeprefix("file://"))
     for number in range(20_000):
-        file = root / topic / f"{number:064x}"
-        file.write_bytes(b"x")
-        os.utime(file, (then, then))
+        os.link(first, root / topic / f"{number:064x}")  # a third of what it takes to write them
     start = path.rpartition("/")[0]
     live = [f"{start}/{number:064x}" for number in range(0, 20_000, 2)]
     for partition in range(4):

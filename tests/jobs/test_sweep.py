@@ -35,11 +35,11 @@ DAY = 86_400
 def put(root: Path, topic: str, names: Sequence[str]) -> list[str]:
     """Files as the store has them, a day old; their paths."""
     (root / topic).mkdir(parents=True, exist_ok=True)
-    then = time.time() - DAY
-    for name in names:
-        file = root / topic / digest(name)
-        file.write_bytes(b"payload")
-        os.utime(file, (then, then))
+    then, first = time.time() - DAY, root / topic / digest(names[0])
+    first.write_bytes(b"payload")
+    os.utime(first, (then, then))
+    for name in names[1:]:
+        os.link(first, root / topic / digest(name))
     return [f"file://{root}/{topic}/{digest(name)}" for name in names]
 
 
@@ -228,6 +228,31 @@ def test_main_payloads_that_stay(
     assert status == 1
     assert "sweep: 1 payloads were not removed, for instance: cannot delete file://" in captured.err
     assert json.loads(captured.out)["outcomes"] == {"failed": {"payloads": 1, "bytes": 7}}
+
+
+@pytest.mark.usefixtures("in_session")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_main_signal(
+    broker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A signal ends the job with one sentence and a status of its own, and not with a traceback."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("jobs.sweep.run", interrupted)
+    former = signal.getsignal(signal.SIGTERM)
+    # Spark has a handler for SIGINT of its own, which would cancel the jobs of the tests' session.
+    monkeypatch.setattr("jobs.sweep.fit_shuffles", lambda _: signal.signal(signal.SIGINT, signal.default_int_handler))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(options(broker, tmp_path, "t")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == (
+        "sweep: interrupted; what was removed by then, if anything, was to go; run it again\n"
+    )
+    assert signal.getsignal(signal.SIGTERM) is former
 
 
 @pytest.mark.usefixtures("in_session")
