@@ -208,7 +208,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("wideload-tests")
         .config("spark.jars", ",".join(map(str, jars.ensure("spark"))))
-        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={folder}")
+        # Each job of a test is small: most of the time of this JVM goes into compiling it, and not into running it.
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-Dderby.system.home={folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        )
         .config("spark.driver.memory", "1g")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.session.timeZone", "UTC")
