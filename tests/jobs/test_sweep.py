@@ -44,7 +44,8 @@ def put(root: Path, topic: str, names: Sequence[str]) -> list[str]:
 
 
 def digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+    """What a payload is called; a name that is as long as one stays."""
+    return name if len(name) == 64 else hashlib.sha256(name.encode()).hexdigest()
 
 
 def files(folder: Path) -> list[str]:
