@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.outage import Outage, pause
 from app.stages import Fallback
-from transforms.errors import PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,7 +26,30 @@ __all__ = ["Attempts"]
 
 log = logging.getLogger(__name__)
 
-_RETRY_DELAY_S = 0.2
+_LOG_S = 10.0  # a store that fails now and then is one line in so long
+
+
+class _LaterError(Exception):
+    """The outage began while the record waited for a thread: it has not asked."""
+
+
+@dataclass(slots=True, eq=False)
+class _Trial:
+    """One record while it is tried.
+
+    Attributes:
+        lane: of its partition.
+        began: when, by the monotonic clock.
+        tries: how often the store has failed.
+        stalled: whether it stalls the lane.
+        timer: when it is to be looked at.
+    """
+
+    lane: Lane
+    began: float
+    tries: int = 0
+    stalled: bool = False
+    timer: asyncio.TimerHandle | None = None
 
 
 class Attempts:
@@ -36,10 +61,9 @@ class Attempts:
         settings: the pipeline's.
         stats: what is counted.
         unstalled: called when a lane is to be read on again.
-
-    Attributes:
-        degraded: why records wait, or go without the store; None where they do not.
     """
+
+    # State that changes: `_reasons`, `_fallen_back` and the times, on the loop alone.
 
     def __init__(
         self,
@@ -50,14 +74,24 @@ class Attempts:
         stats: PipelineStats,
         unstalled: Callable[[], None],
     ) -> None:
-        self.degraded: str | None = None
         self._chain = chain
         self._executor = executor
         self._settings = settings
         self._stats = stats
         self._unstalled = unstalled
         self._loop = asyncio.get_running_loop()
-        self._apply_on_thread = Fallback(chain, self._fell_back_on_thread).apply if chain.falls_back else chain.apply
+        self._apply = Fallback(chain, self._fell_back_on_thread).apply if chain.falls_back else chain.apply
+        self._outage = Outage(settings.retry_delay_max_ms / 1000)
+        self._timeout_s = settings.store_timeout_ms / 1000
+        self._reasons: dict[_Trial, str] = {}
+        self._fallen_back: str | None = None
+        self._answered_at = 0.0
+        self._logged_at = -_LOG_S
+
+    @property
+    def degraded(self) -> str | None:
+        """Why records wait, or go without the store; None where they do not."""
+        return next(reversed(self._reasons.values()), self._fallen_back)
 
     def apply_now(self, record: SourceRecord) -> Sequence[RecordLike]:
         """What the chain makes of a record of which it says that it does not block.
@@ -73,50 +107,115 @@ class Attempts:
         """What the chain makes of a record; tries until it succeeds or can never do so.
 
         A store that is down is not an error of the record: beyond the store's time budget the lane is stalled, and it
-        is tried on.
+        is tried on. Nor is one that lets nobody in, where it has done so before.
 
         Raises:
             TransformError: this record can never succeed.
             PayloadStoreError: the store, for good.
         """
-        started = time.monotonic()
-        delay = _RETRY_DELAY_S
-        stalled = False
+        trial = _Trial(lane, time.monotonic())
+        self._watch(trial, self._timeout_s)
         try:
             while True:
                 try:
-                    results, applied = await self._loop.run_in_executor(self._executor, self._apply_on_thread, record)
+                    return await self._try(record, trial)
+                except _LaterError:
+                    continue
                 except PayloadStoreError as exc:
                     self._stats.store_errors += 1
-                    if not exc.retriable:
+                    if not self._may_pass(exc):
                         raise
                     self._stats.retries += 1
-                    if not stalled and time.monotonic() - started > self._settings.store_timeout_ms / 1000:
-                        stalled = True
-                        lane.stalled += 1
-                        log.warning("pipeline %s waits for its store: %s", self._settings.name, exc)
-                    self._degrade(exc, "it is tried again")
-                else:
-                    self._count(applied, record, results)
-                    return results
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, self._settings.retry_delay_max_ms / 1000)
+                    self._failed(trial, exc)
         finally:
-            if stalled:
-                lane.stalled -= 1
-                self._unstalled()
+            self._end(trial)
 
-    def _degrade(self, error: PayloadStoreError, then: str) -> None:
-        if self.degraded is None:
-            log.warning("pipeline %s: the store failed, %s: %s", self._settings.name, then, error)
-        self.degraded = str(error)
+    async def _try(self, record: SourceRecord, trial: _Trial) -> Sequence[RecordLike]:
+        if self._chain.falls_back or not self._chain.asks_store(record):
+            # What can do without the store does not wait for it; what does not ask it says nothing of it.
+            await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
+            return self._done(record, await self._loop.run_in_executor(self._executor, self._apply, record))
+        outage = self._outage
+        async with outage.turn(trial.tries) as probing:
+            apply = self._apply if probing else self._apply_unless_down
+            try:
+                made = await self._loop.run_in_executor(self._executor, apply, record)
+            except PayloadNotFoundError:
+                outage.answered()
+                raise
+            except PayloadStoreError as exc:
+                if self._may_pass(exc):
+                    outage.failed(probing=probing)
+                raise
+            if outage.lasts:
+                log.info("pipeline %s: the store answers again", self._settings.name)
+            outage.answered()
+        return self._done(record, made)
+
+    def _apply_unless_down(self, record: SourceRecord) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+        if self._outage.lasts:
+            raise _LaterError
+        return self._apply(record)
+
+    def _done(self, record: SourceRecord, made: tuple[Sequence[RecordLike], tuple[str, ...]]) -> Sequence[RecordLike]:
+        results, applied = made
+        self._answered_at = time.monotonic()
+        self._count(applied, record, results)
+        return results
+
+    def _watch(self, trial: _Trial, seconds: float) -> None:
+        trial.timer = self._loop.call_later(seconds, self._look_at, trial)
+
+    def _look_at(self, trial: _Trial) -> None:
+        """A record has taken as long as the store may: it waits for its turn where others were answered meanwhile."""
+        silent_s = time.monotonic() - max(self._answered_at, trial.began)
+        if not trial.tries and silent_s < self._timeout_s:
+            self._watch(trial, self._timeout_s - silent_s)
+            return
+        reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
+        if not self._reasons:
+            self._reasons[trial] = reason
+            self._log(reason)
+        self._stall(trial)
+
+    def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:
+        trial.tries += 1
+        self._reasons[trial] = str(error)
+        self._log(f"the store failed, it is tried again: {error}")
+        if time.monotonic() - trial.began >= self._timeout_s:
+            self._stall(trial)
+
+    def _stall(self, trial: _Trial) -> None:
+        if not trial.stalled:
+            trial.stalled = True
+            trial.lane.stalled += 1
+
+    def _end(self, trial: _Trial) -> None:
+        if trial.timer is not None:
+            trial.timer.cancel()
+        self._reasons.pop(trial, None)
+        if trial.stalled:
+            trial.lane.stalled -= 1
+            self._unstalled()
+
+    def _may_pass(self, error: PayloadStoreError) -> bool:
+        """What was withdrawn may be given back; what was never given is for the user to mend."""
+        was_let_in = self._stats.offloaded_records or self._stats.inflated_records
+        return error.retriable or (isinstance(error, PayloadStoreAccessError) and was_let_in > 0)
+
+    def _log(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= _LOG_S:
+            self._logged_at = now
+            log.warning("pipeline %s: %s", self._settings.name, text)
 
     def _fell_back_on_thread(self, error: PayloadStoreError) -> None:
         self._loop.call_soon_threadsafe(self._fell_back, error)
 
     def _fell_back(self, error: PayloadStoreError) -> None:
         self._stats.store_errors += 1
-        self._degrade(error, "large values go as chunks")
+        self._fallen_back = str(error)
+        self._log(f"the store failed, large values go as chunks: {error}")
 
     def _count(self, applied: Collection[str], record: SourceRecord, results: Sequence[RecordLike]) -> None:
         stats = self._stats
@@ -136,4 +235,4 @@ class Attempts:
                 stats.chunks_published += len(results)
                 stats.published_rate.count()
         if "offload" in applied or "inflate" in applied:
-            self.degraded = None
+            self._fallen_back = None

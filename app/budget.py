@@ -1,10 +1,16 @@
-"""The byte budget: how much of all records the worker may hold at once."""
+"""The byte budget: how much of all records the worker may hold at once.
+
+Records with work wait for a store, which may be away for hours; those that pass leave in milliseconds. So work never
+takes the whole: an eighth is kept for what passes, or one store that is down would stop every partition.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 __all__ = ["Budget", "Share"]
+
+_KEPT_FOR_PASSING = 8  # one part in so many
 
 
 class Budget:
@@ -17,13 +23,25 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.work = 0
+        """Those of `used` that are held by records with work."""
         self.peak = 0
+        self._reserve = limit // _KEPT_FOR_PASSING
         self.next_freed = asyncio.Event()
         """Set when bytes next come free, once: after that it is another event. So no waiter can miss it."""
 
     def admits(self, size: int) -> bool:
         """True where `size` more bytes may be taken now."""
         return self.used == 0 or self.used + size <= self.limit
+
+    def admits_passing(self, size: int) -> bool:
+        """True where `size` more bytes fit into what is kept for records that pass; one of them fits in any case."""
+        passing = self.used - self.work
+        return passing + size <= self._reserve or (passing == 0 and self.used <= self.limit)
+
+    def admits_work(self, size: int) -> bool:
+        """True where `size` more bytes fit beside what is kept for others."""
+        return self.work + size <= self.limit - self._reserve and self.used + size <= self.limit
 
     def take(self, size: int) -> None:
         """Counts `size` bytes in."""
@@ -50,14 +68,26 @@ class Share:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.used = 0
+        self.work = 0
+        self.work_waits = False
+        """Set by who admits records, while one with work finds no room: those that pass then leave it some."""
         self._awaited = budget.next_freed
         self._closed = False
 
     def admits(self, size: int) -> bool:
         """See `Budget.admits`; who holds nothing may always take one record, or a busy pipeline could starve it."""
-        if self.used == 0 or self.budget.admits(size):
+        budget = self.budget
+        if self.used == 0 or (not self.work_waits and budget.admits(size)) or budget.admits_passing(size):
             return True
-        self._awaited = self.budget.next_freed
+        self._awaited = budget.next_freed
+        return False
+
+    def admits_work(self, size: int) -> bool:
+        """As `admits`, for a record with work. One that is too large for the part may pass when it is the only one."""
+        budget = self.budget
+        if self.used == 0 or budget.admits_work(size) or (self.work == 0 and budget.used <= budget.limit):
+            return True
+        self._awaited = budget.next_freed
         return False
 
     async def freed(self, timeout_s: float) -> bool:
@@ -76,9 +106,28 @@ class Share:
             self.used -= size
             self.budget.give(size)
 
+    def take_work(self, size: int) -> None:
+        """As `take`, for a record with work; `give_work` or `pass_on` takes it back."""
+        if not self._closed:
+            self.work += size
+            self.budget.work += size
+            self.take(size)
+
+    def give_work(self, size: int) -> None:
+        """As `give`, for a record with work."""
+        self.pass_on(size)
+        self.give(size)
+
+    def pass_on(self, size: int) -> None:
+        """The work on so many bytes is done; they are held on, until `give`."""
+        if not self._closed:
+            self.work -= size
+            self.budget.work -= size
+
     def close(self) -> None:
         """Gives back all that is left; nothing is counted after."""
         if not self._closed:
+            self.pass_on(self.work)
             self._closed = True
             self.budget.give(self.used)
             self.used = 0

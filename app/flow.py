@@ -53,6 +53,7 @@ __all__ = ["Flow"]
 log = logging.getLogger(__name__)
 
 _POLL_MS = 200
+_PEEK_S = 0.05
 _STOP_CLIENT_S = 10.0
 
 
@@ -237,7 +238,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         elif not self._commits.resumed:
             await self._await_resumed()
         else:
-            await self._await_room()
+            await self._poll_others()
         if self._commits.resumed:
             self._admission.admit()
         if self._admission.expire(reading=reading):
@@ -251,18 +252,33 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if self._lanes.stalled and not wanted:
             await self._await_change()
             return
+        await self._read(wanted, _POLL_MS)
+
+    async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
+        """Reads some partitions, or all where none are named; whether there was something."""
         try:
-            polled = await self._intake.poll(wanted, _POLL_MS)
+            polled = await self._intake.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             await self._starts.find(exc)
-            return
+            return False
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
         self._admission.add(polled)
+        return bool(polled)
 
     async def _renew(self) -> None:
         await self._starts.renew()
         if not self._starts.fresh:
             self._commits.look_up()
+
+    async def _poll_others(self) -> None:
+        """Reads the partitions of which no records wait for room, without letting those wait that have some by now."""
+        wanted = [lane.partition for lane in self._lanes if not lane.stalled and not self._admission.holds(lane)]
+        if not wanted:
+            await self._await_room()
+            return
+        if not await self._read(wanted, 0):
+            self._outlet.press()
+            await self._share.freed(_PEEK_S)
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""

@@ -67,7 +67,7 @@ class Lanes:
         for partition in partitions:
             lane = self._lanes.pop(partition, None)
             if lane is not None:
-                self._share.give(sum(slot.held for slot in lane.slots))
+                self._share.give_work(sum(slot.held for slot in lane.slots))
                 lane.discard()
                 if self._assembly is not None:
                     self._assembly.clear(partition)

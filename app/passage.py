@@ -72,13 +72,13 @@ class Passage:
         lane.tracked(record.offset)
         slot = Slot(record, held)
         lane.slots.append(slot)
-        self._share.take(held)
+        self._share.take_work(held)
         if self._chain.passes(record):
             slot.result = (record,)
             return
         if not self._chain.blocks(record):
             with self._verdicts.of(slot):
-                self._share.give(slot.finish(self._attempts.apply_now(record)))
+                self._share.give_work(slot.finish(self._attempts.apply_now(record)))
             if slot.cause is None:
                 self.release(lane)
             else:
@@ -127,7 +127,7 @@ class Passage:
     async def _transform(self, lane: Lane, slot: Slot) -> None:
         with self._verdicts.of(slot):
             results = await self._attempts.apply(lane, slot.source)
-            self._share.give(slot.finish(results))
+            self._share.give_work(slot.finish(results))
         if slot.cause is not None:
             await self._verdicts.bury(slot)
         self.release(lane)
@@ -138,6 +138,7 @@ class Passage:
             return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
+            self._share.pass_on(slot.held)
             try:
                 self._outlet.write(lane, slot)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody

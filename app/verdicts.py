@@ -170,7 +170,7 @@ class Verdicts:
             # Its own timestamp may be what is wrong, and its letter would be refused as well.
             now_ms = int(time.time() * 1000)
             letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
-        self._share.give(slot.finish(letters, dead=True))
+        self._share.give_work(slot.finish(letters, dead=True))
 
     def drops(self, event: Discarded) -> bool:
         """True where a rule of the configuration drops the chunks; that is logged and counted."""

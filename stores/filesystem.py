@@ -28,6 +28,7 @@ from stores.store import PayloadInfo, Removal, RemovalOutcome, Store
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
+    PayloadStoreAccessError,
     PayloadStoreError,
     PayloadTooLargeError,
     ReferenceRefusedError,
@@ -44,9 +45,8 @@ _UNFINISHED = "~"
 
 # These stay until somebody acts. Everything else (a full disk, a network mount that is gone, too many open files) may
 # pass by itself: the record is not at fault, so the caller waits.
-_FINAL = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
-)
+_FINAL = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class FilesystemStore(Store):
@@ -336,5 +336,7 @@ def _translated(operation: str, path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        reason = f"{exc.strerror} ({errno.errorcode.get(exc.errno or 0, 'no number')})"
-        raise PayloadStoreError(f"cannot {operation} {path}: {reason}", retriable=exc.errno not in _FINAL) from exc
+        message = f"cannot {operation} {path}: {exc.strerror} ({errno.errorcode.get(exc.errno or 0, 'no number')})"
+        if exc.errno in _DENIED:
+            raise PayloadStoreAccessError(message) from exc
+        raise PayloadStoreError(message, retriable=exc.errno not in _FINAL) from exc

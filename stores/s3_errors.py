@@ -9,7 +9,7 @@ from http import HTTPStatus
 import botocore.exceptions as aws
 import urllib3.exceptions
 
-from transforms.errors import PayloadNotFoundError, PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
 __all__ = ["status", "translated"]
 
@@ -74,6 +74,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
 
     Raises:
         PayloadNotFoundError: the key is not there. A bucket that is not there is another matter.
+        PayloadStoreAccessError: S3 lets nobody in: permission, credentials, the clock, no such bucket.
         PayloadStoreError: everything else, `retriable` by the tables above.
     """
     try:
@@ -81,7 +82,10 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
     except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as exc:
         if isinstance(exc, aws.ClientError) and _code(exc) == "NoSuchKey":
             raise PayloadNotFoundError(path) from exc
-        raise PayloadStoreError(f"{operation} {path} failed: {_reason(exc, bucket)}", retriable=_may_pass(exc)) from exc
+        message = f"{operation} {path} failed: {_reason(exc, bucket)}"
+        if _is_denied(exc):
+            raise PayloadStoreAccessError(message) from exc
+        raise PayloadStoreError(message, retriable=_may_pass(exc)) from exc
 
 
 def status(exc: aws.ClientError) -> int:
@@ -104,6 +108,16 @@ def _reason(exc: Exception, bucket: str) -> str:
     reason = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
     advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code)
     return f"{reason}; {advice}" if advice else reason
+
+
+def _is_denied(exc: Exception) -> bool:
+    if isinstance(exc, aws.NoCredentialsError | aws.PartialCredentialsError):
+        return True
+    if not isinstance(exc, aws.ClientError) or _may_pass(exc):
+        return False
+    # An object in an archive has 403 as well, and is for itself.
+    denied = status(exc) in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and _code(exc) != "InvalidObjectState"
+    return denied or _code(exc) in {"NoSuchBucket", "ExpiredToken", "InvalidToken"}
 
 
 def _may_pass(exc: Exception) -> bool:

@@ -18,6 +18,7 @@ WideloadError
 │   ├── SignatureError            the reference is not signed with a key that is known
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
+│   ├── PayloadStoreAccessError   the store lets nobody in: permission, credentials, bucket; somebody must act
 │   ├── PayloadNotFoundError      there is no such payload; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
@@ -43,6 +44,7 @@ __all__ = [
     "MalformedWrapperError",
     "PayloadCorruptError",
     "PayloadNotFoundError",
+    "PayloadStoreAccessError",
     "PayloadStoreError",
     "PayloadTooLargeError",
     "RecordTooLargeError",
@@ -340,6 +342,14 @@ class PayloadStoreError(WideloadError):
         super().__init__(message)
         if retriable is not None:
             self.retriable = retriable
+
+
+class PayloadStoreAccessError(PayloadStoreError):
+    """The store is there, and does not do what it is asked for by this caller, whatever the payload.
+
+    It takes somebody to act: to give a permission, other keys, to make the bucket, or the file system writable. Who has
+    been let in before may wait for that.
+    """
 
 
 class PayloadNotFoundError(PayloadStoreError, LookupError):
