@@ -85,6 +85,7 @@ class FilesystemStore(Store):
         self.root = Root(f"file://{quote(os.fsencode(self._folder)).rstrip('/')}/")
         # Threads may both find the root missing or a topic new: making and flushing it twice does no harm.
         self._made_root = False
+        self._is_mount = False
         self._flushed_topics: set[str] = set()
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
@@ -197,9 +198,21 @@ class FilesystemStore(Store):
         except FileNotFoundError as exc:
             raise PayloadStoreError(f"there is no folder {self._folder}; is it mounted?", retriable=True) from exc
         try:
+            self._check_mount(root)
             yield root
         finally:
             os.close(root)
+
+    def _check_mount(self, root: int) -> None:
+        """Refuses the empty folder that is seen where a file system was: payloads would be written below it, unseen.
+
+        Raises:
+            PayloadStoreError: the root was the mount point of another file system, and is none now.
+        """
+        is_mount = os.stat("..", dir_fd=root).st_dev != os.fstat(root).st_dev
+        if self._is_mount and not is_mount:
+            raise PayloadStoreError(f"nothing is mounted on {self._folder} any more", retriable=True)
+        self._is_mount = is_mount
 
     @contextlib.contextmanager
     def _topic_for_writing(self, root: int, topic: str) -> Iterator[int]:

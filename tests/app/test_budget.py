@@ -46,34 +46,100 @@ def test_budget_remembers_its_peak() -> None:
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["take", "give", "close"]), st.integers(0, 1), st.integers(0, 12)), max_size=60
+    st.tuples(
+        st.sampled_from(["take", "take work", "give", "pass on", "close"]), st.integers(0, 1), st.integers(0, 12)
+    ),
+    max_size=60,
 )
 
 
 @given(actions, st.integers(1, 20))
-def test_shares_never_exceed_the_limit_by_more_than_one_record(actions: list[tuple[str, int, int]], limit: int) -> None:
+def test_shares_never_exceed_the_limit_by_more_than_one_record(  # noqa: C901  # a case for each action
+    actions: list[tuple[str, int, int]], limit: int
+) -> None:
     """Two pipelines that ask first stay within the limit and one record of each; in the end nothing is held."""
     budget = Budget(limit)
     shares = [Share(budget), Share(budget)]
-    held: list[list[int]] = [[], []]
+    passing: list[list[int]] = [[], []]
+    work: list[list[int]] = [[], []]
     closed = [False, False]
     for action, which, size in actions:
         share = shares[which]
-        if action == "take" and share.admits(size):
-            share.take(size)
-            if not closed[which]:
-                held[which].append(size)
-        elif action == "give" and held[which]:
-            share.give(held[which].pop(0))
+        if action == "take":
+            if share.admits(size):
+                share.take(size)
+                passing[which] += [] if closed[which] else [size]
+        elif action == "take work":
+            share.work_waits = not share.admits_work(size)
+            if not share.work_waits:
+                share.take_work(size)
+                work[which] += [] if closed[which] else [size]
+        elif action == "give":
+            if passing[which]:
+                share.give(passing[which].pop(0))
+            elif work[which]:
+                share.give_work(work[which].pop(0))
+        elif action == "pass on" and work[which]:
+            passing[which].append(work[which].pop(0))
+            share.pass_on(passing[which][-1])
         elif action == "close":
             share.close()
-            closed[which], held[which] = True, []
-        records = [size for sizes in held for size in sizes if size]
-        assert budget.used == sum(records) == sum(share.used for share in shares)
+            closed[which], passing[which], work[which] = True, [], []
+        held = [[*passing[each], *work[each]] for each in (0, 1)]
+        assert budget.used == sum(map(sum, held)) == sum(share.used for share in shares)
+        assert budget.work == sum(map(sum, work)) == sum(share.work for share in shares)
         assert budget.used <= limit + sum(max(sizes) for sizes in held if sizes)
     for share in shares:
         share.close()
-    assert (budget.used, [share.used for share in shares]) == (0, [0, 0])
+    assert (budget.used, budget.work, [share.used for share in shares]) == (0, 0, [0, 0])
+
+
+def test_work_leaves_room_for_what_passes() -> None:
+    """However much work waits, an eighth is there for records that pass, in whatever pipeline; one fits in any case."""
+    budget = Budget(80)
+    stuck, other = Share(budget), Share(budget)
+    assert stuck.admits_work(70)
+    stuck.take_work(70)
+    assert not stuck.admits_work(1)
+    assert stuck.admits(10)
+    stuck.take(10)
+    assert not stuck.admits(1)
+    stuck.give(10)
+    assert stuck.admits(30), "one that is larger than what is kept passes alone"
+    other.take(5)
+    assert (other.admits(5), other.admits(6)) == (True, False)
+
+
+def test_what_passes_leaves_room_for_work() -> None:
+    """Records that pass may have the whole budget until one with work finds no room; then they make it some."""
+    budget = Budget(80)
+    share = Share(budget)
+    share.take_work(10)
+    for _ in range(7):
+        assert share.admits(10)
+        share.take(10)
+    assert not share.admits_work(60)
+    share.work_waits = True
+    for _ in range(6):
+        share.give(10)
+        assert not share.admits(10) or share.used == 20
+    assert share.admits_work(60)
+    assert not share.admits(1)
+
+
+def test_work_larger_than_its_part_passes_alone() -> None:
+    """A record with work that would never fit passes when no other of its pipeline has work, beside what passes."""
+    budget = Budget(80)
+    share = Share(budget)
+    share.take(10)
+    assert share.admits_work(1_000)
+    share.take_work(1_000)
+    assert not share.admits_work(0)
+    share.pass_on(1_000)
+    assert (budget.used, budget.work) == (1_010, 0)
+    assert not share.admits_work(0)
+    share.give(1_000)
+    assert share.admits_work(60)
 
 
 def test_share_that_holds_nothing_is_always_admitted() -> None:
