@@ -180,19 +180,23 @@ async def test_attempts_stay_degraded_while_any_record_waits() -> None:
 async def test_attempts_say_that_a_store_is_silent() -> None:
     """A call that never returns is noticed when the store's time is over: the lane is stalled, and the reason said."""
     lane, release = Lane(TopicPartition("raw", 3), 3), threading.Event()
+
+    def silent() -> None:
+        release.wait(30)
+
     with ThreadPoolExecutor(1) as threads:
-        stage = Storing([], lambda: release.wait(30) and None)
+        stage = Storing([], silent)
         attempts = made(stage, threads, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
         task = asyncio.create_task(attempts.apply(lane, Read()))
         try:
             async with asyncio.timeout(10):
                 while not lane.stalled:  # noqa: ASYNC110  # likewise
                     await asyncio.sleep(0.001)
-            assert attempts.degraded == "the store has not answered for 50 ms"
+            reason = attempts.degraded
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
-    assert (lane.stalled, attempts.degraded) == (0, None)
+    assert (reason, lane.stalled, attempts.degraded) == ("the store has not answered for 50 ms", 0, None)
 
 
 async def test_attempts_that_wait_for_a_thread_are_not_silence() -> None:
