@@ -45,6 +45,9 @@ _LONGEST_PREFIX = 1024 - 500
 _SEND_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
 
+# How long botocore waits for `100 Continue` before it sends a body all the same; it has no setting.
+_CONTINUE_MS = 1_000
+
 # No topic can have this name, so no payload is ever there.
 _ABSENT = "~wideload-check"
 
@@ -91,7 +94,7 @@ class S3Store(Store):
             "s3.read.timeout.ms",
             "int",
             "The longest wait for the server to say anything, from the end of a request on.",
-            default=10_000,
+            default=9_000,
             minimum=1,
         ),
         Key(
@@ -349,11 +352,12 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     # 1, 2, 4, 8 and 16 s, then 20 each; in closed form, as there may be a billion of them.
     growing = min(attempts - 1, 5)
     pauses_ms = ((1 << growing) - 1 + 20 * (attempts - 1 - growing) + 5 * (attempts - 1)) * 1000
-    needed_ms = attempts * (connect_ms + read_ms) + pauses_ms
+    needed_ms = attempts * (connect_ms + _CONTINUE_MS + read_ms) + pauses_ms
     if needed_ms > allowed_ms:
         raise ConfigurationError(
             "large.message.store.timeout.ms",
-            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect and {read_ms:,} ms to read "
-            f"with {pauses_ms:,} ms of pauses may take {needed_ms:,} ms; raise it, or lower s3.retry.attempts, "
+            f"found {allowed_ms:,}, but {attempts} attempts of {connect_ms:,} ms to connect, {_CONTINUE_MS:,} ms to be "
+            f"told to go on and {read_ms:,} ms to read, with {pauses_ms:,} ms of pauses, may take {needed_ms:,} ms; "
+            "raise it, or lower s3.retry.attempts, "
             "s3.connection.timeout.ms or s3.read.timeout.ms",
         )

@@ -20,7 +20,7 @@ from tests.s3_server import S3Server
 
 BUDGET_BYTES = 4_000_000
 VALUE_BYTES = 300_000
-BURST = 20  # values to each of two partitions: three times the budget
+BURST = 16  # values to each of two partitions: more than twice the budget
 DELAY_MAX_S = 0.5
 ATTEMPT_S = 5.0  # the most that one call takes: large.message.store.timeout.ms
 INTERVAL_S = 6.0
@@ -48,6 +48,10 @@ class Traffic:
     def burst(self) -> None:
         """Large values to two partitions."""
         self._send([(n % 2, VALUE_BYTES) for n in range(2 * BURST)])
+
+    def large(self, count: int) -> None:
+        """Large values to one partition."""
+        self._send([(0, VALUE_BYTES)] * count)
 
     def small(self) -> None:
         """A small one to the third."""
@@ -165,3 +169,42 @@ def test_worker_outlasts_store_troubles(
     record_property("measured", f"{measured}, {proxy.counts}")
     assert grown_bytes < 10 * BUDGET_BYTES
     assert digests(read_all(way.broker, way.inflated)) == expected(traffic.sent)
+
+
+@pytest.mark.s3
+def test_worker_keeps_partitions_while_payloads_take_long(
+    make_way: Callable[..., Way], versitygw: S3Server, proxy: FaultProxy
+) -> None:
+    """Payloads that together take twice `max.poll.interval.ms` cost no partition, with the budget spent meanwhile."""
+    way = make_way(partitions=1)
+    way.store = {
+        "large.message.payload.store.class": "s3",
+        **replace(versitygw, endpoint=proxy.endpoint).config("long/"),
+    }
+    interval_ms = 3_000
+    times = {
+        "s3.connection.timeout.ms": 100,
+        "s3.read.timeout.ms": 1_800,
+        "s3.retry.attempts": 1,
+        "large.message.store.timeout.ms": 2_900,
+        "consumer.max.poll.interval.ms": interval_ms,
+    }
+    settings = {
+        **way.settings(),
+        "store.threads": 1,
+        "in.flight.bytes": VALUE_BYTES,
+        "task.shutdown.graceful.timeout.ms": 1_000,
+    }
+    traffic = Traffic(way)
+    with WorkerProcess(way.folder, settings, way.offload(**times)) as worker:
+        worker.wait_ready()
+        proxy.switch(Slow(1.2))
+        began = time.monotonic()
+        traffic.large(6)
+        until(lambda: end_offsets(way.broker, way.orders) == {0: 6}, "all are offloaded")
+        assert time.monotonic() - began > 2 * interval_ms / 1000
+        page = worker.get("/pipelines")[1][0]
+        assert (page["state"], page["restarts"], len(page["partitions"])) == ("RUNNING", 0, 1)
+        assert 'wideload_rebalances_total{pipeline="offload"} 0.0' in worker.text("/metrics")
+        assert worker.terminate() == 0
+    assert end_offsets(way.broker, way.orders) == {0: 6}, "none was made twice"

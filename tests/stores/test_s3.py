@@ -538,7 +538,7 @@ def test_a_setting_that_cannot_work_is_named(config: dict[str, object], key: str
 
 @pytest.mark.parametrize(("timeout_ms", "fits"), [(57_999, False), (58_000, True)])
 def test_the_attempts_must_fit_in_the_time_of_a_call(timeout_ms: int, fits: bool) -> None:  # noqa: FBT001
-    """Three attempts of 5 + 10 s and pauses of 1 + 5 and 2 + 5 s are 58 s; the message has both numbers."""
+    """Three attempts of 5 + 1 + 9 s and pauses of 1 + 5 and 2 + 5 s are 58 s; the message has both numbers."""
     config = {"s3.bucket": "payloads", **CREDENTIALS, "large.message.store.timeout.ms": timeout_ms}
     if fits:
         with opened(config) as store:
