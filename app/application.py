@@ -20,9 +20,12 @@ from app.preflight import Plan
 from app.settings import ClientSettings, Settings
 from transforms.errors import WideloadError
 
-__all__ = ["Application", "PipelinesFailedError", "keep_tokens"]
+__all__ = ["STORE_THREADS", "Application", "PipelinesFailedError", "keep_tokens"]
 
 log = logging.getLogger(__name__)
+
+STORE_THREADS = "wideload-store"
+"""What the names of the threads begin with that call stores."""
 
 
 class PipelinesFailedError(WideloadError):
@@ -73,7 +76,7 @@ class Application(faust.App):
         keep_tokens()
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
-        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix="wideload-store")
+        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         by_name = {plan.pipeline: plan for plan in plans}
         self.pipelines = [
             Pipeline(

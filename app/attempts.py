@@ -80,7 +80,8 @@ class Attempts:
         self._stats = stats
         self._unstalled = unstalled
         self._loop = asyncio.get_running_loop()
-        self._apply = Fallback(chain, self._fell_back_on_thread).apply if chain.falls_back else chain.apply
+        fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
+        self._apply = fallback.apply if chain.falls_back else chain.apply
         self._outage = Outage(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._reasons: dict[_Trial, str] = {}

@@ -38,7 +38,7 @@ from app.starts import Starts
 from app.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
     from concurrent.futures import Executor
 
     from app.lane import Lane

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -110,7 +112,24 @@ class Pipeline(Service):
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._store is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+            await self._close(self._store)
+
+    async def _close(self, store: PayloadStore) -> None:
+        loop = asyncio.get_running_loop()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            with contextlib.suppress(WideloadError):
+                store.close()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(closed.set)
+
+        # A thread of its own, which holds up nobody: a store that hangs may hang in this as well.
+        threading.Thread(target=close, name=f"close-{self.settings.name}", daemon=True).start()
+        try:
+            await asyncio.wait_for(closed.wait(), _STOP_S)
+        except TimeoutError:
+            log.warning("pipeline %s: its store was not closed within %.0f s", self.settings.name, _STOP_S)
 
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S

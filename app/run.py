@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import sys
+import threading
+import time
 
 import faust
 
 from app.allocation import keep_freed
-from app.application import Application, PipelinesFailedError
+from app.application import STORE_THREADS, Application, PipelinesFailedError
 from app.preflight import check
 from app.repeats import Repeats
 from app.settings import Settings
@@ -19,7 +22,11 @@ from transforms.errors import ConfigurationError
 
 __all__ = ["run_worker"]
 
+log = logging.getLogger(__name__)
+
 _NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_LEAVE_S = 1.0
+
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -58,11 +65,28 @@ def run_worker(settings: Settings, log_level: str) -> int:
         worker.execute_from_commandline()
     except SystemExit as exc:
         if exc.code:
+            _leave(1)
             return 1
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
         print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)
-    return 1 if failed else 0
+    status = 1 if failed else 0
+    _leave(status)
+    return status
+
+
+def _leave(status: int) -> None:
+    """Ends the process at once where a store call hangs: Python would wait for its thread, a network disk for ever."""
+    deadline = time.monotonic() + _LEAVE_S
+    hanging = [thread for thread in threading.enumerate() if thread.name.startswith(STORE_THREADS)]
+    for thread in hanging:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in hanging):
+        log.warning("store calls that do not end are left; what they were for is done again at the next start")
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def set_up_logging(level: str) -> None:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, cast
 
 from app.chunking import limit_bytes as chunk_limit_bytes
@@ -359,6 +360,7 @@ class Fallback:
     Args:
         chain: one that `falls_back`.
         failed: called with what the store failed with, where the record went without it; on a thread.
+        may_pass: says of an error of the store whether it is down, or refuses for good; likewise.
         clock: seconds that do not go back.
     """
 
@@ -369,10 +371,12 @@ class Fallback:
         chain: Chain,
         failed: Callable[[PayloadStoreError], None],
         *,
+        may_pass: Callable[[PayloadStoreError], bool] = attrgetter("retriable"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chain = chain
         self._failed = failed
+        self._may_pass = may_pass
         self._clock = clock
         self._down_until_s: float | None = None
 
@@ -385,7 +389,7 @@ class Fallback:
         try:
             result = self._chain.apply(record)
         except PayloadStoreError as exc:
-            if not exc.retriable:
+            if not self._may_pass(exc):
                 raise
             self._down_until_s = self._clock() + _PROBE_S
             done = self._without_store(record)

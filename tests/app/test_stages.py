@@ -656,5 +656,8 @@ def test_fallback_is_none_for_what_is_final() -> None:
 
     stage = OffloadStage(Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False)
     chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    record = Record(b"k", b"v" * 5_000)
     with pytest.raises(PayloadStoreError, match="no access"):
-        Fallback(chain, lambda error: None).apply(Record(b"k", b"v" * 5_000))
+        Fallback(chain, lambda error: None).apply(record)
+    withdrawn = Fallback(chain, lambda error: None, may_pass=lambda error: str(error) == "no access")
+    assert withdrawn.apply(record)[1] == ("chunk",), "who has had access waits for it, and goes without meanwhile"

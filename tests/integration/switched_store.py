@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ __all__ = ["SwitchedStore"]
 
 
 class SwitchedStore:
-    """Payloads in a folder, `switched.root`; down while there is a file `down` in it."""
+    """Payloads in a folder, `switched.root`; down while there is a file `down` in it, silent while there is `hang`."""
 
     def configure(self, config: Mapping[str, object]) -> None:
         """Takes the folder."""
@@ -31,5 +32,7 @@ class SwitchedStore:
         return (self._root / full_path.removeprefix("switched://")).read_bytes()
 
     def _check(self) -> None:
+        while (self._root / "hang").exists():
+            time.sleep(0.05)
         if (self._root / "down").exists():
             raise PayloadStoreError("the store is switched off", retriable=True)
