@@ -108,11 +108,16 @@ class Metrics(Collector):
         yield self._store_seconds()
         yield from self._partitions()
         up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
+        degraded = GaugeMetricFamily(
+            "wideload_pipeline_degraded", "1 while it runs, and /health says why it is degraded.", labels=["pipeline"]
+        )
         held = GaugeMetricFamily("wideload_in_flight_bytes", "Bytes of the budget in use.", labels=["pipeline"])
         for pipeline in self._pipelines:
             up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
+            degraded.add_metric([pipeline.settings.name], float(pipeline.degraded is not None))
             held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
         yield up
+        yield degraded
         yield held
         yield from self._pending()
         yield from self._producers()

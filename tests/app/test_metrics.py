@@ -85,8 +85,11 @@ def test_lag_is_the_end_less_the_committed_offset(
 def test_pipelines_are_told_apart() -> None:
     """Each has its own label; what is in flight is by pipeline, the limit is the worker's."""
     families = families_of(
-        Pipeline("a", flow=Flow(in_flight_bytes=5)), Pipeline("b", status="RESTARTING"), Pipeline("c", status="FAILED")
+        Pipeline("a", flow=Flow(in_flight_bytes=5), degraded="the store is down"),
+        Pipeline("b", status="RESTARTING"),
+        Pipeline("c", status="FAILED"),
     )
+    assert samples_of(families["wideload_pipeline_degraded"]) == {("a",): 1, ("b",): 0, ("c",): 0}
     assert samples_of(families["wideload_pipeline_running"]) == {("a",): 1, ("b",): 0, ("c",): 0}
     assert samples_of(families["wideload_in_flight_bytes"]) == {("a",): 5, ("b",): 0, ("c",): 0}
     assert samples_of(families["wideload_in_flight_limit_bytes"]) == {(): 1_000}
