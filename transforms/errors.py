@@ -185,13 +185,6 @@ class DiscardedChunkError(TransformError):
         return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
 
 
-class KeyMissingError(TransformError):
-    """A record has no key, and the sink topic, the only argument, is compacted: brokers refuse it there."""
-
-    def __str__(self) -> str:
-        return f"the record has no key, and topic {self.args[0]} is compacted: it takes none without"
-
-
 class HeaderNameError(TransformError):
     """The name of a header is not UTF-8, as Kafka wants it, so that clients cannot write it.
 
@@ -206,6 +199,13 @@ class HeaderNameError(TransformError):
     def __str__(self) -> str:
         text = self.name.encode(errors="surrogateescape").decode(errors="backslashreplace")
         return f"the name of a header, {shown(text)}, is not UTF-8, as Kafka wants it, and clients cannot write it"
+
+
+class KeyMissingError(TransformError):
+    """A record has no key, and the sink topic, the only argument, is compacted: brokers refuse it there."""
+
+    def __str__(self) -> str:
+        return f"the record has no key, and topic {self.args[0]} is compacted: it takes none without"
 
 
 class PayloadCorruptError(TransformError):
@@ -252,23 +252,6 @@ class PayloadTooLargeError(TransformError):
         )
 
 
-class RecordUnfitError(TransformError):
-    """A topic does not take a record, whatever its size.
-
-    Attributes:
-        topic: the topic.
-        reason: what the broker says, and what would help.
-    """
-
-    def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(topic, reason)
-        self.topic = topic
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"topic {self.topic} refuses the record: {self.reason}"
-
-
 class RecordTooLargeError(TransformError):
     """A record is over the `max.message.bytes` of the topic that it should go to.
 
@@ -289,6 +272,23 @@ class RecordTooLargeError(TransformError):
             f"the record takes {self.size:,} bytes as a batch of one, topic {self.topic} takes {self.limit:,}; "
             f"raise max.message.bytes of topic {self.topic}"
         )
+
+
+class RecordUnfitError(TransformError):
+    """A topic does not take a record, whatever its size.
+
+    Attributes:
+        topic: the topic.
+        reason: what the broker says, and what would help.
+    """
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(topic, reason)
+        self.topic = topic
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} refuses the record: {self.reason}"
 
 
 class SignatureError(TransformError):
