@@ -42,7 +42,14 @@ class Topics:
 
     @contextlib.contextmanager
     def worker(self, **more: object) -> Iterator[WorkerProcess]:
-        """A worker with two pipelines, from raw to orders and from orders to copies."""
+        """A worker with two pipelines, from raw to orders and from orders to copies, which both have begun."""
+        with self.starting(**more) as worker:
+            worker.wait_ready()
+            yield worker
+
+    @contextlib.contextmanager
+    def starting(self, **more: object) -> Iterator[WorkerProcess]:
+        """The same, as soon as it has pages."""
         settings = {
             "bootstrap.servers": self.broker,
             "consumer.session.timeout.ms": self._session_ms,
@@ -63,7 +70,7 @@ class Topics:
             for name, (source, sink) in ways.items()
         }
         with WorkerProcess(self._folder, settings, pipelines) as worker:
-            worker.wait_ready()
+            until(lambda: worker.get("/health/live")[0] == 200, "its pages are there")
             yield worker
 
     def administer(self, what: Callable[[AIOKafkaAdminClient], Awaitable[_T]]) -> _T:
@@ -206,7 +213,7 @@ def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
 def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
     """With `none` such an offset stops the pipeline, which says what was found."""
     topics.commit({0: 1_000})
-    with topics.worker(**{"consumer.auto.offset.reset": "none"}) as worker:
+    with topics.starting(**{"consumer.auto.offset.reset": "none"}) as worker:
         until(lambda: state(worker)["state"] == "FAILED", "it has stopped")
         assert "consumer.auto.offset.reset is none" in state(worker)["last_error"]
         assert worker.terminate() == 1
@@ -264,7 +271,7 @@ def test_timestamp_that_the_sink_refuses(topics: Topics, make_topic: MakeTopic, 
     stamps = [now_ms, now_ms, future, now_ms, past, now_ms, now_ms]
     send(topics.broker, topics.raw, [(0, b"k", b"%d" % n, (), stamp) for n, stamp in enumerate(stamps)])
     keys = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead} if tolerance == "all" else {}
-    with topics.worker(**keys) as worker:
+    with topics.starting(**keys) as worker:
         if tolerance == "none":
             until(lambda: state(worker)["state"] == "FAILED", "the pipeline has stopped")
             found = state(worker)["last_error"]
