@@ -236,7 +236,10 @@ def test_inflate_shows_its_sources(place: Place) -> None:
 
 
 def test_topics_that_references_are_carried_into(place: Place) -> None:
-    """Dead letters that stay longer than the payloads they refer to are noted; what no longer refers is not."""
+    """Dead letters that stay longer than the payloads they refer to are noted; what no longer refers is not.
+
+    Payloads of letters that are too large are their topic's own, and stay as long as that keeps records.
+    """
     orders, dead, inflated = place.topic(), place.topic("delete", 30 * DAY), place.topic("delete", 90 * DAY)
     letters = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead}
     pipelines = {
@@ -248,10 +251,14 @@ def test_topics_that_references_are_carried_into(place: Place) -> None:
         f"references of topic {orders} are also carried into topic {dead}, where they outlive their payloads: "
         f"retention.ms is {30 * DAY}, cleanup.policy is delete"
     )
-    assert [row["notes"] for row in rows] == [[note], [note]]
-    assert [row["changed"] for row in rows] == ["our own rule is set to 9 d", None]
+    assert [(row["topic"], row["transform"], row["changed"], row["notes"]) for row in rows] == [
+        (orders, "offload", "our own rule is set to 9 d", [note]),
+        (dead, "dead-letter", "our own rule is set to 35 d", []),
+        (orders, "inflate", None, [note]),
+        (dead, "dead-letter", None, []),
+    ]
     del pipelines["reader"]
-    assert [row["notes"] for row in place.rows(pipelines, status=0)] == [[]]
+    assert [row["notes"] for row in place.rows(pipelines, status=0)] == [[], []]
 
 
 def test_table_and_notes(place: Place) -> None:
