@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from app.passage import Passage
     from app.stages import Chain
     from app.stats import PipelineStats
+    from app.transactions import Transactions
 
 __all__ = ["Admission"]
 
@@ -50,7 +51,7 @@ class Admission:
         share: Share,
         *,
         assembly: Assembly | None,
-        outlet: Outlet,
+        outlet: Outlet | Transactions,
         passage: Passage,
         stats: PipelineStats,
     ) -> None:

@@ -84,6 +84,10 @@ class Brokers:
 
         client._get_conn, client.send = watched_connect, watched_send  # noqa: SLF001
 
+    def forget(self, client: AIOKafkaClient) -> None:
+        """Watches a client no more, which is about to be stopped."""
+        self._clients.remove(client)
+
     @property
     def trouble(self) -> str | None:
         """Which brokers do not answer, or what has no leader, and since when; None where all is well."""

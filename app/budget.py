@@ -133,6 +133,37 @@ class Share:
             self.used = 0
 
 
+class Part:
+    """What one of several holds of a share, given back whole when that one is done with.
+
+    Args:
+        share: where what is held has been taken, and is given back.
+
+    Attributes:
+        used: what it holds; who lets it hold more adds to it.
+    """
+
+    __slots__ = ("_closed", "_share", "used")
+
+    def __init__(self, share: Share) -> None:
+        self.used = 0
+        self._share = share
+        self._closed = False
+
+    def give(self, size: int) -> None:
+        """See `Budget.give`."""
+        if not self._closed:
+            self.used -= size
+            self._share.give(size)
+
+    def close(self) -> None:
+        """Gives back all that is left; nothing is counted after."""
+        if not self._closed:
+            self._share.give(self.used)
+            self.used = 0
+            self._closed = True
+
+
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     try:
         await asyncio.wait_for(event.wait(), timeout_s)

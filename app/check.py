@@ -67,6 +67,7 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "reference.format": pipeline.reference_format,
         "large.message.root": ("topic" if pipeline.reach.by_topic else "store") if pipeline.store else None,
         "large.message.root.topics": list(pipeline.reach.topics) or None,
+        **pipeline.guarantee.values(),
         **_chunks(pipeline.chunks),
         **_wrapper(pipeline.wrapper),
         **(_store(pipeline.store) if pipeline.store else {}),

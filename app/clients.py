@@ -59,6 +59,9 @@ _PASSING = (
     kafka_errors.UnknownProducerId,
     kafka_errors.InvalidProducerEpoch,
     kafka_errors.ProducerFenced,
+    kafka_errors.InvalidTxnState,
+    kafka_errors.InvalidProducerIdMapping,
+    kafka_errors.ConcurrentTransactions,
     kafka_errors.ProducerClosed,
     kafka_errors.UnknownMemberIdError,
     kafka_errors.IllegalGenerationError,
@@ -81,6 +84,11 @@ _FORBIDDEN = (
     kafka_errors.SaslAuthenticationFailed,
 )
 
+_FENCED = (
+    "another producer has the transactional.id now: the partition went to another worker, or a pipeline of the same "
+    "name reads the same topic; or the transaction took longer than producer.transaction.timeout.ms"
+)
+
 # A few that another try does not mend, with what the user can do about it.
 _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.TopicAuthorizationFailedError: (
@@ -88,6 +96,14 @@ _ADVICE: Mapping[type[BaseException], str] = {
     ),
     kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
     kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
+    kafka_errors.TransactionalIdAuthorizationFailed: (
+        "the user may not use this transactional.id; grant Write and Describe on transactional ids that begin with the "
+        "pipeline's name and a colon"
+    ),
+    kafka_errors.InvalidTransactionTimeout: (
+        "producer.transaction.timeout.ms is over the brokers' transaction.max.timeout.ms"
+    ),
+    **dict.fromkeys((kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch), _FENCED),
     kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
     kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
     kafka_errors.InvalidSessionTimeoutError: (
@@ -189,7 +205,9 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
     )
 
 
-def producer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaProducer:
+def producer(
+    settings: ClientSettings, pipeline: PipelineSettings, transactional_id: str | None = None
+) -> AIOKafkaProducer:
     """The producer of a pipeline, not started: idempotent, so that a batch that fails lets none behind it pass."""
     values: Mapping[str, Any] = pipeline.producer
     codec = values["producer.compression.type"]
@@ -203,6 +221,8 @@ def producer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaPr
         metadata_max_age_ms=values["producer.metadata.max.age.ms"],
         request_timeout_ms=values["producer.request.timeout.ms"],
         retry_backoff_ms=values["producer.retry.backoff.ms"],
+        transactional_id=transactional_id,
+        transaction_timeout_ms=pipeline.guarantee.timeout_ms,
     )
 
 

@@ -12,14 +12,14 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from app.clients import translated
 
 if TYPE_CHECKING:
-    from aiokafka import TopicPartition
-
     from app.assembly import Assembly
     from app.ending import Ending
     from app.intake import Intake
+    from app.lane import Lane
     from app.lanes import Lanes
     from app.settings import PipelineSettings
     from app.stats import PipelineStats
+    from app.transactions import Transactions
 
 __all__ = ["Commits"]
 
@@ -60,6 +60,12 @@ class Commits:
         self._resumed = asyncio.Event()
         if assembly is None:
             self._resumed.set()
+        self._transactions: Transactions | None = None
+
+    def through(self, transactions: Transactions) -> None:
+        """Commits through transactions from here on, of which each says itself when it is due."""
+        self._transactions = transactions
+        self._resumed.clear()
 
     # --- before ------------------------------------------------------------------------------------------------------
 
@@ -67,6 +73,11 @@ class Commits:
     def resumed(self) -> bool:
         """False while it is not known what was delivered before: a record admitted then could be delivered again."""
         return self._resumed.is_set()
+
+    @property
+    def may_read(self) -> bool:
+        """False while it is not known from where on: another worker's transaction may not have ended."""
+        return self._transactions is None or self._resumed.is_set()
 
     async def resumed_within(self, timeout_s: float) -> None:
         """Waits until `resumed`, at most so long."""
@@ -77,26 +88,37 @@ class Commits:
         """Begins a rebalance: what was looked up no longer holds."""
         if self._looking_up is not None:
             self._looking_up.cancel()
-        if self._assembly is not None:
+        if self._assembly is not None or self._transactions is not None:
             self._resumed.clear()
 
     def look_up(self) -> None:
         """Begins to look up what is committed of the lanes; does not wait, as without a broker there is no answer."""
-        self._looking_up = asyncio.get_running_loop().create_task(self._look_up())
+        self._looking_up = asyncio.get_running_loop().create_task(self._look_up(self._looking_up))
 
-    async def _look_up(self) -> None:
+    async def _look_up(self, before: asyncio.Task[None] | None) -> None:
         """So that the lag of a partition is known before its first record, and what was delivered above that."""
-        if self._assembly is not None:
-            await self._resume(self._assembly)
+        if self._assembly is not None or self._transactions is not None:
+            if before is not None:
+                await asyncio.wait([before])
+            await self._resume()
             return
         for lane in self._lanes:
             with contextlib.suppress(KafkaError, IllegalStateError):
                 lane.committed = await self._intake.committed(lane.partition)
 
-    async def _resume(self, assembly: Assembly) -> None:
+    async def _resume(self) -> None:
         lanes = list(self._lanes)
+        partitions = [lane.partition for lane in lanes]
         try:
-            commits = await self._intake.commits([lane.partition for lane in lanes])
+            if self._transactions is None:
+                commits = await self._intake.commits(partitions)
+            else:
+                # In this order: before it has a producer of its own, another one's may commit.
+                await self._transactions.assign(lanes)
+                commits = await self._intake.commits(partitions, stable=True)
+                # The client may have begun to read where the group was before.
+                for partition, commit in commits.items():
+                    self._intake.seek(partition, commit.offset)
         except (KafkaError, IllegalStateError) as exc:
             self._ending.fail(translated(exc, f"reading offsets of group {self._settings.group_id}"))
             return
@@ -107,14 +129,18 @@ class Commits:
             commit = commits.get(lane.partition)
             if commit is not None:
                 lane.committed = commit.offset
-                assembly.resume(lane, commit.metadata, self._settings.name)
+                if self._assembly is not None:
+                    self._assembly.resume(lane, commit.metadata, self._settings.name)
         self._resumed.set()
 
     # --- while the flow runs -----------------------------------------------------------------------------------------
 
     def due(self) -> None:
         """Says that there may be something to commit."""
-        self._durable.set()
+        if self._transactions is None:
+            self._durable.set()
+        else:
+            self._transactions.due()
 
     def begin(self) -> None:
         """Begins to commit regularly, until `end`."""
@@ -152,9 +178,12 @@ class Commits:
         """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again.
 
         Raises:
-            KafkaError: the cluster did not take the offsets.
+            KafkaError: the cluster did not take the offsets; a transaction that fails ends the flow instead.
         """
-        offsets = self._offsets()
+        if self._transactions is not None:
+            await self._transactions.commit()
+            return
+        offsets = {lane.partition: commit for lane in self._lanes if (commit := self.of(lane)) is not None}
         if not offsets:
             return
         try:
@@ -163,18 +192,21 @@ class Commits:
             log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
             return
         self._stats.commits += 1
-        for partition, (offset, metadata) in offsets.items():
+        for partition, commit in offsets.items():
             lane = self._lanes.get(partition)
-            if lane is not None and lane.tracker is not None:
-                lane.tracker.committed = max(lane.tracker.committed, offset)
-                lane.noted = metadata
+            if lane is not None:
+                self.made(lane, *commit)
 
-    def _offsets(self) -> dict[TopicPartition, tuple[int, str]]:
-        offsets: dict[TopicPartition, tuple[int, str]] = {}
-        for lane in self._lanes:
-            tracker = lane.tracker
-            if tracker is not None:
-                commit = (tracker.safe(), "") if self._assembly is None else self._assembly.commit(lane)
-                if commit[0] > tracker.committed or commit[1] != lane.noted:
-                    offsets[lane.partition] = commit
-        return offsets
+    def of(self, lane: Lane) -> tuple[int, str] | None:
+        """The offset and the metadata to commit of a lane; None where that is what is committed."""
+        tracker = lane.tracker
+        if tracker is None:
+            return None
+        commit = (tracker.safe(), "") if self._assembly is None else self._assembly.commit(lane)
+        return commit if commit[0] > tracker.committed or commit[1] != lane.noted else None
+
+    def made(self, lane: Lane, offset: int, metadata: str) -> None:
+        """Takes in what has been committed of a lane."""
+        if lane.tracker is not None:
+            lane.tracker.committed = max(lane.tracker.committed, offset)
+            lane.noted = metadata

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.chunking import CHUNK_KEYS
+from app.guarantee import GUARANTEE_KEYS, TIMEOUT_KEY
 from app.reach import REACH_KEYS
 from app.wrapping import WRAPPER_KEYS
 from stores.keys import REQUIRED, Key
@@ -148,6 +149,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
     ),
     *REACH_KEYS,
+    *GUARANTEE_KEYS,
     *CHUNK_KEYS,
     *WRAPPER_KEYS,
     Key(
@@ -382,4 +384,5 @@ PRODUCER_KEYS: Sequence[Key] = (
         minimum=0,
         maximum=_INT32,
     ),
+    TIMEOUT_KEY,
 )

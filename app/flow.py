@@ -27,7 +27,7 @@ from app.budget import Budget, Share
 from app.changes import Changes, PartitionsChangedError
 from app.clients import ClusterError, translated
 from app.commits import Commits
-from app.ending import Ending
+from app.ending import Ending, RecordError
 from app.intake import Intake
 from app.lanes import Lanes
 from app.letters import Letters
@@ -35,6 +35,7 @@ from app.outlet import Outlet
 from app.passage import Passage
 from app.refusals import LimitError, UnfitError
 from app.starts import Starts
+from app.transactions import Transactions
 from app.verdicts import Verdicts
 
 if TYPE_CHECKING:
@@ -108,9 +109,24 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._brokers = brokers = _brokers(settings)
         self._intake = Intake(client, settings, brokers)
         self._commits = Commits(self._intake, settings, lanes, self._assembly, stats=stats, ending=ending)
-        self._outlet = Outlet(
-            client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
-        )
+        self._outlet: Outlet | Transactions
+        if settings.guarantee.exactly_once:
+            self._outlet = Transactions(
+                client,
+                settings,
+                plan,
+                share,
+                lanes,
+                brokers=brokers,
+                commits=self._commits,
+                stats=stats,
+                ending=ending,
+            )
+            self._commits.through(self._outlet)
+        else:
+            self._outlet = Outlet(
+                client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
+            )
         self._starts = Starts(self._intake, settings, lanes, stats=stats, renewed=renewed)
         self._attempts = Attempts(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
@@ -194,11 +210,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 await self._turn()
             self._commits.end()
             await self._finish()
-        except (LimitError, PartitionsChangedError, UnfitError) as exc:
+        except (LimitError, PartitionsChangedError, UnfitError, RecordError) as exc:
             if isinstance(exc, UnfitError):
                 exc.partition = next(lane.partition for lane in self._lanes if lane.tracker is exc.tracker)
             self._commits.end()
-            # All that is written, in the one case before the refused record, shall not be written again.
+            if isinstance(exc, RecordError) and not self.settings.guarantee.exactly_once:
+                raise
+            # All that is written, before the refused record if there is one, shall not be written again, or be aborted.
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._outlet.settled(), _STOP_CLIENT_S)
                 await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
@@ -230,7 +248,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        reading = not self._admission.waits
+        reading = not self._admission.waits and self._commits.may_read
         if self._starts.fresh:
             await self._renew()
         elif reading:
@@ -259,9 +277,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         try:
             polled = await self._intake.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
-            await self._starts.find(exc)
+            if self._commits.may_read:
+                await self._starts.find(exc)
             return False
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
+        if not self._commits.may_read:
+            # A rebalance during the poll: this was read before it was known from where on.
+            self._intake.unread(polled)
+            return False
         self._admission.add(polled)
         return bool(polled)
 
@@ -308,12 +331,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         await self._drain()
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
-        self._lanes.discard(revoked)
+        self._discard(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
-        self._lanes.discard_all()
-        self._commits.forget()
+        self._discard([lane.partition for lane in self._lanes])
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
@@ -331,6 +353,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self.settings.name,
             ", ".join(f"{partition.topic}-{partition.partition}" for partition in sorted(assigned)) or "no partition",
         )
+
+    def _discard(self, partitions: Collection[TopicPartition]) -> None:
+        self._commits.forget()
+        self._lanes.discard(partitions)
+        if isinstance(self._outlet, Transactions):
+            self._outlet.forget(partitions)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 

@@ -7,10 +7,16 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    NotCoordinatorError,
+)
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from app import clients
+from app.stable_offsets import FetchStableOffsets
 from app.unreadable import Unreadable
 
 if TYPE_CHECKING:
@@ -51,6 +57,9 @@ class Intake:
         self._static = settings.consumer["consumer.group.instance.id"] is not None
         interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
         assert isinstance(interval_ms, int)
+        backoff_ms = settings.consumer["consumer.retry.backoff.ms"]
+        assert isinstance(backoff_ms, int)
+        self._backoff_s = max(0.01, backoff_ms / 1000)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         brokers.watch(self._consumer._client)  # noqa: SLF001
@@ -181,9 +190,47 @@ class Intake:
         offset: int | None = await self._consumer.committed(partition)
         return offset
 
-    async def commits(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of those partitions that have one."""
+    def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
+        """Takes back a poll: its records are read again."""
+        for partition, records in polled.items():
+            if records:
+                self.seek(partition, records[0].offset)
+
+    async def commits(
+        self, partitions: Collection[TopicPartition], *, stable: bool = False
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """The committed offsets with their metadata, of those partitions that have one.
+
+        Args:
+            partitions: of the topics.
+            stable: whether to wait for transactions that have sent offsets and have not ended (KIP-447).
+        """
+        if stable:
+            return await self._stable_commits(partitions)
         # `committed` keeps the metadata to itself.
         found: Mapping[TopicPartition, OffsetAndMetadata]
         found = await self._consumer._coordinator.fetch_committed_offsets(partitions)  # noqa: SLF001
         return found
+
+    async def _stable_commits(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        if not partitions:
+            return {}
+        coordinator = self._consumer._coordinator  # noqa: SLF001  # aiokafka's own request cannot ask for this
+        request = FetchStableOffsets(self._group_id, partitions)
+        while True:
+            await coordinator.ensure_coordinator_known()
+            try:
+                found = request.commits(await coordinator._send_req(request))  # noqa: SLF001
+            except IncompatibleBrokerVersion:  # before Kafka 2.5
+                return await self.commits(partitions)
+            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
+                coordinator.coordinator_dead()
+            except KafkaError as exc:
+                if not exc.retriable:
+                    raise
+            else:
+                if found is not None:
+                    return found
+            await asyncio.sleep(self._backoff_s)

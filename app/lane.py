@@ -112,6 +112,7 @@ class Lane:
             such offset above the committed one.
         noted: the metadata of the last commit.
         holds: what keeps the commit back.
+        waiting: records that have left for a transaction that has not begun.
         stalled: records whose store call has failed for longer than its time budget; the partition is not read on.
     """
 
@@ -121,6 +122,7 @@ class Lane:
     tracker: OffsetTracker | None = None
     slots: deque[Slot] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting: int = 0
     stalled: int = 0
     delivered: int = 0
     noted: str = ""
@@ -153,7 +155,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """True while a record of this partition is neither durable nor dropped."""
-        return bool(self.slots) or (self.tracker is not None and self.tracker.in_flight)
+        return bool(self.slots) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
 
     def discard(self) -> None:
         """Forgets what is held; another worker, or this one later, reads it again from the committed offset."""

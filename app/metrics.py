@@ -31,6 +31,7 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_store_errors", "store_errors", "Calls of the store that failed."),
     ("wideload_retries", "retries", "Calls of the store that were made again."),
     ("wideload_commits", "commits", "Commits of offsets."),
+    ("wideload_transactions", "transactions", "Transactions that were committed."),
     ("wideload_restarts", "restarts", "Times that the pipeline began again at its committed offsets."),
     ("wideload_chunked_messages", "chunked_messages", "Records that left as chunks."),
     ("wideload_chunks_published", "chunks_published", "Chunks that they left as."),

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
-from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check
+from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
 
 if TYPE_CHECKING:
     from app.settings import ClientSettings, PipelineSettings
 
 __all__ = ["check_client", "check_config", "check_name", "check_pipeline", "check_topics", "client_id"]
+
+
+_LAST_PARTITION = 2**31 - 1  # Kafka counts partitions in 32 bits
 
 
 def client_id(client: ClientSettings, pipeline: str) -> str:
@@ -89,6 +92,10 @@ def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple
     yield "group-id", pipeline.group_id, "group.id", ""
     made_of = "client.id and the pipeline's name"
     yield "client-id", client_id(client, pipeline.name), "client.id", made_of
+    if pipeline.guarantee.exactly_once:
+        for topic in pipeline.topics:
+            name = transactional_id(pipeline.name, topic, _LAST_PARTITION)
+            yield "transactional-id", name, "topics", "the pipeline's name, the topic and the partition"
     for name in ("group.instance.id", "client.rack"):
         value = pipeline.consumer[f"consumer.{name}"]
         if value is not None:

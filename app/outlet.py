@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from aiokafka import AIOKafkaProducer
 
+    from app.batches.bounds import Bounds
     from app.brokers import Brokers
-    from app.budget import Share
+    from app.budget import Part, Share
     from app.ending import Ending
     from app.lane import Lane, Slot
     from app.preflight import Plan, Topic
@@ -48,6 +49,11 @@ class Outlet:
         stats: what is counted.
         ending: of the flow, where a write fails.
         durable: called whenever more may have become durable.
+        transactional_id: of the producer, for an outlet in transactions, which others begin and end.
+        bounds: of what is on its way, where several outlets share them.
+
+    Attributes:
+        producer: of aiokafka.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -58,12 +64,14 @@ class Outlet:
         client: ClientSettings,
         settings: PipelineSettings,
         plan: Plan,
-        share: Share,
+        share: Share | Part,
         *,
         brokers: Brokers,
         stats: PipelineStats,
         ending: Ending,
         durable: Callable[[], None],
+        transactional_id: str | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._settings = settings
         self._plan = plan
@@ -72,10 +80,15 @@ class Outlet:
         self._ending = ending
         self._durable = durable
         self._partitions = plan.sink.partitions
-        self._producer: AIOKafkaProducer = clients.producer(client, settings)
-        brokers.watch(self._producer.client)
+        self.producer: AIOKafkaProducer = clients.producer(client, settings, transactional_id)
+        brokers.watch(self.producer.client)
         self._batches = Batches(
-            self._producer, batch_settings(settings), numbers=stats.batches, halts=True, failed=self._failed
+            self.producer,
+            batch_settings(settings),
+            numbers=stats.batches,
+            halts=True,
+            failed=self._failed,
+            bounds=bounds,
         )
         self._sink = self._make_sink(plan.sink)
         self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
@@ -106,7 +119,7 @@ class Outlet:
 
     async def start(self) -> None:
         """Reaches the cluster; raises aiokafka's errors."""
-        await self._producer.start()
+        await self.producer.start()
 
     # Each record that passes comes through here: what is called for it is counted (see `Admission.admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
@@ -157,6 +170,20 @@ class Outlet:
         """Sends what has been written without lingering; does not wait."""
         self._batches.press()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What a write has failed with, behind which nothing is written; None where none has."""
+        return self._batches.failure
+
+    @property
+    def failed(self) -> bool:
+        """True where a write has failed."""
+        return self._batches.failure is not None
+
+    async def finished(self) -> None:
+        """Sends what has been written, and waits until all of it is durable, or a write has failed."""
+        await self._batches.flush()
+
     async def settled(self) -> None:
         """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
         await self._batches.settled()
@@ -171,9 +198,9 @@ class Outlet:
         `stop` of aiokafka would flush first, and with a broker that is down it never ends; nor may an old batch be
         sent once the next flow has begun. Drained flows hold none.
         """
-        await self._producer.client.close()
+        await self.producer.client.close()
         # A request that has failed by that waits for the client's next look at the cluster, which never comes.
         with contextlib.suppress(TimeoutError):
             # The one way to stop it without a flush.
-            await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
-        await self._producer.stop()
+            await asyncio.wait_for(self.producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
+        await self.producer.stop()

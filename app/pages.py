@@ -6,14 +6,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from app.metrics import Metrics
+from transforms.identifiers import transactional_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import faust
+    from aiokafka import TopicPartition
     from faust.web import Request, Response, View
 
     from app.budget import Budget
+    from app.settings import PipelineSettings
     from app.stats import PipelineReport
 
 __all__ = ["add_pages", "health", "pipeline_page"]
@@ -63,6 +66,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
                     "position": position,
                     "committed": committed,
                     "end": end,
+                    **_transaction(settings, partition),
                     "lag": None if end is None or committed is None else max(0, end - committed),
                 }
             )
@@ -77,6 +81,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "output_topic": settings.output_topic,
         "transforms": list(settings.transforms),
         "group_id": settings.group_id,
+        "processing_guarantee": settings.guarantee.name,
         "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
         "records_in": stats.records_in,
         "records_out": stats.records_out,
@@ -87,6 +92,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "retries": stats.retries,
         "restarts": stats.restarts,
         "expired_records": stats.expired_records,
+        "transactions": stats.transactions,
         # The names are those of seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,
         "chunkedMessageRate": {
@@ -107,6 +113,12 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "producer": stats.batches.page(),
         "partitions": partitions,
     }
+
+
+def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[str, str]:
+    if not settings.guarantee.exactly_once:
+        return {}
+    return {"transactional_id": transactional_id(settings.name, partition.topic, partition.partition)}
 
 
 def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], budget: Budget) -> None:

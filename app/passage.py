@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from app.lanes import Lanes
     from app.outlet import Outlet
     from app.stages import Chain
+    from app.transactions import Transactions
     from app.verdicts import Verdicts
     from transforms.assembly import Discarded
 
@@ -50,7 +51,7 @@ class Passage:
         *,
         attempts: Attempts,
         verdicts: Verdicts,
-        outlet: Outlet,
+        outlet: Outlet | Transactions,
         ending: Ending,
     ) -> None:
         self._chain = chain

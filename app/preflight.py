@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from app.changes import identities
 from app.chunking import check_limit, check_topics
 from app.clients import ClusterError, admin, describe
+from app.coordinator import check_transactions
 from app.letters import check_dead_letters
 from app.reach import reach
 from app.settings import ClientSettings, PipelineSettings, Settings
@@ -201,6 +202,7 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
         if not began:
             raise
         log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
+    await check_transactions(connection, pipeline)
     check_topics(pipeline, sources, sink)
     check_sink(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]

@@ -14,6 +14,7 @@ from app.chunking import ChunkSettings, check_order, chunk_settings
 from app.definitions import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
 from app.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
 from app.foreign import check_readable
+from app.guarantee import Guarantee, guarantee_of
 from app.naming import check_client, check_name, check_pipeline
 from app.reach import ReachSettings, reach_settings
 from app.secret import as_kind, hidden
@@ -64,6 +65,7 @@ class PipelineSettings:
 
     Attributes:
         codec: `large.message.compression.type`; None for `none`.
+        guarantee: how often a record comes out.
         chunks: what it does with chunks.
         wrapper: what it does with wrappers.
         store: what the store is opened with, its class included; empty where the pipeline asks none.
@@ -83,6 +85,7 @@ class PipelineSettings:
     threshold_bytes: int
     codec: Codec | None
     reference_format: FormatName
+    guarantee: Guarantee
     chunks: ChunkSettings
     wrapper: WrapperSettings
     store: Mapping[str, object]
@@ -285,6 +288,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         threshold_bytes=values["large.message.threshold.bytes"],
         codec=None if codec == "none" else codec,
         reference_format=values["reference.format"],
+        guarantee=guarantee_of(values),
         chunks=chunks,
         wrapper=wrapper,
         store=store,

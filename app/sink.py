@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from aiokafka.structs import RecordMetadata
 
     from app.batches.producer import Batches
-    from app.budget import Share
+    from app.budget import Part, Share
     from app.tracker import OffsetTracker, Span
     from transforms.record import RecordLike
 
@@ -36,7 +36,9 @@ class _Origins:
 
     __slots__ = ("_acknowledged", "_share", "_unfit", "held", "offsets", "runs", "spans", "tracker")
 
-    def __init__(self, share: Share, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None) -> None:
+    def __init__(
+        self, share: Share | Part, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None
+    ) -> None:
         self._share = share
         self._acknowledged = acknowledged
         self._unfit = unfit
@@ -104,7 +106,7 @@ class Sink:
         self,
         batches: Batches,
         topic: str,
-        share: Share,
+        share: Share | Part,
         *,
         acknowledged: Callable[[int, int], None],
         unfit: Unfit | None = None,

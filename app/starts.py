@@ -111,6 +111,8 @@ class Starts:
 
     async def _find_first(self, partition: TopicPartition) -> None:
         first, end = await self._intake.bounds(partition)
+        if self._intake.position(partition) is not None:
+            return  # found meanwhile: a transaction has ended that had it
         if self._reset == "earliest":
             self._intake.seek(partition, first)
         elif await self._intake.known(partition.topic):

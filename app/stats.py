@@ -43,6 +43,7 @@ class PipelineStats:
     """Counters since the worker started; bytes are of keys and values, in the sink as batches carry them.
 
     Attributes:
+        transactions: that were committed.
         evicted_messages: those of `discarded` that were dropped by `auto.ack.oldest.chunked.message.on.queue.full`.
         discarded: messages of chunks that did not become whole, by reason (`transforms.assembly`).
         late_chunks: those that came behind that.
@@ -65,6 +66,7 @@ class PipelineStats:
     store_errors: int = 0
     retries: int = 0
     commits: int = 0
+    transactions: int = 0
     restarts: int = 0
     rebalances: int = 0
     expired_records: int = 0

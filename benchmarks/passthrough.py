@@ -12,7 +12,7 @@ from benchmarks.bench import Bench, median
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 
-__all__ = ["RECORDS", "passthrough"]
+__all__ = ["RECORDS", "passthrough", "records"]
 
 RECORDS = 200_000
 _VALUE_BYTES = 1024
@@ -20,7 +20,8 @@ _AIOKAFKA_BATCH_BYTES = 16_384  # aiokafka's default `max_batch_size`
 _CONTENDERS = Path(__file__).with_name("contenders")
 
 
-def _records(count: int) -> Iterator[tuple[bytes, bytes]]:
+def records(count: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of 1 KB, the same ones each time."""
     filler = random.Random(0).randbytes(2 * _VALUE_BYTES)  # noqa: S311  # the same bytes each time
     for number in range(count):
         value = number.to_bytes(8, "big") + filler[number % _VALUE_BYTES :]
@@ -41,7 +42,7 @@ async def passthrough(bench: Bench) -> list[Result]:
     """
     count = bench.records or RECORDS
     source = await bench.topics.make("source")
-    digests = await bench.topics.load(source, _records(count))
+    digests = await bench.topics.load(source, records(count))
     runs: dict[str, list[Run]] = {"worker": [], "bare loop": [], "bare loop, 16 KiB batches": [], "Faust agent": []}
     for number in range(bench.repeat):
         bench.console.print(f"passthrough, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB")

@@ -8,12 +8,13 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from benchmarks.topics import Topics, Watch
+from benchmarks.topics import CommitWatch, Topics, Watch
 
 __all__ = ["BenchmarkError", "Run", "race"]
 
@@ -63,6 +64,7 @@ async def race(
     log: Path,
     environ: Mapping[str, str] | None = None,
     seconds: float = 600.0,
+    watch: AbstractAsyncContextManager[Watch | CommitWatch] | None = None,
 ) -> Run:
     """Runs `command` until it has written `count` records to `sink`, then stops it with SIGTERM.
 
@@ -74,24 +76,25 @@ async def race(
         log: where its output goes.
         environ: what its environment has besides this process' own.
         seconds: after so long without the last record it is given up.
+        watch: where the records are counted; None for the end of `sink`.
 
     Raises:
         BenchmarkError: the process ended before its time, gave too few or too many records, or would not stop.
     """
-    async with topics.watch(sink) as watch:
+    async with watch or topics.watch(sink) as watched:
         process = _start(command, log, environ or {})
         try:
             async with asyncio.timeout(seconds):
-                run = await _timed(watch, count, process)
+                run = await _timed(watched, count, process)
         except TimeoutError:
             raise BenchmarkError(
-                f"{await watch.count():,} of {count:,} records in {sink} after {seconds:g} s{_end(log)}"
+                f"{await watched.count():,} of {count:,} records in {sink} after {seconds:g} s{_end(log)}"
             ) from None
         except psutil.NoSuchProcess:
             raise BenchmarkError(f"the process ended with status {process.poll()}{_end(log)}") from None
         finally:
             await _stop(process)
-        total = await watch.count()
+        total = await watched.count()
         if total != count:
             raise BenchmarkError(f"{total:,} records in {sink} instead of {count:,}{_end(log)}")
         return run
@@ -104,7 +107,7 @@ def _start(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> sub
         )
 
 
-async def _timed(watch: Watch, count: int, process: subprocess.Popen[bytes]) -> Run:
+async def _timed(watch: Watch | CommitWatch, count: int, process: subprocess.Popen[bytes]) -> Run:
     seen = psutil.Process(process.pid)
     peak = 0
     # Before the first record: the moment of the last look, for runs that are over at first sight.

@@ -23,6 +23,7 @@ from benchmarks import machine
 from benchmarks.batches import batches
 from benchmarks.bench import Bench
 from benchmarks.chunks import chunks
+from benchmarks.exactly_once import exactly_once
 from benchmarks.memory import memory
 from benchmarks.offload import offload
 from benchmarks.passthrough import passthrough
@@ -36,6 +37,7 @@ __all__ = ["SCENARIOS", "main"]
 
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "passthrough": passthrough,
+    "exactly_once": exactly_once,
     "offload": offload,
     "chunks": chunks,
     "memory": memory,

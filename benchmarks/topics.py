@@ -18,7 +18,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from transforms.record import RecordLike
 
-__all__ = ["PARTITIONS", "Digests", "Topics", "Watch"]
+__all__ = ["PARTITIONS", "CommitWatch", "Digests", "Topics", "Watch"]
 
 PARTITIONS = 4
 _UNLIMITED_BYTES = 2**31 - 1
@@ -37,6 +37,23 @@ class Watch:
         """Records that the topic has now: the sum of its end offsets."""
         ends = await self._consumer.end_offsets(self._partitions)
         return int(sum(ends.values()))
+
+
+class CommitWatch:
+    """How far a group has come in a topic: the sum of what it has committed."""
+
+    def __init__(self, admin: AIOKafkaAdminClient, group: str, partitions: list[TopicPartition]) -> None:
+        self._admin = admin
+        self._group = group
+        self._partitions = partitions
+
+    async def count(self) -> int:
+        """Records of the topic before the committed offsets; of one without transactions, whose log has no marks."""
+        try:
+            found = await self._admin.list_consumer_group_offsets(self._group, partitions=self._partitions)
+        except KafkaError:  # there is no such group yet, or no coordinator
+            return 0
+        return sum(max(0, commit.offset) for commit in found.values())
 
 
 Digests = dict[int, tuple[int, str]]
@@ -59,7 +76,7 @@ class _Digests:
 
 
 class Topics:
-    """Topics of four partitions on one cluster, deleted when the block ends.
+    """Topics on one cluster, deleted when the block ends.
 
     Args:
         bootstrap: `host:port` of the cluster.
@@ -68,7 +85,7 @@ class Topics:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self._admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        self._made: set[str] = set()
+        self._made: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         await self._admin.start()
@@ -80,7 +97,7 @@ class Topics:
         await self.delete(*self._made)
         await self._admin.close()
 
-    async def make(self, what: str, *, max_message_bytes: int = 1_048_588) -> str:
+    async def make(self, what: str, *, max_message_bytes: int = 1_048_588, partitions: int = PARTITIONS) -> str:
         """A new topic; `what` is part of its name.
 
         Raises:
@@ -88,18 +105,19 @@ class Topics:
         """
         name = f"bench-{what}-{uuid.uuid4().hex[:8]}"
         config = {"max.message.bytes": str(max_message_bytes), "retention.ms": "-1"}
-        answer = await self._admin.create_topics([NewTopic(name, PARTITIONS, 1, topic_configs=config)])
+        answer = await self._admin.create_topics([NewTopic(name, partitions, 1, topic_configs=config)])
         for _, code, *rest in answer.topic_errors:
             if code:
                 raise for_code(code)(*rest)
-        self._made.add(name)
+        self._made[name] = partitions
         return name
 
     async def delete(self, *names: str) -> None:
         """Deletes topics that `make` made."""
         if names:
             await self._admin.delete_topics(list(names))
-            self._made.difference_update(names)
+            for name in names:
+                self._made.pop(name, None)
 
     async def load(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> Digests:
         """Writes (key, value) records, each to the partition that its key decides, and waits until all are durable.
@@ -108,7 +126,7 @@ class Topics:
             What `digests` finds in a topic that has the same records.
         """
         digests = _Digests()
-        numbers = list(range(PARTITIONS))
+        numbers = list(range(self._made[topic]))
         partition_of = DefaultPartitioner()
         async with AIOKafkaProducer(
             bootstrap_servers=self.bootstrap,
@@ -152,18 +170,26 @@ class Topics:
         finally:
             await consumer.stop()
 
+    @asynccontextmanager
+    async def watch_commits(self, group: str, topic: str) -> AsyncIterator[CommitWatch]:
+        """A watch on what a group commits of the topic, for the block."""
+        yield CommitWatch(self._admin, group, self._partitions(topic))
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in range(self._made[topic])]
+
     async def read(self, topic: str) -> AsyncIterator[Any]:
-        """Every record up to the end as it is at the call; in order within a partition."""
+        """Every committed record up to the end as it is at the call; in order within a partition."""
         consumer = await self._consumer(topic, paused=False)
         try:
             partitions = consumer.assignment()
             left = {p: end for p, end in (await consumer.end_offsets(list(partitions))).items() if end}
             while left:
-                for partition, records in (await consumer.getmany(timeout_ms=1000)).items():
+                for records in (await consumer.getmany(timeout_ms=1000)).values():
                     for record in records:
                         yield record
-                    if records and records[-1].offset + 1 >= left.get(partition, 0):
-                        left.pop(partition, None)
+                # Behind the last record there may be the mark of a transaction.
+                left = {p: end for p, end in left.items() if await consumer.position(p) < end}
         finally:
             await consumer.stop()
 
@@ -175,11 +201,12 @@ class Topics:
         return digests.result()
 
     async def _consumer(self, topic: str, *, paused: bool) -> AIOKafkaConsumer:
-        partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        partitions = self._partitions(topic)
         consumer = AIOKafkaConsumer(
             bootstrap_servers=self.bootstrap,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
+            isolation_level="read_committed",
             max_partition_fetch_bytes=8 * 2**20,
         )
         await consumer.start()

@@ -28,9 +28,9 @@ from aiokafka.errors import (
 )
 
 from app.batches.batch import Batch, Builder, Load, Stamp
+from app.batches.bounds import Bounds
 from app.batches.numbers import BatchNumbers
 from app.batches.outbox import Outbox
-from app.batches.room import Room
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
 from transforms.size import BATCH_OVERHEAD_BYTES
@@ -49,10 +49,6 @@ _LARGE_BATCH_BYTES = 1_048_576
 _TURN_S = 5.0
 # Compressing so much takes a millisecond or two; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
-_BUILDING = 2  # batches at once: each is in memory twice meanwhile
-# aiokafka puts a batch of each partition into one request, and a broker hangs up on one over its
-# socket.request.max.bytes, 100 MiB: it would be sent again and again.
-_REQUEST_BYTES = 64 * 1_048_576
 _UNLIMITED_BYTES = 2**31 - 1
 
 # What a broker answers that has appended nothing, and would take what comes behind. After anything else nobody knows.
@@ -141,6 +137,7 @@ class Batches:
         numbers: where what happens is counted.
         halts: whether a batch that fails, a refused record too, lets none behind it pass: it ends all sending.
         failed: called once, with what ended all sending, and the topic where.
+        bounds: of the memory that batches on their way take; those of other producers too, where they share it.
 
     Attributes:
         failure: what ended all sending; None while nothing has.
@@ -156,6 +153,7 @@ class Batches:
         numbers: BatchNumbers | None = None,
         halts: bool = False,
         failed: Callable[[BaseException, str], None] | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         if producer._sender._acks == 0:  # noqa: SLF001
             raise ValueError("acks=0: a broker that does not answer refuses nothing, so nothing could be split")
@@ -171,9 +169,7 @@ class Batches:
         self._transactions: Any = producer._txn_manager  # noqa: SLF001
         self._estimates = Estimates()
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
-        self._large = asyncio.Semaphore(1)
-        self._request = Room(_REQUEST_BYTES)
-        self._building = asyncio.Semaphore(_BUILDING)
+        self._bounds = bounds or Bounds()
 
     def estimate(self, topic: str) -> float:
         """What the next batch of a topic is estimated to compress to, of its size."""
@@ -318,14 +314,14 @@ class Batches:
         asked_s = asyncio.get_running_loop().time()
         if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             await self._build(place, batch.builder)
-        async with self._request.taken(batch.wire_bytes):
+        async with self._bounds.request.taken(batch.wire_bytes):
             # Until here it has waited for others, whose own time runs.
             waited_s = asyncio.get_running_loop().time() - asked_s
             return await self._send_by(max(batch.began_s, outbox.answered_s) + waited_s, place, batch)
 
     async def _send_by(self, began_s: float, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
         timeout_s = self._settings.delivery_timeout_s
-        turn = _Turn(self._large)
+        turn = _Turn(self._bounds.large)
         try:
             async with asyncio.timeout_at(began_s + timeout_s) as timeout:
                 if batch.wire_bytes > _LARGE_BATCH_BYTES:
@@ -346,7 +342,7 @@ class Batches:
         if transactions is not None:
             sequence = transactions.sequence_number(place)
             builder.stamped(Stamp(transactions.producer_id, transactions.producer_epoch, sequence))
-        async with self._building:
+        async with self._bounds.building:
             await asyncio.get_running_loop().run_in_executor(None, builder.built)
 
     def _wrap(self, place: TopicPartition) -> None:

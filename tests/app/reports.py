@@ -12,9 +12,9 @@ from app.stats import PipelineStats
 __all__ = ["Flow", "Pipeline", "pipeline_settings"]
 
 
-def pipeline_settings(name: str) -> PipelineSettings:
+def pipeline_settings(name: str, **keys: object) -> PipelineSettings:
     """The settings of a pipeline with that name."""
-    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"]}
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"], **keys}
     table["large.message.payload.store.class"] = "memory"
     return parse({"bootstrap.servers": "localhost:1", "pipeline": {name: table}}, {}).pipelines[0]
 
@@ -45,8 +45,9 @@ class Pipeline:
     failing_since: float | None = None
     flow: Flow | None = None
     stats: PipelineStats = field(default_factory=PipelineStats)
+    own_settings: PipelineSettings | None = None
 
     @property
     def settings(self) -> PipelineSettings:
         """See `PipelineReport.settings`."""
-        return pipeline_settings(self.name)
+        return self.own_settings or pipeline_settings(self.name)

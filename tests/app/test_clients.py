@@ -303,7 +303,7 @@ async def test_every_producer_key_reaches_aiokafka(monkeypatch: pytest.MonkeyPat
     """None is dropped or mixed up with another; whatever is configured, nothing is lost or put out of order."""
     monkeypatch.setattr(clients, "AIOKafkaProducer", RecordedProducer)
     settings, expected = changed(settings_of(), "producer.")
-    made = clients.producer(settings.client, settings.pipelines[0])
+    made = clients.producer(settings.client, settings.pipelines[0], "p:raw:0")
     # The batches are not aiokafka's business.
     made_of = clients.batch_settings(settings.pipelines[0])
     assert made_of.batch_bytes == expected.pop("max_batch_size")
@@ -317,6 +317,7 @@ async def test_every_producer_key_reaches_aiokafka(monkeypatch: pytest.MonkeyPat
             "acks": "all",
             "enable_idempotence": True,
             "max_request_size": 2**31 - 1,
+            "transactional_id": "p:raw:0",
         }
     finally:
         await made.stop()

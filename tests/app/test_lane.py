@@ -97,3 +97,11 @@ def test_held_bytes_count_headers() -> None:
     """Key, value, headers, and what Python needs for the record and for each header."""
     assert held_bytes(Record(None, None)) == 400
     assert held_bytes(Record(b"key", b"value", (("name", b"12345"), ("n", None)))) == 400 + 8 + 160 + 9 + 160 + 1
+
+
+def test_lane_is_busy_while_records_wait_for_a_transaction() -> None:
+    """Whoever waits until a lane holds nothing waits for those that have left for the next transaction too."""
+    partition = lane()
+    assert not partition.busy
+    partition.waiting = 1
+    assert partition.busy

@@ -23,7 +23,7 @@ from app.chunks.rate import Rate
 from app.pages import add_pages, health, pipeline_page
 from app.stats import PipelineStats
 from tests.app.configurations import HEAD, ORDERS, settings_of
-from tests.app.reports import Flow, Pipeline
+from tests.app.reports import Flow, Pipeline, pipeline_settings
 
 STORE_DOWN = "the store is down"
 
@@ -86,7 +86,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         TopicPartition("more", 11): (9, 9, None),
     }
     stats = PipelineStats(records_in=1, records_out=2, offloaded_records=3, inflated_records=4)
-    stats.dead_letters, stats.retries, stats.restarts = 5, 6, 7
+    stats.dead_letters, stats.retries, stats.restarts, stats.transactions = 5, 6, 7, 17
     stats.chunked_messages, stats.chunks_published, stats.assembled_messages, stats.duplicate_chunks = 2, 9, 8, 10
     stats.late_chunks, stats.store_errors = 11, 12
     stats.unwrapped_records, stats.wrapped_records = 13, 14
@@ -118,6 +118,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "output_topic": "orders",
         "transforms": ["offload"],
         "group_id": "wideload-p",
+        "processing_guarantee": "at_least_once",
         "in_flight_bytes": 8,
         "records_in": 1,
         "records_out": 2,
@@ -128,6 +129,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "retries": 6,
         "restarts": 7,
         "expired_records": 0,
+        "transactions": 17,
         "msgChunkPublished": True,
         "chunkedMessageRate": {"published": 2.0, "consumed": 1.0},
         "chunked_messages": 2,
@@ -275,3 +277,16 @@ async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debu
         assert (await get(f"http://127.0.0.1:{free_port}/health/live"))[0] == 200
     finally:
         await web.stop_server()
+
+
+@pytest.mark.parametrize(("name", "shown"), [("p", "p:raw:3"), ("p" * 200, "p" * 200)])
+def test_pipeline_page_has_transactional_ids(name: str, shown: str) -> None:
+    """With exactly once each partition says with which id it writes, in its short form too: brokers list them so."""
+    topic = "raw" if name == "p" else "raw" * 60
+    flow = Flow(partitions={TopicPartition(topic, 3): (1, 1, 1)})
+    settings = pipeline_settings(name, **{"processing.guarantee": "exactly_once"})
+    page = pipeline_page(Pipeline(name, flow=flow, own_settings=settings))
+    (partition,) = page["partitions"]
+    assert page["processing_guarantee"] == "exactly_once"
+    assert partition["transactional_id"].startswith(shown)
+    assert len(partition["transactional_id"]) <= 249

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.chunking import ChunkSettings
+from app.guarantee import Guarantee
 from app.reach import ReachSettings
 from app.secret import Secret
 from app.settings import PipelineSettings, load
@@ -38,6 +39,7 @@ def test_defaults_are_those_of_the_design() -> None:
         threshold_bytes=1_048_576,
         codec=None,
         reference_format="wideload",
+        guarantee=Guarantee(exactly_once=False, interval_ms=100, size=16_777_216, timeout_ms=60_000),
         chunks=ChunkSettings(
             splits=False,
             assembles=False,

@@ -74,13 +74,15 @@ def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
     return asyncio.run(_end_offsets(bootstrap, topic))
 
 
-async def _read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
+async def _read_all(bootstrap: str, topic: str, isolation: str) -> dict[int, list[Found]]:
     ends = await _end_offsets(bootstrap, topic)
     found: dict[int, list[Found]] = defaultdict(list)
     partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
     if not partitions:
         return found  # a consumer that stops as soon as it has started may raise CancelledError
-    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, max_partition_fetch_bytes=_LARGE) as consumer:
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level=isolation
+    ) as consumer:
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         while any([await consumer.position(partition) < ends[partition.partition] for partition in partitions]):
@@ -91,9 +93,12 @@ async def _read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
     return found
 
 
-def read_all(bootstrap: str, topic: str) -> dict[int, list[Found]]:
-    """Every record of a topic up to its end as it was at the call, by partition, in order."""
-    return asyncio.run(asyncio.wait_for(_read_all(bootstrap, topic), 120))
+def read_all(bootstrap: str, topic: str, isolation: str = "read_uncommitted") -> dict[int, list[Found]]:
+    """Every record of a topic up to its end as it was at the call, by partition, in order.
+
+    With `read_committed` it waits until no transaction is open below that.
+    """
+    return asyncio.run(asyncio.wait_for(_read_all(bootstrap, topic, isolation), 120))
 
 
 async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:

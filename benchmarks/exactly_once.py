@@ -1,0 +1,86 @@
+"""What exactly once costs: the same records through the same pipeline, with and without transactions."""
+
+from __future__ import annotations
+
+from benchmarks.bench import Bench, median
+from benchmarks.passthrough import RECORDS, records
+from benchmarks.race import BenchmarkError, Run, race
+from benchmarks.result import Result
+
+__all__ = ["exactly_once"]
+
+_PARTITIONS = (1, 16)
+_GUARANTEES = ("exactly_once", "at_least_once")
+_COMMIT_MS = 100  # both commit as often, and are timed by what they have committed
+
+
+async def exactly_once(bench: Bench) -> list[Result]:
+    """Moves records of 1 KB with each guarantee in turn, from topics with few partitions and with many.
+
+    Raises:
+        BenchmarkError: a sink does not have what the source has, once, in its order.
+    """
+    results: list[Result] = []
+    for partitions in _PARTITIONS:
+        results += await _compared(bench, partitions, bench.records or RECORDS)
+    return results
+
+
+async def _compared(bench: Bench, partitions: int, count: int) -> list[Result]:
+    source = await bench.topics.make("source", partitions=partitions)
+    digests = await bench.topics.load(source, records(count))
+    runs: dict[str, list[Run]] = {guarantee: [] for guarantee in _GUARANTEES}
+    for number in range(bench.repeat):
+        bench.console.print(
+            f"exactly_once, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB, {partitions} partitions"
+        )
+        for guarantee, seen in runs.items():
+            sink = await bench.topics.make("sink", partitions=partitions)
+            run = await _run(bench, guarantee, source, sink, count)
+            if await bench.topics.digests(sink) != digests:
+                raise BenchmarkError(f"{guarantee}: the sink does not have what the source has, in its order")
+            await bench.topics.delete(sink)
+            bench.say(guarantee, run)
+            seen.append(run)
+    await bench.topics.delete(source)
+    ours, theirs = (runs[guarantee] for guarantee in _GUARANTEES)
+    name = f"exactly_once.{partitions}_partition{'' if partitions == 1 else 's'}"
+    return [
+        Result(
+            f"{name}.vs_at_least_once",
+            median(run.per_second for run in ours),
+            "records/s",
+            median(run.per_second for run in theirs),
+            median(a.per_second / b.per_second for a, b in zip(ours, theirs, strict=True)),
+        ),
+        Result(
+            f"{name}.peak_mib",
+            median(run.peak_rss_bytes for run in ours) / 2**20,
+            "MiB",
+            median(run.peak_rss_bytes for run in theirs) / 2**20,
+            median(a.peak_rss_bytes / b.peak_rss_bytes for a, b in zip(ours, theirs, strict=True)),
+        ),
+    ]
+
+
+async def _run(bench: Bench, guarantee: str, source: str, sink: str, count: int) -> Run:
+    group = f"{sink}-{guarantee}"
+    pipeline = {
+        "topics": [source],
+        "output.topic": sink,
+        "transforms": ["offload"],
+        "group.id": group,
+        "processing.guarantee": guarantee,
+        "offset.flush.interval.ms": _COMMIT_MS,
+        "transaction.boundary.interval.ms": _COMMIT_MS,
+        "large.message.payload.store.class": "filesystem",
+        "filesystem.root": str(bench.folder / "store"),
+    }
+    return await race(
+        bench.topics,
+        sink,
+        count,
+        bench.worker(group, {sink: pipeline}),
+        log=bench.log(group),
+        watch=bench.topics.watch_commits(group, source),
+    )

@@ -1,0 +1,371 @@
+"""Exactly once, a flow at a time, against a real broker: what a transaction has, when it ends, and what aborts it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+
+from app.budget import Budget
+from app.clients import ClusterError
+from app.ending import RecordError
+from app.flow import Flow
+from app.preflight import Plan, plan_pipeline
+from app.refusals import LimitError
+from app.settings import PipelineSettings, Settings, parse
+from app.stages import build
+from app.stats import PipelineStats
+from stores.registry import open_store
+from tests.integration.topics import Found, Sent, alter, marks, read_all, send
+from tests.integration.way import MakeTopic
+from transforms.chunk import Chunking
+from transforms.errors import ConfigurationError
+from transforms.identifiers import transactional_id
+from transforms.record import Record
+
+STAMP = 1_700_000_000_000
+HOUR = 3_600_000
+# Nothing but the end of the flow ends a transaction.
+LONG = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
+FOREVER = {"retention.ms": "-1"}
+
+
+class Life:
+    """One flow of a pipeline, its stats, and what its budget holds."""
+
+    def __init__(self, flow: Flow, stats: PipelineStats, budget: Budget, task: asyncio.Task[None]) -> None:
+        self.flow = flow
+        self.stats = stats
+        self.budget = budget
+        self.task = task
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for something; fails with what the flow has failed with."""
+        async with asyncio.timeout(30):
+            while not condition():
+                if self.task.done():
+                    self.task.result()
+                    raise AssertionError("the flow has ended")
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """As SIGTERM does."""
+        self.flow.stop()
+        await asyncio.wait_for(self.task, 30)
+
+
+class Line:
+    """A pipeline from one topic to another."""
+
+    def __init__(
+        self, broker: str, folder: Path, source: str, sink: str, transform: str, keys: Mapping[str, object]
+    ) -> None:
+        self.broker = broker
+        self.source = source
+        self.sink = sink
+        store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(folder)}
+        table = {
+            "topics": [source],
+            "output.topic": sink,
+            "transforms": [transform],
+            "processing.guarantee": "exactly_once",
+            **(store if transform in ("offload", "inflate") else {}),
+            **keys,
+        }
+        self.settings: Settings = parse({"bootstrap.servers": broker, "pipeline": {sink: table}})
+        self.pipeline: PipelineSettings = self.settings.pipelines[0]
+
+    @property
+    def id(self) -> str:
+        """The transactional id of partition 0."""
+        return transactional_id(self.pipeline.name, self.source, 0)
+
+    @asynccontextmanager
+    async def life(self, plan: Plan | None = None) -> AsyncIterator[Life]:
+        """A flow that runs; where it has not ended, it ends as with a failure: nothing is finished or committed."""
+        stats, budget, joined = PipelineStats(), Budget(50_000_000), asyncio.Event()
+        plan = plan or await plan_pipeline(self.settings.client, self.pipeline)
+        store = open_store(self.pipeline.store) if self.pipeline.store else None
+        with ThreadPoolExecutor(2) as executor:
+            flow = Flow(
+                self.settings.client,
+                self.pipeline,
+                plan,
+                build(self.pipeline, store, plan.sink.max_message_bytes, stats),
+                budget=budget,
+                executor=executor,
+                stats=stats,
+                graceful_timeout_s=10.0,
+                joined=joined.set,
+            )
+            task = asyncio.create_task(flow.run())
+            try:
+                yield Life(flow, stats, budget, task)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def send(self, records: list[Sent]) -> None:
+        """Writes to the source."""
+        await asyncio.to_thread(send, self.broker, self.source, records)
+
+    async def found(self, topic: str | None = None, isolation: str = "read_committed") -> list[Found]:
+        """What stands in partition 0 of the sink, or of another topic."""
+        return (await asyncio.to_thread(read_all, self.broker, topic or self.sink, isolation)).get(0, [])
+
+    async def committed(self) -> tuple[int, str]:
+        """What is committed of partition 0: the offset, and what stands beside it."""
+        return (await asyncio.to_thread(marks, self.broker, self.pipeline.group_id, self.source))[0]
+
+
+MakeLine = Callable[..., Line]
+
+
+@pytest.fixture
+def make_line(broker: str, make_topic: MakeTopic, tmp_path: Path) -> MakeLine:
+    """Makes the topics and the configuration of one test: `make_line(transform, partitions=1, **keys)`."""
+
+    def make(transform: str = "offload", partitions: int = 1, **keys: object) -> Line:
+        return Line(
+            broker, tmp_path, make_topic(partitions, **FOREVER), make_topic(partitions, **FOREVER), transform, keys
+        )
+
+    return make
+
+
+def records(count: int, size: int = 10, start: int = 0) -> list[Sent]:
+    """Records of partition 0, whose keys are their numbers."""
+    return [(0, b"%d" % number, b"x" * size, [], STAMP) for number in range(start, start + count)]
+
+
+def keys(found: list[Found]) -> list[int]:
+    """The numbers of records."""
+    return [int(record.key or b"-1") for record in found]
+
+
+async def test_transaction_ends_by_time(make_line: MakeLine) -> None:
+    """A record is committed when its transaction is old enough, though no other follows; so is its offset."""
+    line = make_line(**{"transaction.boundary.interval.ms": 50})
+    await line.send(records(1))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.transactions == 1)
+        assert keys(await line.found()) == [0]
+        assert await line.committed() == (1, "")
+        await life.stop()
+    assert life.stats.transactions == 1  # none is begun where there is nothing to commit
+
+
+async def test_transaction_ends_by_bytes(make_line: MakeLine) -> None:
+    """A transaction ends with the record that fills it; what comes meanwhile goes into the next, in order."""
+    line = make_line(**LONG, **{"transaction.boundary.bytes": 20_000})
+    await line.send(records(200, size=1_000))
+    async with line.life() as life:
+        # 1,000 bytes, a key, and 400 for the record: 15 fill one.
+        await life.until(lambda: life.stats.transactions == 200 // 15)
+        await life.until(lambda: life.stats.records_out == 200)
+        assert (await line.committed())[0] == 195
+        await life.stop()
+        assert life.budget.used == 0
+    assert life.stats.transactions == 14
+    assert keys(await line.found()) == list(range(200))
+    # Each transaction leaves a mark behind its records.
+    assert [record.offset for record in await line.found()] == [number + number // 15 for number in range(200)]
+
+
+async def test_stop_commits(make_line: MakeLine) -> None:
+    """A flow that is asked to stop commits what is open; nothing is done again."""
+    line = make_line(**LONG)
+    await line.send(records(20))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 20)
+        assert life.stats.transactions == 0
+        await life.stop()
+    assert keys(await line.found()) == list(range(20))
+    assert await line.committed() == (20, "")
+
+
+async def test_failure_aborts(make_line: MakeLine) -> None:
+    """Records and offset of a transaction that does not end stay out of sight, and come once with the next flow."""
+    line = make_line(**LONG)
+    await line.send(records(20))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 20)
+    # At once, not when the brokers have waited out the transaction.
+    assert await asyncio.wait_for(line.found(), 20) == []
+    assert len(await line.found(isolation="read_uncommitted")) == 20
+    assert (await line.committed())[0] == 0
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 20)
+        await life.stop()
+    assert keys(await line.found()) == list(range(20))
+    assert len(await line.found(isolation="read_uncommitted")) == 40
+
+
+async def test_record_that_stops_the_pipeline(make_line: MakeLine) -> None:
+    """What comes before a record that stops the pipeline is committed, and what comes behind is not written."""
+    line = make_line("inflate", **LONG)
+    await line.send([*records(20), (0, b"20", b"file:///etc/passwd", [("large-message", b"true")], STAMP)])
+    async with line.life() as life:
+        with pytest.raises(RecordError, match="offset 20"):
+            await asyncio.wait_for(asyncio.shield(life.task), 30)
+    assert keys(await line.found()) == list(range(20))
+    assert await line.committed() == (20, "")
+
+
+async def test_dead_letters_are_in_the_transaction(make_line: MakeLine, make_topic: MakeTopic) -> None:
+    """A dead letter is committed with the records around it, or aborted with them."""
+    dead = make_topic(1, **FOREVER)
+    tolerance = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": dead}
+    line = make_line("inflate", **LONG, **tolerance)
+    forged: Sent = (0, b"20", b"file:///etc/passwd", [("large-message", b"true")], STAMP)
+    await line.send([*records(20), forged, *records(5, start=21)])
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 26)
+    assert await line.found(dead) == await line.found() == []
+    assert keys(await line.found(dead, "read_uncommitted")) == [20]
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 26)
+        await life.stop()
+    assert life.stats.transactions == 1
+    assert keys(await line.found(dead)) == [20]
+    assert keys(await line.found()) == [*range(20), *range(21, 26)]
+
+
+async def test_offsets_alone(make_line: MakeLine) -> None:
+    """Where a rule drops what was read, and nothing is written, the offset is committed all the same."""
+    few = {"max.pending.chunked.message": 1, "auto.ack.oldest.chunked.message.on.queue.full": True}
+    line = make_line("assemble", **few, **{"transaction.boundary.interval.ms": 20})
+    await line.send([chunks_of(uuid)[0] for uuid in ("a", "b", "c")])
+    async with line.life() as life:
+        await life.until(lambda: life.stats.evicted_messages == 2)
+        await life.until(lambda: life.stats.transactions >= 1 and life.flow.pending_messages == 1)
+        await life.until(lambda: all(at[1] == 2 for at in life.flow.positions().values()))
+        await life.stop()
+    offset, _ = await line.committed()
+    assert offset == 2
+    assert await line.found(isolation="read_uncommitted") == []
+
+
+async def test_chunks_and_what_stands_beside_the_offset(make_line: MakeLine) -> None:
+    """What was assembled above a message that is pending is not delivered again by the next flow, nor is that lost."""
+    line = make_line("assemble", **{"transaction.boundary.interval.ms": 20})
+    first, *rest = chunks_of("a")
+    await line.send([first, *records(10)])
+    async with line.life() as life:
+        await life.until(lambda: life.stats.commits > 0 and life.stats.records_out == 10)
+        await life.stop()
+    assert await line.committed() == (0, "wideload:delivered=11")
+    await line.send(rest)
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 1)
+        await life.stop()
+    assert [record.key for record in await line.found()] == [*(b"%d" % number for number in range(10)), b"a"]
+    assert await line.committed() == (11 + len(rest), "")
+
+
+async def test_split_in_a_transaction(make_line: MakeLine) -> None:
+    """A batch that the sink refuses is split in its transaction: each record is there once, in order."""
+    line = make_line(**LONG)
+    plan = await plan_pipeline(line.settings.client, line.pipeline)
+    await asyncio.to_thread(alter, line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
+    await line.send(records(300, size=1_000))
+    async with line.life(plan) as life:
+        await life.until(lambda: life.stats.records_out == 300)
+        await life.stop()
+    assert life.stats.batches.batch_split_total > 0
+    assert life.stats.transactions == 1
+    assert keys(await line.found()) == list(range(300))
+
+
+async def test_refused_record_leaves_nothing_twice(make_line: MakeLine) -> None:
+    """Where a record is refused, its transaction is aborted; the next flow has the new limit, and delivers it once."""
+    line = make_line(**LONG, **{"large.message.threshold.bytes": 500_000})
+    plan = await plan_pipeline(line.settings.client, line.pipeline)
+    await asyncio.to_thread(alter, line.broker, line.sink, {**FOREVER, "max.message.bytes": "20000"})
+    await line.send([*records(20), (0, b"20", b"x" * 100_000, [], STAMP)])
+    async with line.life(plan) as life:
+        with pytest.raises(LimitError):
+            await asyncio.wait_for(asyncio.shield(life.task), 30)
+    found = await plan_pipeline(line.settings.client, line.pipeline, began=True)
+    async with line.life(found) as life:
+        await life.until(lambda: life.stats.records_out == 21)
+        await life.stop()
+    assert life.stats.offloaded_records == 1
+    assert keys(await line.found()) == list(range(21))
+
+
+async def test_other_producer_fences(make_line: MakeLine) -> None:
+    """A flow whose transactional id another producer takes writes no more, and ends so that it may begin again."""
+    line = make_line(**LONG)
+    await line.send(records(5))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 5)
+        async with AIOKafkaProducer(bootstrap_servers=line.broker, transactional_id=line.id):
+            await line.send(records(5, start=5))
+            with pytest.raises(ClusterError, match=r"another producer has the transactional\.id now") as caught:
+                await asyncio.wait_for(asyncio.shield(life.task), 30)
+    assert caught.value.retriable
+    assert await line.found() == []
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 10)
+        await life.stop()
+    assert keys(await line.found()) == list(range(10))
+
+
+async def test_nothing_is_read_before_others_have_ended(make_line: MakeLine) -> None:
+    """A flow begins behind the offset of a transaction that another producer has committed, however late that was."""
+    line = make_line(**{"transaction.boundary.interval.ms": 20})
+    await line.send(records(10))
+    place = TopicPartition(line.source, 0)
+    async with AIOKafkaProducer(bootstrap_servers=line.broker, transactional_id=line.id) as former:
+        await former.begin_transaction()
+        await former.send_and_wait(line.sink, b"x", b"0", partition=0)
+        await former.send_offsets_to_transaction({place: (1, "")}, line.pipeline.group_id)
+        await former.commit_transaction()
+        await former.begin_transaction()
+        await former.send_and_wait(line.sink, b"x", b"1", partition=0)
+        await former.send_offsets_to_transaction({place: (2, "")}, line.pipeline.group_id)
+        async with line.life() as life:
+            # It aborts what the other has left open, and takes what that has committed.
+            await life.until(lambda: life.stats.records_out == 9)
+            await life.stop()
+    assert keys(await line.found()) == list(range(10))
+
+
+async def test_transaction_that_brokers_give_up(make_line: MakeLine) -> None:
+    """A transaction over its time-out, which brokers abort, ends the flow, which may begin again; nothing is twice."""
+    line = make_line(**LONG)
+    guarantee = dataclasses.replace(line.pipeline.guarantee, timeout_ms=1_000)  # the settings would refuse it
+    line.pipeline = dataclasses.replace(line.pipeline, guarantee=guarantee)
+    await line.send(records(5))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 5)
+        assert await line.found() == []  # once the brokers have aborted it
+        await line.send(records(5, start=5))
+        with pytest.raises(ClusterError, match=r"took longer than producer\.transaction\.timeout\.ms") as caught:
+            await asyncio.wait_for(asyncio.shield(life.task), 30)
+    assert caught.value.retriable
+    async with line.life() as life:
+        await life.until(lambda: life.stats.records_out == 10)
+        await life.stop()
+    assert keys(await line.found()) == list(range(10))
+
+
+async def test_time_out_over_that_of_the_brokers_is_refused(make_line: MakeLine) -> None:
+    """Where brokers allow no transaction of that length, nothing is read, and the sentence says how long one may be."""
+    line = make_line(**{"producer.transaction.timeout.ms": HOUR})
+    with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms of the brokers, which is 900,000"):
+        await plan_pipeline(line.settings.client, line.pipeline)
+
+
+def chunks_of(uuid: str) -> list[Sent]:
+    """The chunks of a message of three."""
+    record = Record(uuid.encode(), uuid.encode() * 2_500, (), STAMP)
+    chunks = Chunking(1_300).split(record, uuid)
+    return [(0, chunk.key, chunk.value, list(chunk.headers), STAMP) for chunk in chunks]
