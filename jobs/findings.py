@@ -39,16 +39,17 @@ from transforms.errors import (
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
 from transforms.reference import Reference
+from transforms.signing import Signing
 
 __all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
 
 STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
 """What a reference comes to.
 
-`ok`: its payload is there. `malformed`: it cannot be read. `refused`: it leads elsewhere than below the store's root.
-`missing`: there is no payload. `size`, `checksum`, `compression`: the payload is not what the reference says; the last
-two are only seen where payloads are read. `expiring`: a rule of the store deletes the payload before Kafka deletes the
-record. `unknown`: the store failed.
+`ok`: its payload is there. `malformed`: it cannot be read. `refused`: it leads elsewhere than below the store's root,
+or is not signed as it has to be. `missing`: there is no payload. `size`, `checksum`, `compression`: the payload is not
+what the reference says; the last two are only seen where payloads are read. `expiring`: a rule of the store deletes the
+payload before Kafka deletes the record. `unknown`: the store failed.
 """
 
 FINDING = StructType(
@@ -188,6 +189,7 @@ def findings(
         F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}"),
     )
     verdicts = [
+        (F.col("error").isNotNull() & F.col("path").isNotNull(), F.lit("refused"), F.col("error")),
         (F.col("error").isNotNull(), F.lit("malformed"), F.col("error")),
         (
             F.coalesce(F.col("_state"), F.lit("unknown")) != "there",
@@ -275,13 +277,14 @@ def _references(
     spark: SparkSession, settings: AuditSettings, topics: Sequence[Topic], store: PayloadStore
 ) -> DataFrame:
     root = store.root.uri if isinstance(store, Store) else None
+    signing = Signing.of(settings.store)
     frames = []
     for topic in topics:
         rows = read(spark, settings.kafka, [topic], end=lambda span: span.stable, committed=True)
         if rows is not None:
             rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
             name = settings.formats.get(topic.name, settings.reference_format)
-            frames.append(references(rows, name, root))
+            frames.append(references(rows, name, root, signing))
     nothing = spark.createDataFrame([], REFERENCE)
     return reduce(DataFrame.unionByName, frames, nothing)
 

@@ -33,10 +33,11 @@ from transforms import wire
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
-from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError
+from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
+from transforms.signing import Signing
 from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
 __all__ = ["REFERENCE", "newest", "references"]
@@ -61,7 +62,7 @@ REFERENCE = StructType(
 
 `key` is the record's key as it stands in the log. `size`, `checksum` (64 hex digits) and `compression` are null where
 the record does not say. Where `error` is not null the record says that it is a reference and is none that can be read;
-`format`, `path` and the three are null then.
+`format`, `path` and the three are null then. One that is not signed as it has to be has both an error and a path.
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
@@ -90,9 +91,15 @@ _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp
 
 _PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
 _Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None]
+_Found = tuple[_Parsed, Reference | None]
 
 
-def references(source: DataFrame, reference_format: FormatName = "wideload", root: str | None = None) -> DataFrame:
+def references(
+    source: DataFrame,
+    reference_format: FormatName = "wideload",
+    root: str | None = None,
+    signing: Signing | None = None,
+) -> DataFrame:
     """Every reference of the records, as `REFERENCE`; a record may have two.
 
     Records that a header marks as references of another format than `reference_format` are read as such too: what they
@@ -103,6 +110,7 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
         reference_format: of the topics, as the worker's `reference.format`.
         root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
             with an error: it looks like one of a format that is not `reference_format`.
+        signing: says which references of the project's own format are genuine; None where that is not asked.
 
     A wrapper of more than 1 MiB that may hold a reference is one with an error, and so is the first chunk of a message
     that may be such a wrapper, and a dead letter whose whole record is in the store or in chunks.
@@ -111,7 +119,11 @@ def references(source: DataFrame, reference_format: FormatName = "wideload", roo
         ValueError: a column is missing.
     """
     parse = F.udf(
-        lambda key, value, headers: list(_parsed(key, value, headers, reference_format, root)), _PARSED, useArrow=False
+        lambda key, value, headers: [
+            _judged(each, signing) for each in _parsed(key, value, headers, reference_format, root)
+        ],
+        _PARSED,
+        useArrow=False,
     )
     found = (
         _slim(source, root)
@@ -220,8 +232,8 @@ def _parsed(
     headers: Sequence[Row] | None,
     reference_format: FormatName,
     root: str | None,
-) -> Iterator[_Parsed]:
-    """The fields of `REFERENCE` from `which` on, for each reference of a record."""
+) -> Iterator[_Found]:
+    """The fields of `REFERENCE` from `which` on, for each reference of a record, and that itself."""
     listed: list[Header] = [
         (header["key"], None if header["value"] is None else bytes(header["value"])) for header in headers or ()
     ]
@@ -262,7 +274,7 @@ def _is_letter(record: Record) -> bool:
     return any(name == _LETTER and data in _RECORD_FORMS for name, data in record.headers)
 
 
-def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
+def _parsed_key(record: Record, root: str | None) -> Iterator[_Found]:
     if record.key is None:
         return
     if is_reference(record.headers, KEY):
@@ -274,7 +286,7 @@ def _parsed_key(record: Record, root: str | None) -> Iterator[_Parsed]:
         yield _wrong("key", f"begins with {root} and is not marked as a reference")
 
 
-def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Parsed]:
+def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Found]:
     if record.value is None:
         return
     if record.value == _TOO_LONG:
@@ -306,14 +318,24 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
         yield _wrong("value", f"begins with {root} and is not marked as a reference: not {reference_format}?")
 
 
-def _fields(which: str, name: FormatName, reference: Reference) -> _Parsed:
+def _fields(which: str, name: FormatName, reference: Reference) -> _Found:
     # A size that Spark has no number for is one that no payload has.
     size = None if reference.size is None else min(reference.size, _LARGEST)
-    return which, name, reference.path, size, reference.checksum, reference.codec, None
+    return (which, name, reference.path, size, reference.checksum, reference.codec, None), reference
 
 
-def _wrong(which: str, error: str) -> _Parsed:
-    return which, None, None, None, None, None, error
+def _wrong(which: str, error: str) -> _Found:
+    return (which, None, None, None, None, None, error), None
+
+
+def _judged(found: _Found, signing: Signing | None) -> _Parsed:
+    parsed, reference = found
+    if signing is not None and reference is not None and parsed[1] == "wideload":
+        try:
+            signing.verify(reference, KEY if parsed[0] == "key" else VALUE)
+        except SignatureError as exc:
+            return *parsed[:-1], str(exc)
+    return parsed
 
 
 def _begins_wrapped_reference(record: Record) -> bool:

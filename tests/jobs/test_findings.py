@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from transforms.formats import WIDELOAD, FormatName
 from transforms.offload import Offload, Payload
 from transforms.record import Record
 from transforms.reference import KEY, Reference
+from transforms.signing import Signing
 from transforms.wrapper import Wrap
 
 MakeTopic = Callable[..., str]
@@ -196,6 +198,20 @@ def test_audit_of_what_is_wrong(spark: SparkSession, place: Place, make_topic: M
     assert "it is not below the store's root" in rows[7].detail
     with pytest.raises(ConfigurationError, match=r"--report: .* is there already; give a new folder"):
         run(spark, place.settings(topic, report=str(report)))
+
+
+def test_audit_of_what_is_not_signed(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """With a key, a reference that is not signed is refused, though its payload is there; also inside of a wrapper."""
+    topic, signing = make_topic(), Signing("s" * 32)
+    reference = place.offload(topic, b"payload")
+    signed = signing.signed(reference)
+    forged = replace(signed, size=8)
+    place.send(topic, refers(signed), refers(reference), refers(forged), Wrap().wrap(refers(signed)))
+    place.config = {**place.config, "large.message.signing.key": "s" * 32}
+    audit = run(spark, place.settings(topic))
+    assert audit.states == {topic: {"ok": 2, "refused": 2}}
+    assert [(row.offset, row.path) for row in audit.examples] == [(1, reference.path), (2, reference.path)]
+    assert ["it has no signature" in row.detail for row in audit.examples] == [True, False]
 
 
 def test_audit_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
