@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
 from app.broker import EmbeddedBroker, free_ports, new_cluster_id
@@ -177,11 +178,13 @@ class Cluster:
             client = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
             await client.start()
             try:
-                return await what(client)
+                return [await what(client)]
+            except (NodeNotReadyError, KafkaConnectionError):
+                return None  # it asks any node, also one that is away
             finally:
                 await client.close()
 
-        return asyncio.run(run())
+        return until(lambda: asyncio.run(run()), "a node answers")[0]
 
 
 def _make_certificates(folder: Path) -> None:
