@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from app.broker import EmbeddedBroker
 from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
+from tests.integration.cluster import Cluster
 from tests.integration.topics import alter
 from tests.integration.worker_process import WorkerProcess
 
@@ -23,13 +23,13 @@ class Targets:
     """What can be broken.
 
     Attributes:
-        broker: the only one.
+        cluster: of three brokers, of which two are enough.
         proxy: before the store.
         victims: workers that may be killed; there is another one that is not.
         limited: a sink topic whose limit may be lowered, and the configuration that it has.
     """
 
-    broker: EmbeddedBroker
+    cluster: Cluster
     proxy: FaultProxy
     victims: tuple[WorkerProcess, ...]
     limited: tuple[str, dict[str, str]]
@@ -54,7 +54,7 @@ class Chaos:
         self._scale = scale
         self._chance = random.Random(seed)
         self._tell = tell
-        self._stopping = asyncio.Event()
+        self._stopping = asyncio.Event()  # belongs to the loop that `run` runs in
         self.counts: Counter[str] = Counter()
 
     def stop(self) -> None:
@@ -108,13 +108,24 @@ class Chaos:
         await asyncio.to_thread(self._targets.proxy.switch, Ok())
 
     async def _broker(self) -> None:
-        broker = self._targets.broker
-        kind = self._chance.choice(("restarted", "killed", "stopped for 60 s", "restarted", "killed"))
-        self._count(f"broker {kind}")
-        await asyncio.to_thread(broker.kill if kind == "killed" else broker.stop)
-        await self._wait(self._seconds(60, 60) if kind == "stopped for 60 s" else self._seconds(0, 3))
-        await asyncio.to_thread(broker.start)
-        await self._wait(10)  # or the group would never be whole
+        nodes = self._targets.cluster.nodes
+        kind = self._chance.choice(("one restarted", "one killed (-9)", "one killed (-9)", "all stopped for 60 s"))
+        self._count(f"brokers, {kind}")
+        broken = nodes if kind.startswith("all") else [self._chance.choice(nodes)]
+        for node in broken:
+            # One that shuts down in order asks the others, who may be gone.
+            await asyncio.to_thread(node.stop if kind == "one restarted" else node.kill)
+        await self._wait(self._seconds(60, 60) if len(broken) > 1 else self._seconds(0, 20))
+        await asyncio.gather(*(asyncio.to_thread(node.start) for node in broken))
+        # With another one gone before this one has all, partitions would take nothing: that is no fault of ours.
+        while not await self._whole():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(1)
+
+    async def _whole(self) -> bool:
+        try:
+            return await asyncio.to_thread(self._targets.cluster.in_sync, self._targets.limited[0])
+        except Exception:  # noqa: BLE001  # no broker answers yet
+            return False
 
     async def _limit(self) -> None:
         topic, config = self._targets.limited
@@ -127,7 +138,7 @@ class Chaos:
 
     async def _altered(self, topic: str, config: dict[str, str]) -> bool:
         try:
-            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.broker.bootstrap_servers, topic, config), 20)
+            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.cluster.bootstrap_servers, topic, config), 20)
         except Exception:  # noqa: BLE001  # the broker may be away just now
             return False
         return True

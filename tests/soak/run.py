@@ -16,16 +16,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 
-from app.broker import EmbeddedBroker
 from tests.faults.proxy import FaultProxy
+from tests.integration.cluster import Cluster
 from tests.integration.topics import read_all
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3UnavailableError, s3_server
@@ -63,6 +63,7 @@ def _routes() -> list[Route]:
     return [
         Route("offload, inflate", ("a-raw", "a-references", "a-whole")),
         Route("chunk, assemble", ("b-raw", "b-chunks", "b-whole")),
+        Route("offload, inflate, exactly once", ("c-raw", "c-references", "c-whole"), exactly_once=True),
     ]
 
 
@@ -81,28 +82,20 @@ def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
         "s3.read.timeout.ms": 10_000,
     }
     with_store = {"large.message.payload.store.class": "s3", **store, **quick}
+    once = {"processing.guarantee": "exactly_once"}
     tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead"}
     ways: dict[str, tuple[str, str, str, dict[str, object]]] = {
         "a-offload": ("a-raw", "a-references", "offload", with_store),
         "a-inflate": ("a-references", "a-whole", "inflate", {**with_store, **tolerant}),
         "b-chunk": ("b-raw", "b-chunks", "chunk", {}),
+        "c-offload": ("c-raw", "c-references", "offload", {**with_store, **once}),
+        "c-inflate": ("c-references", "c-whole", "inflate", {**with_store, **once}),
         "b-assemble": ("b-chunks", "b-whole", "assemble", {"max.pending.chunked.bytes": _PENDING_BYTES}),
     }
     return {
         name: {"topics": [source], "output.topic": sink, "transforms": [transform], **more}
         for name, (source, sink, transform, more) in ways.items()
     }
-
-
-async def _create(bootstrap: str) -> None:
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    try:
-        await client.create_topics(
-            [NewTopic(name, PARTITIONS, 1, topic_configs=config) for name, config in _topics().items()]
-        )
-    finally:
-        await client.close()
 
 
 def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
@@ -181,7 +174,36 @@ def _running(workers: Sequence[WorkerProcess]) -> Iterator[None]:
             worker.kill()
 
 
-async def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float, folder: Path) -> Result:
+async def _run(
+    routes: Sequence[Route],
+    poison: Poison,
+    writers: Sequence[Writer],
+    chaos: Chaos,
+    others: Iterable[Coroutine[Any, Any, None]],
+    minutes: float,
+) -> float:
+    """Breaks things for so long, makes all whole, and returns how many seconds it took until all had arrived."""
+    tasks = [asyncio.create_task(each) for each in others]
+    sending: list[Writer | Poison] = [*writers, poison]
+    writing = [asyncio.create_task(each.run()) for each in sending]
+    breaking = asyncio.create_task(chaos.run())
+    everyone = [breaking, *writing, *tasks]
+    ended, _ = await asyncio.wait(everyone, timeout=60 * minutes, return_when=asyncio.FIRST_COMPLETED)
+    for each in sending:
+        each.stop()
+    chaos.stop()
+    for task in ended:  # before its time: it has failed
+        task.result()
+    await breaking
+    await asyncio.gather(*writing)
+    seconds = await _settled(routes)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return seconds
+
+
+def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float, folder: Path) -> Result:
     """Runs one.
 
     Args:
@@ -194,51 +216,35 @@ async def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale:
     """
     routes = _routes()
     with (
-        EmbeddedBroker(heap="768m") as broker,
+        Cluster(folder, {}) as cluster,
         s3_server("versitygw", folder / "s3") as s3,
         FaultProxy(s3.endpoint, seed=seed) as proxy,
     ):
-        bootstrap = broker.bootstrap_servers
-        await _create(bootstrap)
+        bootstrap = cluster.bootstrap_servers
+        for name, config in _topics().items():
+            cluster.make_topic(name, PARTITIONS, **config)
         store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint}
         folders = [folder / f"worker-{number}" for number in range(3)]
         for each in folders:
             each.mkdir()
-        workers = [await asyncio.to_thread(_worker, each, bootstrap, store) for each in folders]
-        targets = Targets(broker, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
+        workers = [_worker(each, bootstrap, store) for each in folders]
+        targets = Targets(cluster, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
         chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
         usage = _Usage()
-        began = time.monotonic()
+        poison = Poison(bootstrap, "a-references", seed=seed)
+        writers = [Writer(bootstrap, route, rate=rate, seed=seed + n) for n, route in enumerate(routes)]
+        others = (
+            *(Reader(bootstrap, route).run() for route in routes),
+            _watch(workers, usage),
+            _supervise(workers, chaos.counts),
+            _tell(time.monotonic(), routes, chaos.counts),
+        )
         with _running(workers):
-            tasks = [
-                asyncio.create_task(each)
-                for each in (
-                    *(Reader(bootstrap, route).run() for route in routes),
-                    _watch(workers, usage),
-                    _supervise(workers, chaos.counts),
-                    _tell(began, routes, chaos.counts),
-                )
-            ]
-            poison = Poison(bootstrap, "a-references", seed=seed)
-            writers: list[Writer | Poison] = [
-                *(Writer(bootstrap, route, rate=rate, seed=seed + n) for n, route in enumerate(routes)),
-                poison,
-            ]
-            writing = [asyncio.create_task(writer.run()) for writer in writers]
-            breaking = asyncio.create_task(chaos.run())
-            # Whatever ends before its time has failed.
-            everyone = [breaking, *writing, *tasks]
-            await asyncio.wait(everyone, timeout=60 * minutes, return_when=asyncio.FIRST_COMPLETED)
-            for stopping in (*writers, chaos):
-                stopping.stop()
-            await breaking
-            await asyncio.gather(*writing)
-            seconds = await _settled(routes)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            dead = await asyncio.to_thread(read_all, bootstrap, "dead")
-            statuses = [await asyncio.to_thread(worker.terminate) for worker in workers]
+            seconds = asyncio.run(_run(routes, poison, writers, chaos, others, minutes))
+            dead = read_all(bootstrap, "dead")
+            for worker in workers:
+                worker.wait_ready()  # one that has only begun is not asked to end, but ended
+            statuses = [worker.terminate() for worker in workers]
     letters = [letter for found in dead.values() for letter in found]
     buried = {letter.key for letter in letters}
     expected = {b"poison-%d" % number for number in range(poison.sent)}
@@ -317,8 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wideload-soak-")))
         try:
-            result = asyncio.run(
-                soak(given.minutes, seed=seed, rate=given.rate, pause_s=given.pause, scale=given.scale, folder=folder)
+            result = soak(
+                given.minutes, seed=seed, rate=given.rate, pause_s=given.pause, scale=given.scale, folder=folder
             )
         except S3UnavailableError as exc:
             print(f"soak: {exc}", file=sys.stderr)
