@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -83,11 +82,10 @@ def event(count: int) -> Discarded:
 
 async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     """The loop goes on between parts of them; all are written in order, and the commit waits for the last."""
-    count = 50_000
+    count = 30_000
     bench = Bench(1_000_000)
-    began = time.perf_counter()
     bench.passage.give_up(event(count))
-    blocked = time.perf_counter() - began
+    assert bench.outlet.values == [], "it has only begun"
     turns = 0
     while bench.lane.slots:
         await asyncio.sleep(0)
@@ -95,11 +93,10 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     assert bench.ending.error is None
     assert bench.outlet.values == [b"%d" % offset for offset in range(count)]
     parts = len(bench.outlet.held)
-    assert turns >= parts >= 100
+    assert turns >= parts - 1 >= 100
     assert bench.outlet.held == [True] * (parts - 1) + [False], "held back until the last is durable"
     assert bench.lane.held_back(count + 1) == count + 1
     assert bench.stats.dead_letters == count
-    assert blocked < (time.perf_counter() - began) / 4, "nearly all of it is done in turns"
 
 
 async def test_letters_of_few_chunks_are_written_at_once() -> None:
