@@ -63,6 +63,7 @@ class ForkedWorker(WorkerProcess):
     def start(self, environ: Mapping[str, str] | None = None) -> None:
         """Starts the process; does not wait."""
         assert not environ, "it has the environment of the process that it is forked from"
+        self.log.touch()  # it is read, whether or not the process has come so far
         process = _FORKS.Process(target=_run, args=(str(self.config), str(self.log)))
         process.start()
         self.process = cast("subprocess.Popen[bytes]", _Forked(process))
