@@ -115,17 +115,21 @@ def test_worker_makes_smaller_chunks_when_the_limit_sinks(make_way: MakeWay) -> 
     assert b"".join(pieces) == b"".join(value or b"" for _, _, value, _, _ in sent)
 
 
-def test_worker_says_once_where_a_limit_stops_it(make_way: MakeWay) -> None:
-    """A limit below the smallest chunk stops the pipeline with one sentence, which names the pipeline once."""
+def test_worker_waits_where_a_limit_lets_no_chunk_pass(make_way: MakeWay) -> None:
+    """Below the smallest chunk the pipeline waits, and says why; it goes on once the limit is what it was."""
     way = make_way(1)
-    with WorkerProcess(way.folder, way.settings(), chunk_pipeline(way)) as worker:
+    waiting = {name: {**keys, "errors.retry.delay.max.ms": 500} for name, keys in chunk_pipeline(way).items()}
+    limit = f"output.topic: max.message.bytes of topic {way.orders} is 200; a chunk takes "
+    with WorkerProcess(way.folder, way.settings(), waiting) as worker:
         worker.wait_ready()
         asyncio.run(set_limit(way.broker, way.orders, 200))
         send(way.broker, way.raw, records(1, 10_000))
-        assert worker.wait() == 1
-        told = worker.log.read_text().splitlines()[-1]
-    limit = f"max.message.bytes of topic {way.orders} is 200"
-    assert told.startswith(f"wideload: [pipeline.chunk] output.topic: {limit}; a chunk takes ")
+        until(lambda: limit in str(worker.get("/health")[1]["reasons"]), "the worker says what it waits for")
+        assert worker.get("/health")[1]["status"] == "degraded"
+        asyncio.run(set_limit(way.broker, way.orders, 2_000))
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 5, "the chunks are there")
+        until(lambda: worker.get("/health")[1]["status"] == "ok", "all is well again")
+        assert worker.terminate() == 0
 
 
 def test_worker_stops_at_a_record_that_the_sink_refuses(make_way: MakeWay) -> None:
