@@ -26,11 +26,12 @@ from pyspark.sql import SparkSession
 
 from jobs.backfill import _parser, _settings, main
 from jobs.backfill_checkpoint import Checkpoint, Progress
-from jobs.backfill_driver import Backfill, run
+from jobs.backfill_driver import Backfill, BackfillSettings, run
 from jobs.backfill_forms import form_of
 from jobs.backfill_sink import SinkWriter, sink_topic
 from jobs.failures import JobFailedError
 from jobs.log import Client, Log
+from jobs.options import configure
 from jobs.session import SessionSettings
 from stores.registry import open_store
 from stores.store import Delete
@@ -561,13 +562,20 @@ def is_repetition(found: Sequence[Row], expected: Sequence[Row], most: int) -> i
     return None
 
 
+def settings_of(arguments: Sequence[str]) -> BackfillSettings:
+    """What the command line says."""
+    parsed = _parser().parse_args(arguments)
+    configure(parsed, None)
+    return _settings(parsed)
+
+
 def test_stop_and_go_on(place: Place, spark: SparkSession, make_topic: MakeTopic) -> None:
     """Stopped, a run ends with the range that is under way; what follows repeats nothing."""
     source, sink = make_topic(), make_topic()
     records = [Record(b"%d" % n, b"value", (), STARTED_MS) for n in range(20)]
     place.send(source, records)
     arguments = place.arguments(source, sink, "references", "--max-range-records", "5")
-    settings = _settings(_parser().parse_args(arguments))
+    settings = settings_of(arguments)
     stop, found = Event(), Backfill()
     run(spark, settings, found, stop, lambda now: stop.set() if now.ranges == 2 else None)
     assert (found.ranges, found.left, found.tally.records) == (2, 10, 10)
@@ -582,7 +590,7 @@ def test_range_ends_by_bytes(place: Place, spark: SparkSession, make_topic: Make
     source, sink = make_topic(), make_topic()
     place.send(source, [place.referring(source, Record(b"%d" % n, large(n))) for n in range(4)])
     arguments = place.arguments(source, sink, "plain", "--max-range-bytes", "9000")
-    settings = _settings(_parser().parse_args(arguments))
+    settings = settings_of(arguments)
     tight = replace(settings, source=replace(settings.source, restorer=replace(settings.source.restorer, held_bytes=1)))
     run(spark, tight, found := Backfill(), Event())
     # What is on its way when the bound is passed belongs to the range: one record here, 64 MiB by default.
