@@ -40,6 +40,7 @@ _PENDING_BYTES = 64 * 1024 * 1024
 # What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.
 _MEMORY_BYTES = 1_200 * 1024 * 1024
 _MORE_FILES = 60
+_PORT = 16_066
 _WHOLE_S = 600.0
 _SAMPLE_S = 2.0
 _FOREVER = {"retention.ms": "-1"}
@@ -98,7 +99,7 @@ def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
     }
 
 
-def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
+def _worker(number: int, folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
     settings: dict[str, object] = {
         "bootstrap.servers": bootstrap,
         "in.flight.bytes": _BUDGET_BYTES,
@@ -107,7 +108,11 @@ def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> Worker
         "consumer.max.poll.interval.ms": 30_000,
         "task.shutdown.graceful.timeout.ms": 10_000,
     }
-    return WorkerProcess(folder, settings, _pipelines(store))
+    worker = WorkerProcess(folder, settings, _pipelines(store))
+    # While it is away nobody's connection may take its port, as happens to one that the system has chosen.
+    chosen, worker.port = worker.port, _PORT + number
+    worker.config.write_text(worker.config.read_text().replace(f"web.port = {chosen}", f"web.port = {worker.port}"))
+    return worker
 
 
 async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
@@ -159,6 +164,16 @@ async def _tell(began: float, routes: Sequence[Route], faults: Counter[str]) -> 
         await asyncio.sleep(1 if terminal else 60)
         begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
         print(begin + _told(began, routes, faults), end=end, file=sys.stderr, flush=True)
+
+
+def _ended(worker: WorkerProcess) -> int:
+    """The exit status after SIGTERM; -1 where the worker was not there to be asked."""
+    try:
+        worker.wait_ready()  # one that has only begun is not asked to end, but ended
+        return worker.terminate()
+    except AssertionError as exc:
+        print(str(exc)[-2_000:], file=sys.stderr)
+        return -1
 
 
 @contextlib.contextmanager
@@ -227,7 +242,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         folders = [folder / f"worker-{number}" for number in range(3)]
         for each in folders:
             each.mkdir()
-        workers = [_worker(each, bootstrap, store) for each in folders]
+        workers = [_worker(number, each, bootstrap, store) for number, each in enumerate(folders)]
         targets = Targets(cluster, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
         chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
         usage = _Usage()
@@ -242,9 +257,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         with _running(workers):
             seconds = asyncio.run(_run(routes, poison, writers, chaos, others, minutes))
             dead = read_all(bootstrap, "dead")
-            for worker in workers:
-                worker.wait_ready()  # one that has only begun is not asked to end, but ended
-            statuses = [worker.terminate() for worker in workers]
+            statuses = [_ended(worker) for worker in workers]
     letters = [letter for found in dead.values() for letter in found]
     buried = {letter.key for letter in letters}
     expected = {b"poison-%d" % number for number in range(poison.sent)}
