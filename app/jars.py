@@ -39,7 +39,11 @@ Say = Callable[[str], None]
 # What each set is resolved from. Kafka logs through slf4j 1.7 and brings no binding: without one, it has no log.
 SETS: Mapping[str, Sequence[str]] = {
     "kafka": ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
-    "spark": ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",),
+    "spark": (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+        "org.apache.spark:spark-avro_2.13:4.0.0",
+        "io.delta:delta-spark_2.13:4.0.0",
+    ),
 }
 
 _LOCK_FILE = Path(__file__).with_name("jars.lock")

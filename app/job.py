@@ -19,7 +19,7 @@ __all__ = ["JOBS", "command"]
 JOBS: Mapping[str, str] = {
     "audit": "Say which references of topics lead to payloads that are missing, are others, or go too early.",
     "backfill": "Take an existing topic into references, or back to plain values, in another topic.",
-    "ingest": "Read a topic of whole values into Parquet, each record once.",
+    "ingest": "Read a topic of whole values into Parquet or a Delta table, each record once.",
     "sweep": "Remove the payloads that no record refers to any more; a dry run unless told otherwise.",
 }
 """The jobs by name: those modules of `jobs` that have a `main`."""

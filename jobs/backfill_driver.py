@@ -22,7 +22,8 @@ from jobs.backfill_forms import Mark, Tally, mark_of
 from jobs.backfill_range import Copying, Outcome, Range, copied, scanned
 from jobs.backfill_sink import SinkTopic, sink_topic
 from jobs.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.log import Bounds, Log, bounds
+from jobs.log import Log, bounds
+from jobs.ranges import Bounds
 from jobs.source_options import SourceSettings
 from transforms.errors import ConfigurationError
 from transforms.offload import Offload

@@ -16,9 +16,11 @@ from pyspark.sql import SparkSession
 
 from transforms.errors import ConfigurationError
 
-__all__ = ["Binding", "bind"]
+__all__ = ["Binding", "bind", "read_start", "write_start"]
 
 _FILE = "wideload.json"
+_START_FILE = "wideload-start.json"
+_DELTA_LOG = "_delta_log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +31,66 @@ class Binding:
         job: the job's name.
         source: what is read, as the user subscribed to it.
         output: the folder that is written, as a full address.
+        form: what is written there.
     """
 
     job: str
     source: str
     output: str
+    form: str = "parquet"
 
 
-def bind(spark: SparkSession, checkpoint: str, output: str, *, job: str, source: str) -> None:
+def bind(
+    spark: SparkSession,
+    checkpoint: str,
+    output: str,
+    *,
+    job: str,
+    source: str,
+    form: str = "parquet",
+    delta: bool = False,
+) -> None:
     """Tie `checkpoint` to `job`, `source` and `output`, or check that it is tied to them already.
 
-    A checkpoint in which no batch was begun may be tied anew: nothing was read by it.
+    A checkpoint in which no batch was begun may be tied anew: nothing was read by it. A Delta table that somebody made
+    beforehand may be the output as long as nothing is in it.
+
+    Args:
+        spark: the session.
+        checkpoint: its folder.
+        output: the folder that is written.
+        job: the job's name.
+        source: what is read.
+        form: what is written.
+        delta: whether the output is a Delta table; else it is a folder of Parquet files.
 
     Raises:
-        ConfigurationError: the checkpoint belongs to something else, or the output to another checkpoint.
+        ConfigurationError: the checkpoint belongs to something else, the output to another checkpoint, or the output is
+            of the other kind.
     """
     files = _Files(spark)
-    wanted = Binding(job=job, source=source, output=files.qualified(output))
+    wanted = Binding(job=job, source=source, output=files.qualified(output), form=form)
+    is_table = files.any_in(f"{output}/{_DELTA_LOG}")
+    if is_table and not delta:
+        raise ConfigurationError(
+            "--format", f"{output} is a Delta table, in which Parquet files alone do not show; give --format delta"
+        )
+    if delta and not is_table and files.any_in(output):
+        raise ConfigurationError(
+            "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
+        )
     if not files.any_in(f"{checkpoint}/offsets"):
         if files.any_in(f"{output}/_spark_metadata"):
             raise ConfigurationError(
                 "--checkpoint",
                 f"{output} was written with another checkpoint than {checkpoint}, and Spark would skip as many batches "
                 "as it finds there; give that checkpoint, or a new --output",
+            )
+        if is_table and files.any_in(output, _DELTA_LOG):
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{output} was written with another checkpoint than {checkpoint}, which does not know what is there: "
+                "records would be there twice; give that checkpoint, or a new --output",
             )
         files.write(f"{checkpoint}/{_FILE}", json.dumps(asdict(wanted)))
         return
@@ -60,12 +99,23 @@ def bind(spark: SparkSession, checkpoint: str, output: str, *, job: str, source:
         raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
     found = json.loads(text)
     for part, value in asdict(wanted).items():
-        if found.get(part) != value:
+        known = found.get(part, "parquet" if part == "form" else None)  # there was no other form once
+        if known != value:
             raise ConfigurationError(
                 "--checkpoint",
-                f"{checkpoint} belongs to {part} {found.get(part)}, this is {part} {value}; "
+                f"{checkpoint} belongs to {part} {known}, this is {part} {value}; "
                 "give a new --checkpoint and a new --output",
             )
+
+
+def read_start(spark: SparkSession, checkpoint: str) -> str | None:
+    """What `write_start` has written; None where it has not."""
+    return _Files(spark).read(f"{checkpoint}/{_START_FILE}")
+
+
+def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
+    """Note in `checkpoint` the offsets at which its first batch begins, as Spark's Kafka source takes them."""
+    _Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
 
 
 class _Files:
@@ -80,10 +130,11 @@ class _Files:
         file_system, location = self._locate(path)
         return str(file_system.makeQualified(location).toString())
 
-    def any_in(self, folder: str) -> bool:
+    def any_in(self, folder: str, but: str = "") -> bool:
         file_system, location = self._locate(folder)
         return bool(file_system.exists(location)) and any(
-            not status.getPath().getName().startswith(".") for status in file_system.listStatus(location)
+            not name.startswith(".") and name != but
+            for name in (status.getPath().getName() for status in file_system.listStatus(location))
         )
 
     def read(self, path: str) -> str | None:

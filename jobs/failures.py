@@ -19,6 +19,7 @@ SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: what was raised stands behind lines that are indented, and is not indented itself.
 _RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
+_BAD_VALUE = re.compile(r"\[USER_RAISED_EXCEPTION\] (topic \S+ partition \d+ offset \d+: the value, .*?) SQLSTATE")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
 
@@ -62,6 +63,11 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
             "spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
         )
     text = str(error)
+    bad = _BAD_VALUE.search(text)
+    if bad:
+        return JobFailedError(
+            f"{bad[1]}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+        )
     for pattern, key, reason in _MEANINGS:
         if re.search(pattern, text):
             return ConfigurationError(key, reason.format(servers=servers, source=source))

@@ -19,17 +19,16 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from jobs.failures import JobFailedError
+from jobs.ranges import Bounds, Place
 from transforms.errors import ConfigurationError
 
-__all__ = ["Bounds", "Client", "Log", "bounds"]
+__all__ = ["Client", "Log", "bounds"]
 
 _POLL_MS = 1_000
 _POLL_RECORDS = 500
 _SILENCE_S = 60.0
 
 Answer = TypeVar("Answer")
-Place = tuple[str, int]
-"""A topic and one of its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +72,6 @@ def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
         raise ConfigurationError("kafka.ssl", f"the files of certificates or the key cannot be used: {exc}") from exc
     context.check_hostname = bool(tls.get("check_hostname", True))
     return context
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The offsets of a partition: of the first record that is there, and behind the last that may be read."""
-
-    first: int
-    end: int
 
 
 def bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:

@@ -110,14 +110,22 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     spark.add_argument(
         "--jars",
         metavar="LIST",
-        help="the Kafka connector: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches it",
+        help="the Kafka connector and such: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches them",
     )
     spark.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="any Spark setting")
     spark.add_argument("--verbose", action="store_true", help="Spark's whole log, and the traceback of a failure")
 
 
-def session_settings(arguments: argparse.Namespace, name: str) -> SessionSettings:
+def session_settings(
+    arguments: argparse.Namespace, name: str, *, packages: tuple[str, ...] = (), delta: bool = False
+) -> SessionSettings:
     """The session that the arguments ask for.
+
+    Args:
+        arguments: of the command line.
+        name: what Spark's own pages call it.
+        packages: what is needed beside the connector.
+        delta: whether the session is to know Delta tables.
 
     Raises:
         ConfigurationError: an argument is wrong, or is spark-submit's own here.
@@ -130,6 +138,8 @@ def session_settings(arguments: argparse.Namespace, name: str) -> SessionSetting
         master=arguments.master,
         driver_memory=arguments.driver_memory,
         conf=pairs("--conf", arguments.conf),
+        packages=packages,
+        delta=delta,
         verbose=arguments.verbose,
     )
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from pyspark.sql.datasource import InputPartition
 
 from jobs.failures import JobFailedError
-from jobs.log import Bounds, Place
-from jobs.source_options import Offsets
 from transforms.errors import ConfigurationError
 
 __all__ = [
+    "Bounds",
     "OffsetRange",
+    "Offsets",
+    "Place",
     "Positions",
     "advanced",
     "between",
@@ -29,10 +31,24 @@ __all__ = [
     "split",
 ]
 
+Place = tuple[str, int]
+"""A topic and one of its partitions."""
+
+Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[str, int]]
+"""Where to begin or to end: everywhere alike, or by topic and partition; −2 is the earliest offset, −1 the latest."""
+
 Positions = dict[Place, int]
 """Of each partition, the next offset."""
 
 _EARLIEST, _LATEST = -2, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets of a partition: of the first record that is there, and behind the last that may be read."""
+
+    first: int
+    end: int
 
 
 @dataclass(frozen=True)

@@ -16,28 +16,47 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pyspark
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from transforms.errors import ConfigurationError
 
 __all__ = [
+    "AVRO",
     "CONNECTOR",
+    "DELTA",
+    "DELTA_CONF",
     "INTERRUPTED",
     "SessionSettings",
     "connector_jars",
     "ending_cleanly",
     "fit_shuffles",
     "open_session",
+    "require_class",
     "share_code",
     "submitted",
 ]
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
+
+AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
+"""Spark's own functions for Avro."""
+
+DELTA = "io.delta:delta-spark_2.13:4.0.0"
+"""The release of Delta Lake that was made for Spark 4.0."""
+
+DELTA_CONF = MappingProxyType(
+    {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+)
+"""What Delta asks of a session, from its beginning on."""
 
 INTERRUPTED = 130
 """The exit status of a job that a signal has ended, as shells have it for SIGINT."""
@@ -76,10 +95,12 @@ class SessionSettings:
 
     Attributes:
         name: what Spark's own pages call it.
-        jars: files of the Kafka connector; empty lets Spark fetch `CONNECTOR` by itself.
+        jars: files of the Kafka connector; empty lets Spark fetch `CONNECTOR` by itself, and `packages`.
         master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
         driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
         conf: further Spark settings, which win over all others.
+        packages: what is needed beside the connector, as `--packages` takes it.
+        delta: whether the session is to know Delta tables; `DELTA` is then among `packages`, or `jars`.
         verbose: leave Spark's log as it is.
     """
 
@@ -88,6 +109,8 @@ class SessionSettings:
     master: str | None = None
     driver_memory: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    delta: bool = False
     verbose: bool = False
 
 
@@ -168,6 +191,31 @@ def ending_cleanly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former)
 
 
+def require_class(spark: SparkSession, name: str, option: str, what: str, package: str) -> None:
+    """Make sure that Spark has what an option needs.
+
+    Args:
+        spark: the session.
+        name: a class of it.
+        option: what needs it.
+        what: it, for a message.
+        package: where it is, as `--packages` takes it.
+
+    Raises:
+        ConfigurationError: Spark has not.
+    """
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # classes have no Python interface but this
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
+    except Py4JJavaError:
+        hint = (
+            f"give to spark-submit: --packages {CONNECTOR},{package}"
+            if submitted()
+            else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or give none, and Spark fetches them"
+        )
+        raise ConfigurationError(option, f"Spark has no {what}; {hint}") from None
+
+
 def share_code(spark: SparkSession) -> None:
     """Let Python workers on this machine import what this process imports, wherever it was started.
 
@@ -203,7 +251,7 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
         if settings.jars:
             builder = builder.config("spark.jars", ",".join(settings.jars))
         else:
-            builder = builder.config("spark.jars.packages", CONNECTOR)
+            builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
         if settings.driver_memory:
             builder = builder.config("spark.driver.memory", settings.driver_memory)
         if not settings.verbose:
@@ -212,6 +260,9 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
             builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
     if settings.master:
         builder = builder.master(settings.master)
+    if settings.delta:
+        for key, value in DELTA_CONF.items():
+            builder = builder.config(key, value)
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
     return builder

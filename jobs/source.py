@@ -22,10 +22,12 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from jobs.arrow import ERROR, Gathering, binary, headers, problems
 from jobs.inflate import ERROR_COLUMN, failed, kept
-from jobs.log import Bounds, Log, Place, bounds
+from jobs.log import Log, bounds
 from jobs.messages import Message, Messages
 from jobs.ranges import (
+    Bounds,
     OffsetRange,
+    Place,
     Positions,
     advanced,
     between,

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from jobs.inflate import OnError
 from jobs.log import Client
+from jobs.ranges import Offsets
 from jobs.restorer import DEFAULT_HELD_BYTES, DEFAULT_THREADS, RestorerSettings
 from stores.keys import REQUIRED, Key, Kind, Value, read, unknown
 from stores.registry import STORE_CLASS, store_keys
@@ -21,9 +22,6 @@ from transforms.outcome import Limits
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
 
 __all__ = ["KAFKA_KEYS", "KEYS", "Offsets", "SourceSettings", "settings_of"]
-
-Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[str, int]]
-"""Where to begin or to end: everywhere alike, or by topic and partition; −2 is the earliest offset, −1 the latest."""
 
 _PLAIN_VALUE = "unwrap.on.plain.value"
 _LIMITS = Limits()

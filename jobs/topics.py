@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
-__all__ = ["Kafka", "Span", "Topic", "describe", "difference", "offsets_since", "read", "still_there"]
+__all__ = ["Kafka", "Span", "Topic", "describe", "difference", "offsets_since", "read", "spans", "still_there"]
 
 _PREFIX = "kafka."
 
@@ -129,6 +129,22 @@ def offsets_since(
         level = jvm.org.apache.kafka.common.IsolationLevel.READ_UNCOMMITTED
         found = _asked(jvm, admin, partitions, lambda: spec.forTimestamp(since_ms), level)
     return {place: offset for place, offset in found.items() if offset >= 0}
+
+
+def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str | None) -> dict[tuple[str, int], Span]:
+    """The offsets, as they are now, of each partition of the topics `names`, or of those that a Java pattern matches.
+
+    Raises:
+        ConfigurationError: there is no Kafka connector.
+        py4j.protocol.Py4JError: a topic is not there, or may not be looked at; `jobs.failures.explained` says it.
+    """
+    with _admin(spark, kafka) as (jvm, admin):
+        if pattern is not None:
+            wanted = jvm.java.util.regex.Pattern.compile(pattern)
+            names = [name for name in admin.listTopics().names().get() if wanted.matcher(name).matches()]
+        found = admin.describeTopics(list(names)).allTopicNames().get()
+        partitions = {name: [each.partition() for each in found.get(name).partitions()] for name in names}
+        return _offsets(jvm, admin, partitions)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs import backfill, ingest, sweep
+from jobs import backfill, ingest_options, sweep
 from jobs.audit import main as audit
 from jobs.configured import Configured
 from jobs.options import configure
@@ -164,9 +164,9 @@ def test_backfill_of_a_configuration() -> None:
 def test_ingest_of_a_configuration() -> None:
     """Brokers and login come from the configuration, as Kafka's own client takes them; topics do not."""
     login = {"sasl_mechanism": "PLAIN", "sasl_username": "ann", "sasl_password": "secret"}
-    parsed = ingest._parser().parse_args(["--topic", "whole", "--output", "o", "--checkpoint", "c"])
+    parsed = ingest_options.parser().parse_args(["--topic", "whole", "--output", "o", "--checkpoint", "c"])
     configure(parsed, document(security_protocol="SASL_PLAINTEXT", **login))
-    settings = ingest._settings(parsed)
+    settings = ingest_options.settings_of(parsed)
     assert (settings.bootstrap_servers, settings.topics) == ("b:9092", ("whole",))
     assert 'username="ann" password="secret"' in settings.kafka_options["kafka.sasl.jaas.config"]
 

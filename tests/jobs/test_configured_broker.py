@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from app.broker import EmbeddedBroker
 from app.job_document import document
 from jobs.configured import Configured
-from jobs.log import Bounds, bounds
+from jobs.log import bounds
+from jobs.ranges import Bounds
 from jobs.source_options import settings_of
 from jobs.topics import Kafka, describe, read
 from tests.app import configurations

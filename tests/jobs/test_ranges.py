@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jobs.failures import JobFailedError
-from jobs.log import Bounds
 from jobs.ranges import (
+    Bounds,
     OffsetRange,
     advanced,
     between,
