@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -26,10 +26,10 @@ from jobs.topics import Kafka
 
 __all__ = ["Ahead", "OffsetLog", "Portions", "lengths", "portion"]
 
-_PAD = 65_536
-"""Spark hands rows to Python once it has so many bytes of them (`spark.buffer.size`)."""
+_PAD = 4 * 2**20
+"""Spark reads on for as long as the socket to Python takes what it has, some MiB, while Python starts or is behind."""
 
-_PIECES = 4
+_PIECES = 16
 _STRIDE = 256 * 2**20
 """What is measured at a time, at least: a job takes its second, however little it reads."""
 
@@ -56,6 +56,7 @@ _MEASURED = StructType(
     ]
 )
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SMALL = "65536"
 _LENGTH = (
     "cast(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) AS bigint) + coalesce(aggregate(headers, "
     "0L, (sum, header) -> sum + octet_length(header.key) + coalesce(octet_length(header.value), 0)), 0L)"
@@ -164,13 +165,7 @@ class Portions:
             self._measure(waiting, ends, share)
 
     def _measure(self, start: Positions, end: Positions, share: int) -> None:
-        conf = self._spark.conf
-        former = conf.get(_BATCH_BYTES)
-        conf.set(_BATCH_BYTES, str(_PAD))
-        try:
-            rows = lengths(_rows(self._spark, self._kafka, start, end, self._fail_on_loss), share).collect()
-        finally:
-            conf.set(_BATCH_BYTES, str(former))
+        rows = lengths(_rows(self._spark, self._kafka, start, end, self._fail_on_loss), share)
         found = {(row.topic, row.partition): row for row in rows}
         for place, at in end.items():
             known, row = self._ahead[place], found.get(place)
@@ -191,14 +186,20 @@ class Portions:
         return fewer
 
 
-def lengths(rows: DataFrame, share: int) -> DataFrame:
+def lengths(rows: DataFrame, share: int) -> list[Row]:
     """Of each task, one row: the offsets of its records and their lengths, up to where the lengths come to `share`."""
-    # A row is longer by its share of what Spark gathers before Python sees any of it: of large records one fills that.
+    # A row is longer by its share of what the socket holds: of large records, few fill it, and Spark waits.
     piece = max(1, share // _PIECES)
     measured = rows.select("topic", "partition", "offset", F.expr(_LENGTH).alias("length")).withColumn(
         "pad", F.expr(f"repeat('-', cast(least({_PAD}L, length * {_PAD}L DIV {piece}L) AS int))")
     )
-    return map_in_arrow(measured, _taking(share), _MEASURED)
+    conf = rows.sparkSession.conf
+    former = conf.get(_BATCH_BYTES)
+    conf.set(_BATCH_BYTES, _SMALL)
+    try:
+        return map_in_arrow(measured, _taking(share), _MEASURED).collect()
+    finally:
+        conf.set(_BATCH_BYTES, str(former))
 
 
 def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -378,10 +378,11 @@ def test_lengths_stop_early(spark: SparkSession) -> None:
     """Measuring ends with the record that fills the share, in each task, long before the last of them."""
     rows = spark.range(0, 200_000, 1, 2).selectExpr(
         "'t' AS topic", "cast(id DIV 100000 AS int) AS partition", "id % 100000 AS offset", "X'6b' AS key",
-        "cast(repeat('x', if(id % 100000 < 50, 999, 1000000)) AS binary) AS value",
+        "cast(repeat('x', if(id % 100000 < 50, 999, if(id % 100000 < 1000, 1000000, raise_error('too far')))) AS binary)"
+        " AS value",
         "array(named_struct('key', 'name', 'value', X'00')) AS headers",
     )  # fmt: skip
-    found = lengths(rows, 1_052_000).collect()  # of 100 GB
+    found = lengths(rows, 1_052_000)  # of 100 GB
     assert [(row.partition, len(row.offsets), row.lengths[0], row.lengths[-1]) for row in found] == [
         (0, 52, 1005, 1_000_006),
         (1, 52, 1005, 1_000_006),
