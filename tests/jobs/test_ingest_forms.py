@@ -378,7 +378,7 @@ def test_lengths_stop_early(spark: SparkSession) -> None:
     """Measuring ends with the record that fills the share, in each task, long before the last of them."""
     rows = spark.range(0, 200_000, 1, 2).selectExpr(
         "'t' AS topic", "cast(id DIV 100000 AS int) AS partition", "id % 100000 AS offset", "X'6b' AS key",
-        "cast(repeat('x', if(id % 100000 < 50, 999, if(id % 100000 < 1000, 1000000, raise_error('too far')))) AS binary)"
+        "cast(repeat('x', if(id % 100000 < 50, 999, if(id % 100000 < 900, 1000000, raise_error('far')))) AS binary)"
         " AS value",
         "array(named_struct('key', 'name', 'value', X'00')) AS headers",
     )  # fmt: skip
