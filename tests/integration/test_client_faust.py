@@ -344,7 +344,7 @@ def test_a_store_that_is_down_for_longer_than_the_poll_interval(
 ) -> None:
     """The worker stays in its group; or it would leave it, and never come back to it."""
     topic = make_topic()
-    times = {"large.message.store.timeout.ms": 2_000, "s3.connection.timeout.ms": 500, "s3.read.timeout.ms": 1_000}
+    times = {"large.message.store.timeout.ms": 2_000, "s3.connection.timeout.ms": 500, "s3.read.timeout.ms": 500}
     store = {**on_s3(cuttable.server), **times}
     produce(broker, store, topic, [b"1", LARGE, b"3"])
     cuttable.cut()
