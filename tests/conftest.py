@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MakeTopic = Callable[..., str]
 
 _TESTS = Path(__file__).parent
-_LIMIT_SECONDS = 120
-_SLOW_LIMIT_SECONDS = 600
+_LIMIT_SECONDS = 300
+_SLOW_LIMIT_SECONDS = 900
 _TOPIC_SECONDS = 30
 _REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
 _FIXTURE_MARKERS = {
