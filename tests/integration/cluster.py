@@ -75,12 +75,13 @@ class Cluster:
     Args:
         folder: for certificates; `ca` is there after the start.
         users: who may log in, with passwords; what they may do ACLs say.
+        heap: of each node; a longer log takes more when a node starts again.
 
     Attributes:
         nodes: the brokers; node n has id n + 1.
     """
 
-    def __init__(self, folder: Path, users: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, users: Mapping[str, str], *, heap: str = "256m") -> None:
         self.ca = folder / "ca.pem"
         _make_certificates(folder)
         names = ("CONTROLLER", "PLAINTEXT", *_PROTOCOLS)
@@ -91,7 +92,7 @@ class Cluster:
         identity = new_cluster_id()
         self.nodes = [
             EmbeddedBroker(
-                {**shared, "node.id": str(number)}, protocols=_PROTOCOLS, ports=each, cluster_id=identity, heap="256m"
+                {**shared, "node.id": str(number)}, protocols=_PROTOCOLS, ports=each, cluster_id=identity, heap=heap
             )
             for number, each in enumerate(ports, 1)
         ]

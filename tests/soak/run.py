@@ -231,7 +231,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
     """
     routes = _routes()
     with (
-        Cluster(folder, {}) as cluster,
+        Cluster(folder, {}, heap="640m") as cluster,
         s3_server("versitygw", folder / "s3") as s3,
         FaultProxy(s3.endpoint, seed=seed) as proxy,
     ):
