@@ -146,7 +146,8 @@ async def test_attempts_end_where_the_store_never_let_the_pipeline_in(executor: 
 async def test_attempts_of_many_records_do_not_storm_a_store_that_is_down() -> None:
     """While the store is down a hundred records ask it no more often than one would; when it is back all go on."""
     lane, stats = Lane(TopicPartition("raw", 3), 3), PipelineStats()
-    stage = Storing([DOWN] * 10_000)
+    # A call takes a while, as each does: else all are made before the first failure is known.
+    stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with ThreadPoolExecutor(4) as threads:
         attempts = Attempts(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)

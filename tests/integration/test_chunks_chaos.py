@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,11 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
+def lives(worker: WorkerProcess) -> bool:
+    """Whether its pages answer: before that, SIGTERM finds nobody who would end in order."""
+    return worker.get("/health/live")[0] == 200
+
+
 @pytest.mark.chaos
 async def test_many_producers_and_a_worker_killed_at_random(road: Road, rng: random.Random) -> None:
     """Each of 400 messages and 10,000 small records arrives whole, in order; what was noted does not come again."""
@@ -356,6 +362,8 @@ async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: ran
             await road.finished("split", workers["split"], between)
             await road.finished("join", workers["join"], arrivals)
         (page,) = workers["join"].get("/pipelines")[1]
+        for worker in workers.values():
+            until(partial(lives, worker), "the worker that was killed last has begun again")
         assert [worker.terminate() for worker in workers.values()] == [0, 0]
     split_again = joined_again = 0
     for partition, rows in sent.rows.items():
@@ -415,6 +423,8 @@ async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> No
             await letters.to(await asyncio.to_thread(end_offsets, road.broker, road.dead))
         (page,) = workers["join"].get("/pipelines")[1]
         assert restarts() == 2
+        for worker in workers.values():
+            until(partial(lives, worker), "the worker that was killed last has begun again")
         assert [worker.terminate() for worker in workers.values()] == [0, 0]
     assert sum(map(len, sent.rows.values())) == count
     for partition, rows in sent.rows.items():

@@ -87,8 +87,9 @@ class Topics:
         return asyncio.run(run())
 
     def delete(self, topic: str) -> None:
-        """Deletes a topic."""
+        """Deletes a topic, and waits until the broker takes no more records for it."""
         self.administer(lambda client: client.delete_topics([topic]))
+        until(lambda: topic not in self.administer(lambda client: client.list_topics()), f"{topic} is gone")
 
     def create(self, topic: str, partitions: int = 2) -> None:
         """Creates a topic, as soon as the brokers have forgotten the former one."""
