@@ -253,14 +253,14 @@ def test_a_server_that_never_answers_is_given_up_in_time() -> None:
         return False
 
     with scripted_server(silent) as server:
-        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=7_000)
+        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=9_000)
         with opened(config) as store:
             for call in calls(store):
                 begin = time.monotonic()
                 with pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
                     call()
                 assert caught.value.retriable
-                assert time.monotonic() - begin < 7
+                assert time.monotonic() - begin < 9
         assert len(server.requests) == 2 * 6
 
 
@@ -273,12 +273,12 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_in_time() -> None:
             wire.write(b"x")
         return False
 
-    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_000)) as store:
+    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_500)) as store:
         begin = time.monotonic()
         with pytest.raises(PayloadStoreError, match=r"of 1,000,000 bytes came in the time allowed") as caught:
             store.get(store.root.path(*NAME), 2_000_000)
         assert caught.value.retriable
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 1.5
 
 
 def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
@@ -291,14 +291,14 @@ def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
             "s3.connection.timeout.ms": 500,
             "s3.read.timeout.ms": 500,
             "s3.retry.attempts": 1,
-            "large.message.store.timeout.ms": 1_500,
+            "large.message.store.timeout.ms": 2_000,
         }
         with opened(config) as store:
             begin = time.monotonic()
             with pytest.raises(PayloadStoreError, match=r"bytes were sent in the time allowed") as caught:
                 store.put(*NAME, bytes(64 * MIB))
             assert caught.value.retriable
-            assert 0.9 < time.monotonic() - begin < 1.5
+            assert 0.9 < time.monotonic() - begin < 2
 
 
 # --- broken servers -------------------------------------------------------------------------------------------------
