@@ -44,6 +44,10 @@ class Chaos:
         scale: of the length of each fault.
         seed: of all chance.
         tell: called with the kind of each fault that begins.
+
+    Attributes:
+        counts: of faults, by kind.
+        broken: workers that are going to be started again here, and by nobody else.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Chaos:
         self._tell = tell
         self._stopping = asyncio.Event()  # belongs to the loop that `run` runs in
         self.counts: Counter[str] = Counter()
+        self.broken: set[WorkerProcess] = set()
 
     def stop(self) -> None:
         """Lets `run` end once everything is whole again."""
@@ -144,6 +149,13 @@ class Chaos:
         return True
 
     async def _worker(self, worker: WorkerProcess) -> None:
+        self.broken.add(worker)
+        try:
+            await self._broken(worker)
+        finally:
+            self.broken.discard(worker)
+
+    async def _broken(self, worker: WorkerProcess) -> None:
         kind = self._chance.choice(("killed (-9)", "killed (-9)", "terminated", "paused"))
         if worker.process is None or worker.process.poll() is not None:
             return  # it has ended by itself, and is going to be started again

@@ -129,12 +129,14 @@ async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
         await asyncio.sleep(_SAMPLE_S)
 
 
-async def _supervise(workers: Sequence[WorkerProcess], faults: Counter[str]) -> None:
+async def _supervise(workers: Sequence[WorkerProcess], chaos: Chaos) -> None:
     """Starts a worker again that has ended by itself, as whatever runs workers does: one that found no broker."""
     while True:
         for worker in workers:
-            if worker.process is not None and (status := worker.process.poll()) is not None:
-                faults[f"worker ended by itself with {status}, and was started again"] += 1
+            if worker in chaos.broken or worker.process is None:
+                continue
+            if (status := worker.process.poll()) is not None:
+                chaos.counts[f"worker ended by itself with {status}, and was started again"] += 1
                 worker.start()
         await asyncio.sleep(1)
 
@@ -251,7 +253,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         others = (
             *(Reader(bootstrap, route).run() for route in routes),
             _watch(workers, usage),
-            _supervise(workers, chaos.counts),
+            _supervise(workers, chaos),
             _tell(time.monotonic(), routes, chaos.counts),
         )
         with _running(workers):
