@@ -28,6 +28,7 @@ __all__ = [
     "producer",
     "security_arguments",
     "translated",
+    "writing_producer",
 ]
 
 # aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
@@ -235,6 +236,32 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
         linger_s=linger_ms / 1000,
         delivery_timeout_s=max(values["producer.delivery.timeout.ms"], linger_ms + request_ms) / 1000,
     )
+
+
+@asynccontextmanager
+async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """An idempotent producer of a command, started; stopped at the end.
+
+    Raises:
+        ClusterError: it cannot start.
+    """
+    producer = AIOKafkaProducer(
+        **security_arguments(settings),
+        client_id=settings.client_id,
+        acks="all",
+        enable_idempotence=True,
+        max_request_size=_UNLIMITED_BYTES,
+        **more,
+    )
+    try:
+        await producer.start()
+    except (kafka_errors.KafkaError, OSError) as exc:
+        await producer.stop()
+        raise translated(exc, "the producer cannot start") from exc
+    try:
+        yield producer
+    finally:
+        await producer.stop()
 
 
 @asynccontextmanager

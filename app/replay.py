@@ -20,10 +20,10 @@ from aiokafka.partitioner import murmur2
 
 from app.batches.batch import Builder
 from app.batches.raw import raw_batch
-from app.clients import security_arguments, translated
+from app.clients import translated, writing_producer
 from app.letter_reader import LetterReader
 from app.replayed import Replayed, TooManyGapsError
-from app.sender import BATCH_BYTES, UNLIMITED_BYTES, find_topic
+from app.sender import BATCH_BYTES, find_topic
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ConfigurationError,
@@ -164,22 +164,8 @@ async def open_writer(client: ClientSettings) -> AsyncIterator[Writer]:
     Raises:
         ClusterError: the producer cannot start.
     """
-    producer = AIOKafkaProducer(
-        **security_arguments(client),
-        client_id=client.client_id,
-        acks="all",
-        enable_idempotence=True,
-        max_request_size=UNLIMITED_BYTES,
-    )
-    try:
-        await producer.start()
-    except (KafkaError, OSError) as exc:
-        await producer.stop()
-        raise translated(exc, "the producer cannot start") from exc
-    try:
+    async with writing_producer(client) as producer:
         yield Writer(producer)
-    finally:
-        await producer.stop()
 
 
 class Replay:

@@ -12,7 +12,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from app.clients import admin, security_arguments, translated
+from app.clients import admin, translated, writing_producer
 from app.naming import check_name
 from app.preflight import Topic, topics
 from app.settings import ClientSettings
@@ -152,21 +152,7 @@ async def open_sender(
     Raises:
         ClusterError: the producer cannot start.
     """
-    producer = AIOKafkaProducer(
-        **security_arguments(client),
-        client_id=client.client_id,
-        acks="all",
-        enable_idempotence=True,
-        compression_type=None if codec == "none" else codec,
-        max_batch_size=min(BATCH_BYTES, topic.max_message_bytes),
-        max_request_size=UNLIMITED_BYTES,
-    )
-    try:
-        await producer.start()
-    except (KafkaError, OSError) as exc:
-        await producer.stop()
-        raise translated(exc, "the producer cannot start") from exc
-    try:
+    compression = None if codec == "none" else codec
+    batch_bytes = min(BATCH_BYTES, topic.max_message_bytes)
+    async with writing_producer(client, compression_type=compression, max_batch_size=batch_bytes) as producer:
         yield Sender(producer, topic.name, topic.max_message_bytes if codec == "none" else None, done=done)
-    finally:
-        await producer.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,14 @@ def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_m
         return Way(broker, make_topic, tmp_path, partitions=partitions, large=large, session_ms=least_session_ms)
 
     return make
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """What is random in a test; the seed is told where the test fails."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201  # pytest shows it
+    return random.Random(seed)
 
 
 @pytest.fixture(scope="module")

@@ -288,14 +288,6 @@ def road(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: i
     return Road(broker, make_topic, tmp_path, least_session_ms)
 
 
-@pytest.fixture
-def rng() -> random.Random:
-    """What is random in a test; the seed is told where the test fails."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201  # pytest shows it
-    return random.Random(seed)
-
-
 def lives(worker: WorkerProcess) -> bool:
     """Whether its pages answer: before that, SIGTERM finds nobody who would end in order."""
     return worker.get("/health/live")[0] == 200

@@ -205,14 +205,6 @@ def road(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: i
     return Road(broker, make_topic, tmp_path, least_session_ms)
 
 
-@pytest.fixture
-def rng() -> random.Random:
-    """What is random in a test; the seed is told where the test fails."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201  # pytest shows it
-    return random.Random(seed)
-
-
 @pytest.mark.chaos
 async def test_each_record_once_after_fifty_kills(road: Road, rng: random.Random) -> None:
     """After `kill -9` at 50 random moments each record, small, offloaded or in chunks, is there once, in order."""
