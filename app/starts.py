@@ -40,7 +40,7 @@ class Starts:
         renewed: topics that were created anew since their offsets were committed.
     """
 
-    # State that changes: `_renewed`, `_fresh`; on the event loop, between two awaits.
+    # State that changes: `_renewed`, `_fresh`, `_known`; on the event loop, between two awaits.
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Starts:
         self._stats = stats
         self._renewed = frozenset(renewed)
         self._fresh: set[TopicPartition] = set()
+        self._known: dict[str, bool] = {}
 
     @property
     def renewing(self) -> bool:
@@ -115,7 +116,7 @@ class Starts:
             return  # found meanwhile: a transaction has ended that had it
         if self._reset == "earliest":
             self._intake.seek(partition, first)
-        elif await self._intake.known(partition.topic):
+        elif await self._group_knows(partition.topic):
             # The group has read other partitions of the topic, each of them committed at its first look.
             await self._begin(partition, first)
             log.warning(
@@ -123,6 +124,12 @@ class Starts:
             )
         else:
             await self._begin(partition, end)
+
+    async def _group_knows(self, topic: str) -> bool:
+        # Asked once: what this flow has since committed at its own first look does not count.
+        if topic not in self._known:
+            self._known[topic] = await self._intake.known(topic)
+        return self._known[topic]
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         first, end = await self._intake.bounds(partition)
