@@ -14,13 +14,15 @@ from mode import ServiceT
 
 from app.budget import Budget
 from app.clients import security_arguments
+from app.discretion import keep_secrets
+from app.door import Door
 from app.pages import add_pages
 from app.pipeline import Pipeline
 from app.preflight import Plan
 from app.settings import ClientSettings, Settings
 from transforms.errors import WideloadError
 
-__all__ = ["STORE_THREADS", "Application", "PipelinesFailedError", "keep_tokens"]
+__all__ = ["STORE_THREADS", "Application", "PipelinesFailedError"]
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,6 @@ STORE_THREADS = "wideload-store"
 
 class PipelinesFailedError(WideloadError):
     """Every pipeline has stopped for good, so the worker has nothing left to do."""
-
-
-def keep_tokens() -> None:
-    """Lets botocore log nothing below INFO: there it writes down each request, with the token of its session."""
-    logging.getLogger("botocore").setLevel(logging.INFO)
 
 
 class _BootStrategy(BootStrategy):
@@ -73,7 +70,7 @@ class Application(faust.App):
             web_tables_enabled=False,
             web_metrics_enabled=False,
         )
-        keep_tokens()
+        keep_secrets()
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
         self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
@@ -90,6 +87,9 @@ class Application(faust.App):
             for pipeline in settings.pipelines
         ]
         add_pages(self, self.pipelines, budget)
+
+    def _new_web(self) -> Door:
+        return Door(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
         """The web server, what agents need where there are any, and the pipelines."""

@@ -49,6 +49,9 @@ _CLIENT_LOGS = ("aiokafka", "asyncio")
 def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's signature
     if value:
         context.find_root().meta[_DEBUG] = True
+        from app.discretion import keep_secrets
+
+        keep_secrets()
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
         for name in _CLIENT_LOGS:
             logging.getLogger(name).setLevel(logging.NOTSET)

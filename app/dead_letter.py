@@ -15,6 +15,7 @@ Source of Connect's headers: KIP-298 "Error Handling in Connect", `errors.deadle
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ _REFERENCE = frozenset({VALUE.flag, *VALUE.details})
 _MAX_MESSAGE_BYTES = 2_048
 _MAX_TRACE_BYTES = 8_192
 _MAX_REPLAYS_DIGITS = 6
+_INT32 = re.compile(r"[0-9]{1,10}", re.ASCII)
+_INT64 = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Cause:
@@ -162,7 +165,8 @@ class Letter:
         topic, partition, offset = (self.context.get(name) for name in ("topic", "partition", "offset"))
         if topic is None or partition is None or offset is None:
             return None
-        if not (partition.isascii() and partition.isdecimal() and offset.isascii() and offset.isdecimal()):
+        # Anyone may have written them: Python refuses to read a number of 5,000 digits.
+        if not (_INT32.fullmatch(partition) and _INT64.fullmatch(offset)):
             return None
         return topic, int(partition), int(offset)
 

@@ -17,9 +17,8 @@ from app.connection import config_option
 from app.console import Column, Rows, bytes_text, printable, progress
 from app.consume import header_json, json_line, text_json
 from app.letter_log import Filters, open_log
-from app.letter_reader import LetterReader
 from app.naming import check_name
-from app.replay import Replay, Tally, open_writer
+from app.replay import Replay, Tally, letter_reader, open_writer
 from app.sender import find_topic
 from app.settings import load
 from stores.registry import open_store
@@ -29,7 +28,7 @@ from transforms.wire import name_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.letter_reader import Found, Summary
+    from app.letter_reader import Found, LetterReader, Summary
     from app.settings import ClientSettings, PipelineSettings
     from stores.store import PayloadStore
 
@@ -221,7 +220,7 @@ async def _list(
 
     async with open_log(client, topic) as log:
         for partition, (first, end) in (await log.ranges(filters)).items():
-            reader = LetterReader(store, pipeline.max_bytes, pipeline.signing)
+            reader = letter_reader(store, pipeline, topic.name)
             async for records in log.records(partition, max(first, filters.start), end):
                 for record in records:
                     for found in reader.add(record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.clients import security_arguments, translated
 from app.replayed import Replayed, TooManyGapsError
-from transforms.errors import ConfigurationError
+from app.unreadable import Unreadable
+from transforms.errors import ConfigurationError, WideloadError
 
 if TYPE_CHECKING:
     from app.letter_reader import Found, Summary
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from app.reader import TopicRecord
     from app.settings import ClientSettings
 
-__all__ = ["Filters", "LetterLog", "open_log"]
+__all__ = ["Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 
 _POLL_MS = 200
 
@@ -63,17 +65,44 @@ class Filters:
         return self.error.lower() in (name, name.rpartition(".")[2])
 
 
+class ReplayTakenOverError(WideloadError):
+    """Another replay has committed to the group of this one since it began."""
+
+    def __init__(self, topic: str, partition: int, group: str, written: int) -> None:
+        super().__init__(topic, partition, group, written)
+        self.topic = topic
+        self.partition = partition
+        self.group = group
+        self.written = written
+
+    def __str__(self) -> str:
+        twice = f"; {self.written:,} letters that this one wrote last may come twice" if self.written else ""
+        return (
+            f"topic {self.topic}, partition {self.partition}: another replay with group {self.group} has begun "
+            f"meanwhile, and goes on; this one ends{twice}"
+        )
+
+
 class LetterLog:
     """One dead-letter topic. Use `open_log`. Its methods raise aiokafka's errors.
 
     Args:
         consumer: started, with all partitions.
         topic: what the cluster says of it.
+        group: of the consumer; None where it has none.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic) -> None:
+    # State that changes: `_noted`, what the group was seen to have committed last, or was given, and `_claimed`, the
+    # partitions in which that has this run's name. For one caller.
+
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
         self.topic = topic
         self._consumer = consumer
+        self._group = group
+        self._run = secrets.token_hex(4)
+        self._noted: dict[int, OffsetAndMetadata | None] = {}
+        self._claimed: set[int] = set()
+        self._unreadable = Unreadable(consumer)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:
@@ -100,7 +129,8 @@ class LetterLog:
         self._consumer.resume(wanted)
         self._consumer.seek(wanted, start)
         while await self._consumer.position(wanted) < end:
-            for records in (await self._consumer.getmany(wanted, timeout_ms=_POLL_MS)).values():
+            polled = await self._unreadable.read((wanted,))
+            for records in (polled or await self._consumer.getmany(wanted, timeout_ms=_POLL_MS)).values():
                 within = [record for record in records if record.offset < end]
                 if within:
                     yield within
@@ -116,10 +146,7 @@ class LetterLog:
         Raises:
             ConfigurationError: what is committed is another program's.
         """
-        wanted = self._partitions[partition]
-        # `committed` keeps the metadata to itself.
-        commits = await self._consumer._coordinator.fetch_committed_offsets([wanted])  # noqa: SLF001
-        commit: OffsetAndMetadata | None = commits.get(wanted)
+        commit = self._noted[partition] = await self._committed(partition)
         if commit is None or commit.offset > end:
             return Replayed(first)
         found = Replayed.read(commit.offset, commit.metadata)
@@ -128,16 +155,61 @@ class LetterLog:
         found.add(0, first)
         return found
 
-    async def commit(self, partition: int, replayed: Replayed) -> None:
-        """Commits what was replayed of a partition.
+    async def commit(self, partition: int, replayed: Replayed, written: int = 0) -> None:
+        """Commits what was replayed of a partition; `replayed` was called before.
+
+        Args:
+            partition: which.
+            replayed: of it.
+            written: how many letters were written that are not committed yet.
 
         Raises:
             TooManyGapsError: it cannot be said in a commit.
+            ReplayTakenOverError: another run has committed since; nothing is committed here then.
         """
-        note = replayed.note()
+        note = self._note(partition, replayed)
+        await self._check(partition, written)
+        await self._consumer.commit({self._partitions[partition]: (replayed.offset, note)})
+        self._noted[partition] = OffsetAndMetadata(replayed.offset, note)
+        self._claimed.add(partition)
+
+    async def claim(self, partition: int, replayed: Replayed) -> None:
+        """Puts this run's name beside what is committed, before it writes: another sees it, and that it may is known.
+
+        Kafka has no commit on a condition: two that look at the same moment both go on, until one looks again.
+
+        Raises:
+            TooManyGapsError: as `commit`.
+            ReplayTakenOverError: as `commit`.
+        """
+        if partition not in self._claimed:
+            await self.commit(partition, replayed)
+        await self._check(partition)
+
+    def check_note(self, partition: int, replayed: Replayed) -> None:
+        """Returns where a commit has room for this.
+
+        Raises:
+            TooManyGapsError: it has not.
+        """
+        self._note(partition, replayed)
+
+    def _note(self, partition: int, replayed: Replayed) -> str:
+        note = replayed.note(self._run)
         if note is None:
             raise TooManyGapsError(self.topic.name, partition)
-        await self._consumer.commit({self._partitions[partition]: (replayed.offset, note)})
+        return note
+
+    async def _check(self, partition: int, written: int = 0) -> None:
+        if await self._committed(partition) != self._noted[partition]:
+            raise ReplayTakenOverError(self.topic.name, partition, str(self._group), written)
+
+    async def _committed(self, partition: int) -> OffsetAndMetadata | None:
+        wanted = self._partitions[partition]
+        # `committed` keeps the metadata to itself.
+        commits = await self._consumer._coordinator.fetch_committed_offsets([wanted])  # noqa: SLF001
+        commit: OffsetAndMetadata | None = commits.get(wanted)
+        return commit
 
 
 @asynccontextmanager
@@ -163,7 +235,7 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()
-        yield LetterLog(consumer, topic)
+        yield LetterLog(consumer, topic, group)
     except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
         raise translated(exc, f"topic {topic.name}") from exc
     finally:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from app.dead_letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
 from app.payload import download
+from app.reach import Reach
 from stores.registry import STORE_CLASS
+from stores.store import Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
 from transforms.errors import (
@@ -80,13 +82,23 @@ class LetterReader:
         store: of the pipeline; None where it has none.
         max_bytes: the largest letter that is read.
         signing: says which references are genuine; None where all are taken.
+        topics: below whose names the store has payloads of letters: that of the letters.
     """
 
     # State that changes: `_assembler`. One caller at a time of `add` and `rest`; the others may be called by threads.
 
-    def __init__(self, store: PayloadStore | None, max_bytes: int, signing: Signing | None = None) -> None:
+    def __init__(
+        self,
+        store: PayloadStore | None,
+        max_bytes: int,
+        signing: Signing | None = None,
+        *,
+        topics: Collection[str] = (),
+    ) -> None:
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
+        # Whoever writes letters may not have payloads of other topics copied to a source, whatever inflate may read.
+        self._reach = Reach(store.root, frozenset(topics)) if isinstance(store, Store) else None
         limits = Limits(messages=_PENDING, pending_bytes=2 * max_bytes, message_bytes=max_bytes, expire_ms=0)
         self._assembler = Assembler(limits)
         self._incomplete: dict[tuple[int, str], list[TopicRecord]] = {}
@@ -136,7 +148,7 @@ class LetterReader:
 
         Raises:
             TransformError: it cannot be read.
-            PayloadStoreError: the store; `retriable` says whether to try again.
+            PayloadStoreError: the store; `retriable` says whether to try again. Or the payload is none of a letter's.
             ConfigurationError: it is in a store, and the pipeline has none.
         """
         if found.error is not None:
@@ -146,6 +158,8 @@ class LetterReader:
             if self._store is None:
                 raise ConfigurationError(STORE_CLASS, "is missing, and the letter is in a store")
             inflation = self._inflate.begin(record)
+            if self._reach is not None:
+                self._reach.check_letter(inflation.reference.path)
             record = self._inflate.finish(record, inflation, download(self._store, inflation.reference, self._inflate))
         return open_letter(record)
 

@@ -35,6 +35,9 @@ __all__ = ["Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
 log = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = "max.message.bytes"
+_TIMESTAMP_TYPE = "message.timestamp.type"
+_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
+_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
 _CREATION_S = 15.0
 _STORE_GRACE_S = 5.0  # beyond the time-out that a store keeps by itself, for a class that does not keep it
 
@@ -49,6 +52,8 @@ class Topic:
         retention_ms: how long records stay where the policy has `delete`; -1 for ever.
         segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
         id: tells it from a later topic of the same name; None where the cluster gives none.
+        oldest_ms: how long ago the timestamp of a record may be at most; None where it may be any.
+        newest_ms: how far ahead; None likewise.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Topic:
     retention_ms: int = FOREVER
     segment_ms: int = 0
     id: str | None = None
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +278,8 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
             retention_ms=int(config["retention.ms"]),
             segment_ms=int(config.get("segment.ms") or 0),
             id=identity.id if identity is not None else None,
+            oldest_ms=_timestamp_bound_ms(config, _OLDEST),
+            newest_ms=_timestamp_bound_ms(config, _NEWEST),
         )
     return found
 
@@ -278,7 +287,8 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
 async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     if not names:
         return {}
-    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms"])
+    timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
+    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", *timestamps])
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
     for response in await connection.describe_configs(resources):
@@ -294,6 +304,14 @@ async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dic
                 entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]
             }
     return configs
+
+
+def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
+    """How far from now a timestamp may be; None where brokers set it themselves, or do not say."""
+    if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
+        return None
+    value = config.get(name) or config.get(_EITHER_WAY)
+    return int(value) if value else None
 
 
 async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:

@@ -91,6 +91,16 @@ class Reach:
             root = f"{self.root.uri}{own}/" if own is not None else self.root.uri
             raise ReferenceRefusedError(path, root, "large.message.root is topic, and it is not below")
 
+    def check_letter(self, path: str) -> None:
+        """Lets a path pass that leads to the payload of a dead letter.
+
+        Raises:
+            ReferenceRefusedError: it leads to another topic's; nothing was requested.
+        """
+        if self.root.topic(path) not in self.topics:
+            below = " or ".join(f"{self.root.uri}{topic}/" for topic in sorted(self.topics))
+            raise ReferenceRefusedError(path, below, "the payload of a dead letter is below")
+
 
 def reach(settings: ReachSettings, store: PayloadStore) -> Reach | None:
     """What is to be checked beside what the store checks itself; None for nothing.

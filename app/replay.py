@@ -1,12 +1,17 @@
 """Replay: letters of a dead-letter topic are written back to where their records came from, each once.
 
 What was replayed is committed in a group of its own once it is durable: see `app.replayed`. So a replay that is cut
-short goes on where it was, and repeats at most what was on its way then.
+short goes on where it was, and repeats at most what was on its way then. Of two replays at once the one that began last
+goes on, and the other ends as soon as it sees that.
+
+Whoever may write to the topic may have forged letters. What one says decides about that one alone: no letter keeps the
+others from being replayed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +27,6 @@ from app.batches.batch import Builder
 from app.batches.raw import raw_batch
 from app.clients import translated, writing_producer
 from app.letter_reader import LetterReader
-from app.replayed import Replayed, TooManyGapsError
 from app.sender import BATCH_BYTES, find_topic
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
@@ -30,25 +34,29 @@ from transforms.errors import (
     KeyMissingError,
     PayloadStoreError,
     RecordTooLargeError,
+    RecordUnfitError,
     TransformError,
 )
-from transforms.size import batch_of_one_bytes
-from transforms.wire import is_writable
+from transforms.record import Record
+from transforms.size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.wire import is_writable, serialize
 
 if TYPE_CHECKING:
     from app.dead_letter import Letter
     from app.letter_log import Filters, LetterLog
     from app.letter_reader import Found
     from app.preflight import Topic
+    from app.replayed import Replayed
     from app.settings import ClientSettings, PipelineSettings
     from stores.store import PayloadStore
     from transforms.record import RecordLike
 
-__all__ = ["Failure", "Replay", "Tally", "Writer", "open_writer"]
+__all__ = ["Failure", "Replay", "Tally", "Writer", "letter_reader", "open_writer"]
 
 _SLICE = 200  # letters that are written, and committed, together
 _SLICE_BYTES = 32 * 1024 * 1024
 _SHOWN = 20
+_NO_TIMESTAMP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,12 @@ async def open_writer(client: ClientSettings) -> AsyncIterator[Writer]:
         yield Writer(producer)
 
 
+def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
+    """A reader for the letters of a pipeline in a topic."""
+    topics = {topic, *settings.reach.topics}
+    return LetterReader(store, settings.max_bytes, settings.signing, topics=topics)
+
+
 class Replay:
     """One run.
 
@@ -206,7 +220,7 @@ class Replay:
         self._to = to
         self._max_replays = max_replays
         self._done = done
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, Topic | ConfigurationError] = {}
         self._slice: list[_Item] = []
 
     async def run(self, writer: Writer | None) -> None:
@@ -216,7 +230,10 @@ class Replay:
             ConfigurationError: there is no such partition or topic.
             ClusterError: the cluster failed; what was committed stays.
             TooManyGapsError: before anything of a partition is written that could not be committed.
+            ReplayTakenOverError: another replay with the same group has begun.
         """
+        if self._to is not None:
+            await self._check_target(self._to)
         for partition, (first, end) in (await self._log.ranges(self._filters)).items():
             replayed = await self._log.replayed(partition, first, end)
             if self._full:
@@ -229,7 +246,7 @@ class Replay:
         return limit is not None and self.tally.replayed + len(self._slice) >= limit
 
     async def _partition(self, writer: Writer | None, partition: int, replayed: Replayed, end: int) -> None:
-        reader = LetterReader(self._store, self._settings.max_bytes, self._settings.signing)
+        reader = letter_reader(self._store, self._settings, self._log.topic.name)
         start = max(replayed.offset, self._filters.start)
         last = replayed.offset - 1 if start == replayed.offset else None
         async for records in self._log.records(partition, start, end):
@@ -300,10 +317,9 @@ class Replay:
     async def _item(self, found: Found, letter: Letter) -> _Item:
         name = self._topic(letter)
         assert name is not None
-        topic = self._topics.get(name)
-        if topic is None:
-            topic = self._topics[name] = await find_topic(self._client, name)
+        topic = await self._found_topic(name)
         record = letter.replayed()
+        _check_timestamp(topic, record.timestamp)
         if record.key is None and "compact" in topic.cleanup_policy:
             raise KeyMissingError(topic.name)
         partition = found.partition if letter.place is None else letter.place[1]
@@ -312,36 +328,94 @@ class Replay:
             partition %= topic.partitions
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
-        if is_writable(record) and batch_of_one_bytes(record) > limit:
-            if self._to is not None or not self._settings.chunks.assembles or not record.value:
-                raise RecordTooLargeError(topic.name, batch_of_one_bytes(record), limit)
+        writable = is_writable(record)
+        size = batch_of_one_bytes(record) if writable else _raw_batch_of_one_bytes(record)
+        if size > limit:
+            if self._to is not None or not self._settings.chunks.assembles or not record.value or not writable:
+                raise RecordTooLargeError(topic.name, size, limit)
             # It was put together from chunks, and goes as chunks again.
             chunking, digest = Chunking(limit), checksum(record.value)
             origin = ("replay", self._log.topic.name, found.partition, found.offset)
             records = tuple(chunking.split(record, chunking.uuid(record, digest, origin), digest))
-        size = sum(len(each.value or b"") for each in records)
-        return _Item(found, letter, topic, partition, records, size)
+        return _Item(found, letter, topic, partition, records, sum(len(each.value or b"") for each in records))
+
+    async def _found_topic(self, name: str) -> Topic:
+        """What the cluster says of a topic; asked once, as there may be a letter of it at each offset."""
+        if name not in self._topics:
+            try:
+                self._topics[name] = await find_topic(self._client, name)
+            except ConfigurationError as exc:
+                self._topics[name] = exc
+        topic = self._topics[name]
+        if isinstance(topic, ConfigurationError):
+            raise topic
+        return topic
+
+    async def _check_target(self, name: str) -> None:
+        if name == self._log.topic.name:
+            raise ConfigurationError("--to", f"found {name}, the topic of the dead letters itself; give another one")
+        try:
+            await self._found_topic(name)
+        except ConfigurationError as exc:
+            raise exc if exc.key != "TOPIC" else ConfigurationError("--to", exc.reason) from exc
 
     @property
     def _slice_is_full(self) -> bool:
         return len(self._slice) >= _SLICE or sum(item.size for item in self._slice) >= _SLICE_BYTES
 
     async def _flush(self, writer: Writer | None, partition: int, replayed: Replayed) -> None:
-        """Writes the slice, and commits it. That it can be committed is known before it is written."""
+        """Writes the slice, and commits it. That it can be committed is known before it is written.
+
+        Where this is cancelled (Ctrl-C), that happens behind the commit, so that nothing is written twice for it.
+        """
         items, self._slice = self._slice, []
-        if writer is not None and items:
-            after = deepcopy(replayed)
-            for item in items:
-                for offset in item.found.offsets:
-                    after.add(offset, offset + 1)
-            if after.note() is None:
-                raise TooManyGapsError(self._log.topic.name, partition)
-            await writer.write([(item.topic, item.partition, record) for item in items for record in item.records])
-            await self._log.commit(partition, after)
-            for item in items:
-                for offset in item.found.offsets:
-                    replayed.add(offset, offset + 1)
+        if writer is None or not items:
+            self._count(items)
+            return
+        writing = asyncio.ensure_future(self._write(writer, items, partition, replayed))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
+
+    async def _write(self, writer: Writer, items: Sequence[_Item], partition: int, replayed: Replayed) -> None:
+        after = deepcopy(replayed)
+        for item in items:
+            for offset in item.found.offsets:
+                after.add(offset, offset + 1)
+        self._log.check_note(partition, after)
+        await self._log.claim(partition, replayed)
+        await writer.write([(item.topic, item.partition, record) for item in items for record in item.records])
+        await self._log.commit(partition, after, len(items))
+        for item in items:
+            for offset in item.found.offsets:
+                replayed.add(offset, offset + 1)
+        self._count(items)
+
+    def _count(self, items: Sequence[_Item]) -> None:
         for item in items:
             self.tally.targets[item.topic.name, item.partition] += 1
             self.tally.errors[item.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
         self._done(len(items))
+
+
+def _raw_batch_of_one_bytes(record: RecordLike) -> int:
+    """As `batch_of_one_bytes`, where the name of a header is not UTF-8."""
+    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
+
+
+def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:
+    """Refuses what brokers would refuse, and the whole batch with it.
+
+    Raises:
+        RecordUnfitError: the topic takes no such timestamp.
+    """
+    if timestamp_ms == _NO_TIMESTAMP:
+        return
+    ahead_ms = timestamp_ms - time.time_ns() // 1_000_000
+    for distance_ms, bound_ms, which in ((ahead_ms, topic.newest_ms, "after"), (-ahead_ms, topic.oldest_ms, "before")):
+        if bound_ms is not None and distance_ms > bound_ms:
+            raise RecordUnfitError(
+                topic.name, f"its timestamp is {timestamp_ms}; raise message.timestamp.{which}.max.ms of the topic"
+            )

@@ -1,7 +1,8 @@
 """What was replayed of a partition of a dead-letter topic: an offset below which all is, and what is above it.
 
 The offset is what a consumer group commits, and the rest stands beside it, as the metadata of the commit:
-`wideload:replayed=` and, in base 64, compressed, pairs of varints: offsets not replayed, and replayed, in turn.
+`wideload:replayed=` and, in base 64, compressed, pairs of varints: offsets not replayed, and replayed, in turn. Behind
+a colon follows which run has committed it, so that one of two that go on at once sees the other.
 """
 
 from __future__ import annotations
@@ -70,10 +71,14 @@ class Replayed:
         self._starts.insert(first, start)
         self._ends.insert(first, end)
 
-    def note(self) -> str | None:
-        """The metadata of a commit of `offset`; None where there is more to say than it has room for."""
+    def note(self, run: str = "") -> str | None:
+        """The metadata of a commit of `offset`; None where there is more to say than it has room for.
+
+        Args:
+            run: which one commits it; letters and digits.
+        """
         if not self._starts:
-            return ""
+            return f"{_PREFIX}:{run}" if run else ""
         octets = bytearray()
         at = self.offset
         for start, end in zip(self._starts, self._ends, strict=True):
@@ -81,6 +86,8 @@ class Replayed:
             _put(octets, end - start)
             at = end
         text = _PREFIX + base64.b64encode(zlib.compress(bytes(octets), 9)).decode()
+        if run:
+            text += f":{run}"
         return text if len(text) <= _LIMIT else None
 
     @classmethod
@@ -91,9 +98,12 @@ class Replayed:
             return found
         if not metadata.startswith(_PREFIX):
             return None
+        ranges, _, run = metadata[len(_PREFIX) :].partition(":")
+        if run and not ranges:
+            return found
         try:
             decoder = zlib.decompressobj()
-            octets = decoder.decompress(base64.b64decode(metadata[len(_PREFIX) :], validate=True), _MOST_BYTES)
+            octets = decoder.decompress(base64.b64decode(ranges, validate=True), _MOST_BYTES)
             numbers = _numbers(octets)
         except (binascii.Error, zlib.error, ValueError):
             return None

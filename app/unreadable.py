@@ -171,7 +171,7 @@ def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchP
             partition.topic,
             partition.partition,
             batch.base_offset + delta,
-            batch.max_timestamp if appended else batch.first_timestamp + record.timestamp,
+            batch.max_timestamp if appended else _wrapped(batch.first_timestamp + record.timestamp),
             batch.timestamp_type,
             record.key,
             record.value,
@@ -180,3 +180,8 @@ def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchP
             -1 if record.value is None else len(record.value),
             tuple(record.headers),
         )
+
+
+def _wrapped(number: int) -> int:
+    """As an int64, which is what brokers make of a sum that is none; a batch may have any two numbers."""
+    return (number + 2**63) % 2**64 - 2**63

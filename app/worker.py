@@ -11,6 +11,7 @@ import sys
 
 from app.allocation import keep_freed
 from app.application import Application
+from app.discretion import keep_secrets
 from app.preflight import check
 from app.settings import load
 from transforms.errors import ConfigurationError, WideloadError
@@ -24,6 +25,7 @@ def _build() -> Application:
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
         raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the file")
+    keep_secrets()
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
     # Faust imports the app for each of its commands, but only the worker is about to use the cluster.

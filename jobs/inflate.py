@@ -95,6 +95,7 @@ def inflate(
         raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
     settings = RestorerSettings(plain(store), reference_format, max_bytes, threads, unwrap)
     settings.check()
+    settings.check_signatures()
     fields = list(source.schema.fields)
     if on_error != "fail":
         fields.append(StructField(ERROR_COLUMN, ERROR))

@@ -31,7 +31,7 @@ from transforms.formats import FORMATS, WIDELOAD, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, Reference, is_reference
-from transforms.signing import Signing
+from transforms.signing import KEY_NAME, Signing
 from transforms.wrapper import Unwrap
 
 __all__ = ["DEFAULT_HELD_BYTES", "DEFAULT_THREADS", "Problem", "Restored", "Restorer", "RestorerSettings", "plain"]
@@ -75,6 +75,17 @@ class RestorerSettings:
                 raise ConfigurationError(name, f"found {number}, allowed is 1 or more")
         Signing.of(self.store)
         open_store(self.store).close()
+
+    def check_signatures(self) -> None:
+        """Makes sure that references are verified, where there is a key to do it with.
+
+        Raises:
+            ConfigurationError: the format has no signatures.
+        """
+        if self.reference_format != "wideload" and Signing.of(self.store) is not None:
+            raise ConfigurationError(
+                KEY_NAME, f"stands beside format {self.reference_format!r}, which has no signatures; leave it out"
+            )
 
 
 def plain(config: Mapping[str, object]) -> dict[str, object]:

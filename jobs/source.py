@@ -81,6 +81,7 @@ class WideloadDataSource(DataSource):
 
     def _settings(self, schema: StructType) -> SourceSettings:
         settings = settings_of(self.options)
+        settings.restorer.check_signatures()
         if schema.fieldNames() != _schema(settings).fieldNames():
             raise ConfigurationError("schema", f"is fixed: {', '.join(_schema(settings).fieldNames())}")
         return settings

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -38,6 +39,14 @@ __all__ = ["UserStore", "missing_methods"]
 
 _REQUIRED = ("publish", "download")
 _NOT_THEIRS = {key.name for key in SIGNING_KEYS}
+
+# Clients like to say which URL failed: user and password before a host, and what a URL is signed with (Amazon, Google,
+# Azure).
+_SECRET = re.compile(
+    r"(?<=://)[^/?#\s@]*:[^/?#\s@]*(?=@)"
+    r"|(?<=[?&])(?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|sig|token)=[^&\s'\"]*",
+    re.IGNORECASE,
+)
 
 
 def missing_methods(cls: type) -> Sequence[str]:
@@ -206,4 +215,4 @@ def _typed(value: object, kind: type[_T], what: str) -> _T:
 
 
 def _named(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {exc}"
+    return f"{type(exc).__name__}: {_SECRET.sub('***', str(exc))}"

@@ -64,9 +64,10 @@ _SHOWN_CHARACTERS = 200
 def shown(text: str) -> str:
     """`text` as it may stand in a message: quoted, and cut in the middle when it is long.
 
-    Paths come from records that anyone may write, and may be a megabyte long or hold control characters.
+    Paths come from records that anyone may write, and may be a megabyte long or hold control characters. A string of a
+    class that does not show itself is not cut, as what is left of it would be a string that does.
     """
-    if len(text) > _SHOWN_CHARACTERS:
+    if len(text) > _SHOWN_CHARACTERS and type(text) is str:
         half = _SHOWN_CHARACTERS // 2
         text = f"{text[:half]}…{text[-half:]}"
     return repr(text)

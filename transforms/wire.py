@@ -22,6 +22,7 @@ from transforms.record import Header, Record, RecordLike
 __all__ = ["check_names", "is_writable", "name_bytes", "parse", "read", "serialize"]
 
 _MOST_VARINT_BYTES = 10
+_MOST_VARINT = 2**64 - 1
 _LEAST_HEADER_BYTES = 2  # an empty name and a null value
 _ESCAPE = "surrogateescape"
 
@@ -142,6 +143,8 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
         octet = data[at + place]
         zigzag |= (octet & 0x7F) << (7 * place)
         if octet < 0x80:  # noqa: PLR2004  # the last one
+            if zigzag > _MOST_VARINT:
+                raise MalformedError("number", "one of more than 64 bits", "an int64")
             return (zigzag >> 1) ^ -(zigzag & 1), at + place + 1
     raise MalformedError("number", "one that does not end", f"at most {_MOST_VARINT_BYTES} bytes")
 

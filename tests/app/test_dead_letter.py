@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.dead_letter import Cause, dead_letter
+from app.dead_letter import Cause, Letter, dead_letter
 from transforms.errors import PayloadCorruptError
 from transforms.record import Header, Record
 
@@ -122,3 +122,10 @@ def test_trace_shows_no_values() -> None:
     except ValueError as exc:
         letter = letter_of(exc)
     assert all(b"hunter2" not in (value or b"") for _, value in letter.headers)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "-1", "1e3", "", "٣", "9" * 11])
+def test_place_that_is_none(number: str) -> None:
+    """What Connect's headers say of a place is anybody's: a number that Kafka cannot have is no place, and no error."""
+    letter = Letter(Record(None, b""), {"topic": "raw", "partition": number, "offset": "7"})
+    assert letter.place is None

@@ -17,7 +17,7 @@ from app.settings import PipelineSettings, parse
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from transforms.chunk import Chunk
-from transforms.errors import ConfigurationError, PayloadStoreError, RecordTooLargeError
+from transforms.errors import ConfigurationError, PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
 from transforms.record import Header, Record
 from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes
@@ -61,7 +61,7 @@ class Desk:
         self.store = open_store(self.settings.store) if store else None
         self.topic = Topic("dlq", 1, limit, "delete")
         self.letters = Letters(self.settings, self.topic, self.store)
-        self.reader = LetterReader(self.store, 10_000_000)
+        self.reader = LetterReader(self.store, 10_000_000, topics=["dlq"])
         self.cause = Cause(ERROR, pipeline="p", stage="inflate", context=context)
 
     def write(self, source: Source) -> list[Source]:
@@ -232,3 +232,14 @@ def test_letter_for_a_topic_that_takes_nothing() -> None:
     """A limit that is lowered below the least while the pipeline runs is told with both numbers."""
     with pytest.raises(RecordTooLargeError, match=f"{LEAST_BYTES:,}"):
         Desk(100, store=False).write(Source())
+
+
+def test_letter_of_anothers_payload_is_refused() -> None:
+    """A forged letter gets no payload but that of a letter of the topic, however inflate is configured."""
+    desk = Desk(10_000)
+    assert desk.store is not None
+    path = desk.store.publish("salaries", b"secret")
+    headers = (*CONTEXT, (MARK, b"value"), *Reference(path).headers())
+    forged = desk.found([Source(b"k", path.encode(), headers, topic="dlq", offset=100)])
+    with pytest.raises(ReferenceRefusedError, match=r"the payload of a dead letter is below .*/dlq/"):
+        desk.reader.open(forged)

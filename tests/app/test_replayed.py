@@ -19,11 +19,9 @@ def test_replayed_is_a_set_of_offsets(begin: int, ranges: list[tuple[int, int]])
     for start, length in ranges:
         replayed.add(start, start + length)
         expected.update(range(start, start + length))
-    note = replayed.note()
-    assert note is not None
-    read = Replayed.read(replayed.offset, note)
-    assert read is not None
-    for each in (replayed, read):
+    read = [Replayed.read(replayed.offset, replayed.note(run)) for run in ("", "0a1b2c3d")]
+    for each in (replayed, *read):
+        assert each is not None
         assert {offset for offset in range(80) if offset in each} == expected
         assert each.offset == next(offset for offset in range(80) if offset not in expected)
 
@@ -43,7 +41,14 @@ def test_note_says_when_it_has_no_room() -> None:
 
 @pytest.mark.parametrize(
     "metadata",
-    ["wideload:delivered=7", "wideload:replayed=!", "wideload:replayed=AAAA", "x" * 9, "wideload:replayed=ü"],
+    [
+        "wideload:delivered=7",
+        "wideload:replayed=!",
+        "wideload:replayed=!:0a",
+        "wideload:replayed=AAAA",
+        "x" * 9,
+        "wideload:replayed=ü",
+    ],
 )
 def test_note_of_another_program(metadata: str) -> None:
     """Metadata that is not ours is none, and no error of another kind."""

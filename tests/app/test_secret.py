@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.secret import Secret, as_kind, fill_in, hidden
-from stores.keys import Kind
+from stores.keys import Key, Kind
 from transforms.errors import ConfigurationError
 
 
@@ -156,3 +156,12 @@ def test_placeholder_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         fill_in("s3.secret.key", "${vault:kafka/secret}", {})
     assert str(caught.value) == "s3.secret.key: found ${vault:…}, allowed are ${env:NAME} and ${file:/path}"
+
+
+@pytest.mark.parametrize("length", [9, 5_000])
+def test_secret_under_the_wrong_key_is_not_shown(length: int) -> None:
+    """However long it is, a secret that stands where another value belongs is not in the error."""
+    key = Key("k", "string", "", allowed=("a", "b"))
+    with pytest.raises(ConfigurationError) as told:
+        key.check(Secret("s" * length))
+    assert str(told.value) == "k: found ***, allowed is one of: a, b"

@@ -7,15 +7,20 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
+from app.batches.raw import raw_batch
 from app.cli import main
 from app.clients import ClusterError
-from app.letter_log import Filters, open_log
+from app.dead_letter import MARK
+from app.letter_log import Filters, ReplayTakenOverError, open_log
 from app.preflight import Topic
 from app.replay import Replay, Writer, open_writer
 from app.sender import find_topic
@@ -23,8 +28,9 @@ from app.settings import load
 from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
-from transforms.record import Header, RecordLike
-from transforms.reference import VALUE
+from transforms import wire
+from transforms.record import Header, Record, RecordLike
+from transforms.reference import VALUE, Reference
 
 STAMP = 1_700_000_000_123
 FOREVER = {"retention.ms": "-1"}
@@ -219,6 +225,148 @@ def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tm
     assert committed(broker, f"{pipeline.group_id}-dlq-replay", desk.dead)[0] == 700
 
 
+@asynccontextmanager
+async def replaying(desk: Desk) -> AsyncIterator[tuple[Replay, Writer]]:
+    """A replay of all letters, which has not begun, and a writer for it."""
+    settings = load(desk.config)
+    (pipeline,) = settings.pipelines
+    topic = await find_topic(settings.client, desk.dead)
+    group = f"{pipeline.group_id}-dlq-replay"
+    async with open_log(settings.client, topic, group) as log, open_writer(settings.client) as writer:
+        yield (
+            Replay(settings.client, pipeline, log, None, Filters(), to=None, max_replays=3, done=lambda _: None),
+            writer,
+        )
+
+
+class Interrupted(Writer):
+    """A writer that does something at its second call, before it writes."""
+
+    def __init__(self, writer: Writer, act: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(writer._producer)
+        self._act = act
+        self._calls = 0
+
+    async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
+        """See `Writer.write`."""
+        self._calls += 1
+        if self._calls == 2:
+            await self._act()
+        await super().write(records)
+
+
+def bare_desk(broker: str, make_topic: MakeTopic, folder: Path, *, store: bool = False) -> Desk:
+    """A desk whose worker never runs."""
+    desk = Desk(broker, make_topic, folder, store=store)
+    desk.config = str(WorkerProcess(folder, {"bootstrap.servers": broker}, {"p": desk.keys}).config)
+    return desk
+
+
+def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it."""
+    desk = bare_desk(broker, make_topic, tmp_path)
+    send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)])
+
+    async def interrupted() -> int:
+        async with replaying(desk) as (replay, writer):
+
+            async def interrupt() -> None:
+                task.cancel()  # as asyncio does on SIGINT
+                await asyncio.sleep(0)
+
+            task = asyncio.ensure_future(replay.run(Interrupted(writer, interrupt)))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return replay.tally.replayed
+
+    assert asyncio.run(interrupted()) == 400
+    assert desk.replay("--yes")["replayed"] == 300
+    assert [int(record.key or b"") for record in read_all(broker, desk.raw)[0]] == list(range(700))
+
+
+def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Of two replays at once the one that began last does it all; the other says so, and repeats one slice at most."""
+    desk = bare_desk(broker, make_topic, tmp_path)
+    send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)])
+
+    async def overtaken() -> tuple[int, int, str]:
+        async with replaying(desk) as (first, writer), replaying(desk) as (second, other):
+
+            async def overtake() -> None:
+                await second.run(other)
+
+            with pytest.raises(ReplayTakenOverError) as told:
+                await first.run(Interrupted(writer, overtake))
+            return first.tally.replayed, second.tally.replayed, str(told.value)
+
+    done, others, told = asyncio.run(overtaken())
+    assert (done, others) == (200, 500)
+    assert told.endswith(
+        "-dlq-replay has begun meanwhile, and goes on; this one ends; 200 letters that this one wrote "
+        "last may come twice"
+    )
+    found = [int(record.key or b"") for record in read_all(broker, desk.raw)[0]]
+    assert found == [*range(200), *range(200, 700), *range(200, 400)]
+    assert desk.replay("--yes")["replayed"] == 0
+
+
+def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Whatever anybody writes to the topic, the letters around it are shown and replayed, and each is told of once."""
+    desk = bare_desk(broker, make_topic, tmp_path, store=True)
+    alter(broker, desk.raw, {**FOREVER, "max.message.bytes": "2000"})
+    salaries = tmp_path / "store" / "salaries" / "id"
+    salaries.parent.mkdir(parents=True)
+    salaries.write_bytes(b"secret")
+    path = salaries.as_uri()
+    context = letter(0, desk.raw, 0)[3]
+
+    def forged(record: Record) -> Record:
+        data = wire.serialize(Record(record.key, record.value, (*record.headers, *context), record.timestamp))
+        return Record(b"forged", data, ((MARK, b"record"),), STAMP)
+
+    place = [(name, b"9" * 5_000 if name.endswith("partition") else value) for name, value in context]
+    ahead = time.time_ns() // 1_000_000 + 90_000_000
+    bad: list[Record] = [
+        Record(b"forged", b"digits", place, STAMP),
+        forged(Record(b"forged", b"ahead", (), ahead)),
+        forged(Record(b"forged", b"beyond", (), 2**63)),
+        forged(Record(b"forged", b"x" * 3_000, (("\udcff", b""),), STAMP)),
+        Record(b"forged", path.encode(), (*context, (MARK, b"value"), *Reference(path).headers()), STAMP),
+        Record(b"forged", b"no number", ((MARK, b"record"),), STAMP),
+    ]
+    odd = Record(b"odd", b"v", (("\udcff", b"name"), *context), STAMP)
+    sound = [Record(*letter(n, desk.raw, 0)[1:]) for n in range(10)]
+    asyncio.run(write_raw(broker, desk.dead, [sound[0], *bad, sound[1], odd, *sound[2:]]))
+
+    shown = desk.dlq("list", status=1)
+    assert len(shown) == len(bad) + 11
+    assert desk.replay("--to", desk.orders)["would_replay"] >= 11
+    done = desk.replay("--yes", status=1)
+    assert (done["replayed"], done["failed"]) == (11, 5)
+    assert list(done["skipped"].values()) == [1], "what says of no place where it came from"
+    reasons = "\n".join(each["reason"] for each in done["failures"])
+    for told in (
+        f"topic {desk.raw} refuses the record: its timestamp is {ahead}",
+        "one of more than 64 bits",
+        f"topic {desk.raw} takes 2,000",
+        f"the payload of a dead letter is below 'file://{tmp_path}/store/{desk.dead}/'",
+    ):
+        assert told in reasons
+    assert desk.replay("--yes", status=1)["replayed"] == 0
+    status, _, err = run("dlq", "replay", "--to", desk.dead, "-c", desk.config)
+    assert (status, err) == (
+        2,
+        f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; give another one\n",
+    )
+
+
+async def write_raw(broker: str, topic: str, records: Sequence[Record]) -> None:
+    """Writes records to partition 0, whatever the names of their headers."""
+    async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
+        for record in records:
+            await (await producer.send_batch(raw_batch([record]), topic, partition=0))
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -227,6 +375,7 @@ def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tm
         (["replay", "--partition", 9], "--partition: found 9, topic "),
         (["replay", "--pipeline", "x"], "--pipeline: found 'x'; with a dead-letter topic there are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
+        (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
     ],
 )
 def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path, arguments: list[object], told: str) -> None:

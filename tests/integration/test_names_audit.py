@@ -301,6 +301,16 @@ def test_command_of_a_user_with_the_wrong_password(cluster: EmbeddedBroker, tmp_
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_command_that_tells_all_does_not_tell_the_password(cluster: EmbeddedBroker) -> None:
+    """With --debug the clients log each of their requests, but for those that log in."""
+    done = wideload(
+        "names", "audit", "-b", cluster.address("SASL_PLAINTEXT"), "-X", "security.protocol=SASL_PLAINTEXT",
+        "-X", f"sasl.username={LIMITED}", "-X", f"sasl.password={PASSWORD}", "--debug",
+    )  # fmt: skip
+    assert "SaslHandShakeRequest" in done.stderr
+    assert PASSWORD not in done.stderr
+
+
 def test_audit_of_a_cluster_without_authorizer() -> None:
     """There nothing is left out: only ACLs, which do not count there, and what no request tells. Status 0.
 

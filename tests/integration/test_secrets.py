@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.application import keep_tokens
+from app.discretion import keep_secrets
 from stores.registry import open_store
 from tests.integration.topics import end_offsets, send
 from tests.integration.way import THRESHOLD, Way
@@ -121,7 +121,7 @@ def test_store_logs_no_token(way: Way, versitygw: S3Server, caplog: pytest.LogCa
     """However much a worker logs, the token of a session, which travels with each request, does not show."""
     config = {**way.store, "s3.secret.key": versitygw.secret_key, "s3.session.token": TOKEN}
     caplog.set_level(logging.DEBUG)
-    keep_tokens()
+    keep_secrets()
     with closing(open_store(config)) as store, pytest.raises(PayloadStoreError):
         store.publish("orders", b"x")
     assert "400" in caplog.text  # of urllib3, which logs each request too

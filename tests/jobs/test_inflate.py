@@ -262,12 +262,17 @@ def test_restorer_takes_wrappers_off(place: Place) -> None:
         ({"reference_format": "other"}, "format: found 'other', allowed are wideload, bakdata-headers, bakdata-flag"),
         ({"on_error": "skip"}, "on_error: found 'skip', allowed are fail, null and keep"),
         ({"max_bytes": 0}, "max_bytes: found 0, allowed is 1 or more"),
+        (
+            {"reference_format": "bakdata-flag", "store": {"large.message.signing.key": "k" * 32}},
+            "large.message.signing.key: stands beside format 'bakdata-flag', which has no signatures",
+        ),
     ],
 )
 def test_inflate_bad_argument(spark: SparkSession, place: Place, changes: dict[str, Any], message: str) -> None:
     """A wrong argument is told when `inflate` is called, before Spark does anything."""
+    store = place.config | changes.pop("store", {})
     with pytest.raises(ConfigurationError, match=message):
-        inflate(frame(spark), place.config, **changes)
+        inflate(frame(spark), store, **changes)
 
 
 def test_inflate_bad_store(spark: SparkSession, place: Place) -> None:

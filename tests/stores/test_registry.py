@@ -247,6 +247,23 @@ def test_what_a_class_raises_is_made_ours(error: Exception, may_pass: bool) -> N
         assert caught.value.__cause__ is error
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("no answer from https://me:hunter2@host:1/x", "no answer from https://***@host:1/x"),
+        ("GET https://host/x?a=1&X-Amz-Signature=hunter2&b=2", "GET https://host/x?a=1&***&b=2"),
+        ("'https://host/x?sv=1&sig=hunter2'", "'https://host/x?sv=1&***'"),
+        ("s3://bucket/a@b:c and 12:30", "s3://bucket/a@b:c and 12:30"),
+    ],
+)
+def test_what_a_class_says_has_no_credentials(said: str, told: str) -> None:
+    """The password of a URL, and what it is signed with, are left out of what is logged and shown on /health."""
+    RaisingStore.error = ValueError(said)
+    with pytest.raises(PayloadStoreError) as caught:
+        open_store({STORE_CLASS: f"{HERE}.RaisingStore"}).download("p")
+    assert str(caught.value).endswith(f"raised ValueError: {told}")
+
+
 @pytest.mark.parametrize("error", [PayloadStoreError("why", retriable=True), PayloadNotFoundError("p")])
 def test_what_a_class_raises_of_ours_passes(error: Exception) -> None:
     """A class that knows the project's errors has the last word."""

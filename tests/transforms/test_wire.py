@@ -58,9 +58,17 @@ def test_bytes_that_are_no_record(record: Record, place: int, octet: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x02", b"\xff" * 20, b"\x0c\0\0\0\x01\x01\xfe\xff\xff\xff\x0f", b"\x0c\0\0\0\xfe\xff"]
+    "data",
+    [
+        b"",
+        b"\x02",
+        b"\xff" * 20,
+        b"\x0c\0\0\0\x01\x01\xfe\xff\xff\xff\x0f",
+        b"\x0c\0\0\0\xfe\xff",
+        b"\x1e\0" + b"\xff" * 9 + b"\x02" + b"\0\x01\x01\0",  # a timestamp of 65 bits
+    ],
 )
-def test_sizes_that_lie(data: bytes) -> None:
-    """Lengths and counts beyond the bytes that are there are refused."""
+def test_numbers_that_lie(data: bytes) -> None:
+    """Lengths and counts beyond the bytes that are there are refused, and numbers beyond those that Kafka has."""
     with pytest.raises(MalformedError):
         parse(data)
