@@ -333,8 +333,8 @@ def replay(
 
     Each record goes as it was read when it failed: key, value, headers and timestamp, and before its headers
     wideload.replays says how often it was replayed. What was replayed is committed once it is durable, so run again it
-    goes on, and repeats nothing; letters that a filter leaves out wait for another time. Run one replay at a time. The
-    status is 1 where a letter cannot be replayed.
+    goes on, and repeats nothing; letters that a filter leaves out wait for another time. Run one replay at a time: the
+    one that began last goes on, the others end. The status is 1 where a letter cannot be replayed.
 
     \b
     Examples:
