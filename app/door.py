@@ -6,6 +6,7 @@ the port could so take from the worker the files that its clients need.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from aiohttp.web import AppRunner
@@ -26,6 +27,8 @@ _IDLE_S = 75.0  # for a request, the first or the next; Prometheus asks each min
 
 class Door(Web):  # type: ignore[misc]  # Faust's types are not whole
     """Faust's web server, with bounds for those who connect to it."""
+
+    logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
     def __init__(self, app: Any, **kwargs: Any) -> None:
         super().__init__(app, **kwargs)

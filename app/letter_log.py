@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.clients import security_arguments, translated
@@ -166,10 +166,17 @@ class LetterLog:
         Raises:
             TooManyGapsError: it cannot be said in a commit.
             ReplayTakenOverError: another run has committed since; nothing is committed here then.
+            ConfigurationError: the group is another program's, and in use.
         """
         note = self._note(partition, replayed)
         await self._check(partition, written)
-        await self._consumer.commit({self._partitions[partition]: (replayed.offset, note)})
+        try:
+            await self._consumer.commit({self._partitions[partition]: (replayed.offset, note)})
+        except CommitFailedError as exc:
+            raise ConfigurationError(
+                "--group",
+                f"group {self._group} has members, such as a worker that runs, and they alone may commit; give another",
+            ) from exc
         self._noted[partition] = OffsetAndMetadata(replayed.offset, note)
         self._claimed.add(partition)
 

@@ -159,7 +159,7 @@ class Log:
             fail_on_loss: whether records that Kafka has deleted are a failure; else they are left out.
 
         Raises:
-            JobFailedError: records are gone, or none come.
+            JobFailedError: records are gone, none come, or one cannot be read.
         """
         assert self._consumer is not None
         reader, position, heard = object(), start, time.monotonic()
@@ -175,6 +175,12 @@ class Log:
                     raise self._lost(position, first) from exc
                 position, self._reader = first, None
                 continue
+            except UnicodeDecodeError as exc:
+                raise JobFailedError(
+                    f"{self._name}: at offset {position} or soon behind it is a record with a header name that is not "
+                    "UTF-8, as Kafka wants it; no client of Python reads it, but for the worker: take it out there, "
+                    "by errors.tolerance = all, and read what comes of it"
+                ) from exc
             for record in polled:
                 if record.offset >= end:
                     return

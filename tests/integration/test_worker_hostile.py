@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from collections import Counter
 from collections.abc import Callable
 
+from aiokafka import AIOKafkaProducer
+from aiokafka.record.util import calc_crc32c
+
+from app.batches.raw import raw_batch
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
 from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
-from transforms.record import Header
+from transforms import wire
+from transforms.record import Header, Record
 from transforms.reference import VALUE
 
 STAMP = 1_700_000_000_123
@@ -107,3 +114,40 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
     assert [(r.key, r.value, r.headers[: len(sent[3])]) for r, sent in zip(letters, records[1:-1], strict=True)] == [
         (key, value, tuple(headers)) for _, key, value, headers, _ in records[1:-1]
     ]
+
+
+async def send_overflowing(broker: str, topic: str, record: Record) -> None:
+    """Writes a record in a batch whose first timestamp, and the distance from it, are no int64 when they are added.
+
+    To a broker their sum is the timestamp of the record, for Java lets it overflow.
+    """
+    head = bytes(raw_batch([record]).built())[: -len(wire.serialize(Record(*_parts(record), 0)))]
+    first, distance = -(2**63), record.timestamp - 2**63
+    body = bytearray(head[21:]) + wire.serialize(Record(*_parts(record), distance))
+    struct.pack_into(">q", body, 27 - 21, first)
+    before = bytearray(head[:21])
+    struct.pack_into(">i", before, 8, len(before) + len(body) - 12)
+    struct.pack_into(">I", before, 17, calc_crc32c(bytes(body)))
+    async with AIOKafkaProducer(bootstrap_servers=broker) as producer:
+        await producer.client.force_metadata_update()
+        batch = raw_batch([record])
+        batch._buffer = before + body
+        await (await producer.send_batch(batch, topic, partition=0))
+
+
+def _parts(record: Record) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
+    return record.key, record.value, tuple(record.headers)
+
+
+def test_worker_reads_timestamps_that_overflow(make_way: Callable[..., Way]) -> None:
+    """A batch that brokers take, with numbers that are no timestamp in Python, does not end the pipeline."""
+    way = make_way(partitions=1)
+    asyncio.run(send_overflowing(way.broker, way.raw, Record(b"odd", b"v", (("\udcff", b""),), STAMP)))
+    send(way.broker, way.raw, [(0, b"last", b"v", [], STAMP)])
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    with WorkerProcess(way.folder, way.settings(), way.offload(**tolerant)) as worker:
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 2}, "all are committed")
+        assert worker.terminate() == 0
+    assert [record.key for record in read_all(way.broker, way.orders)[0]] == [b"last"]
+    (letter,) = read_all(way.broker, way.dead)[0]
+    assert (letter.key, letter.timestamp) == (b"odd", STAMP)
