@@ -25,7 +25,7 @@ MOST_CONNECTIONS = 100
 _IDLE_S = 75.0  # for a request, the first or the next; Prometheus asks each minute, if not more often
 
 
-class Door(Web):  # type: ignore[misc]  # Faust's types are not whole
+class Door(Web):
     """Faust's web server, with bounds for those who connect to it."""
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like

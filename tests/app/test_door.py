@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def opened() -> AsyncIterator[int]:
     """The web server of a worker, without the rest of it; gives its port."""
     port = free_port()
-    web = Application(settings_of(f"web.port = {port}\n" + HEAD + ORDERS)).web
+    web: Any = Application(settings_of(f"web.port = {port}\n" + HEAD + ORDERS)).web
     web.init_server()
     await web.start_server()
     try:
