@@ -121,7 +121,7 @@ class Admission:
             if record.headers:
                 held += header_bytes(record.headers)
             if assembly is not None and assembly.takes(lane, record):
-                if not self._admits_work(held + assembly.reserve_bytes(record)):
+                if not self._admits_work(lane, held + assembly.reserve_bytes(record)):
                     return False
                 self._assemble(assembly, lane, record)
             elif not lane.slots and passes(record):
@@ -131,7 +131,7 @@ class Admission:
                 append(lane, record, record.offset, held)
             else:
                 held += self._chain.reserve_bytes(record)
-                if not self._admits_work(held):
+                if not self._admits_work(lane, held):
                     return False
                 self._passage.enter(lane, record, held)
             records.popleft()
@@ -139,8 +139,10 @@ class Admission:
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
         return False
 
-    def _admits_work(self, size: int) -> bool:
+    def _admits_work(self, lane: Lane, size: int) -> bool:
         share = self._share
+        if lane.work and not share.spares_work(lane.work, size):
+            return False  # this partition has much that may be stuck, and waits alone
         if share.work_waits or not share.admits_work(size):
             share.work_waits = True
         return not share.work_waits

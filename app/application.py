@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import faust
@@ -22,12 +21,9 @@ from app.preflight import Plan
 from app.settings import ClientSettings, Settings
 from transforms.errors import WideloadError
 
-__all__ = ["STORE_THREADS", "Application", "PipelinesFailedError"]
+__all__ = ["Application", "PipelinesFailedError"]
 
 log = logging.getLogger(__name__)
-
-STORE_THREADS = "wideload-store"
-"""What the names of the threads begin with that call stores."""
 
 
 class PipelinesFailedError(WideloadError):
@@ -73,7 +69,6 @@ class Application(faust.App):
         keep_secrets()
         self.failure: PipelinesFailedError | None = None
         budget = Budget(settings.in_flight_bytes)
-        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         by_name = {plan.pipeline: plan for plan in plans}
         self.pipelines = [
             Pipeline(
@@ -81,7 +76,6 @@ class Application(faust.App):
                 pipeline,
                 plan=by_name.get(pipeline.name),
                 budget=budget,
-                executor=self._executor,
                 ended=self._pipeline_ended,
             )
             for pipeline in settings.pipelines
@@ -105,11 +99,6 @@ class Application(faust.App):
         """Stops the pipelines, all at once: one that must wait for its broker does not hold up the others' drain."""
         await asyncio.gather(*(pipeline.stop() for pipeline in self.pipelines))
         await super().on_stop()
-
-    async def on_shutdown(self) -> None:
-        """Stops the threads, once every pipeline has finished what it held."""
-        await super().on_shutdown()
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _pipeline_ended(self, _: Pipeline) -> None:
         """A worker goes on while one pipeline runs, as Kafka Connect does; with none left it ends, to be noticed."""

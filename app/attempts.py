@@ -39,14 +39,18 @@ class _Trial:
 
     Attributes:
         lane: of its partition.
+        record: which is tried.
         began: when, by the monotonic clock.
+        called: when its call began on a thread; None where none is under way. Written by that thread.
         tries: how often the store has failed.
         stalled: whether it stalls the lane.
         timer: when it is to be looked at.
     """
 
     lane: Lane
+    record: SourceRecord
     began: float
+    called: float | None = None
     tries: int = 0
     stalled: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -114,12 +118,13 @@ class Attempts:
             TransformError: this record can never succeed.
             PayloadStoreError: the store, for good.
         """
-        trial = _Trial(lane, time.monotonic())
-        self._watch(trial, self._timeout_s)
+        trial = _Trial(lane, record, time.monotonic())
+        if self._chain.asks_store(record):
+            self._watch(trial, self._timeout_s)
         try:
             while True:
                 try:
-                    return await self._try(record, trial)
+                    return await self._try(trial)
                 except _LaterError:
                     continue
                 except PayloadStoreError as exc:
@@ -131,16 +136,20 @@ class Attempts:
         finally:
             self._end(trial)
 
-    async def _try(self, record: SourceRecord, trial: _Trial) -> Sequence[RecordLike]:
-        if self._chain.falls_back or not self._chain.asks_store(record):
-            # What can do without the store does not wait for it; what does not ask it says nothing of it.
+    async def _try(self, trial: _Trial) -> Sequence[RecordLike]:
+        record = trial.record
+        if not self._chain.asks_store(record):
+            # It waits for no store, nor for a thread that waits for one, and says nothing of it.
             await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            return self._done(record, await self._loop.run_in_executor(self._executor, self._apply, record))
+            return self._done(record, await self._loop.run_in_executor(None, self._apply, record))
+        if self._chain.falls_back:
+            await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
+            return self._answered(record, await self._loop.run_in_executor(self._executor, self._call, trial))
         outage = self._outage
         async with outage.turn(trial.tries) as probing:
-            apply = self._apply if probing else self._apply_unless_down
+            call = self._call if probing else self._call_unless_down
             try:
-                made = await self._loop.run_in_executor(self._executor, apply, record)
+                made = await self._loop.run_in_executor(self._executor, call, trial)
             except PayloadNotFoundError:
                 outage.answered()
                 raise
@@ -151,16 +160,28 @@ class Attempts:
             if outage.lasts:
                 log.info("pipeline %s: the store answers again", self._settings.name)
             outage.answered()
-        return self._done(record, made)
+        return self._answered(record, made)
 
-    def _apply_unless_down(self, record: SourceRecord) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+    def _call(self, trial: _Trial) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
+        trial.called = time.monotonic()
+        try:
+            return self._apply(trial.record)
+        finally:
+            trial.called = None
+
+    def _call_unless_down(self, trial: _Trial) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
         if self._outage.lasts:
             raise _LaterError
-        return self._apply(record)
+        return self._call(trial)
+
+    def _answered(
+        self, record: SourceRecord, made: tuple[Sequence[RecordLike], tuple[str, ...]]
+    ) -> Sequence[RecordLike]:
+        self._answered_at = time.monotonic()
+        return self._done(record, made)
 
     def _done(self, record: SourceRecord, made: tuple[Sequence[RecordLike], tuple[str, ...]]) -> Sequence[RecordLike]:
         results, applied = made
-        self._answered_at = time.monotonic()
         self._count(applied, record, results)
         return results
 
@@ -169,11 +190,16 @@ class Attempts:
 
     def _look_at(self, trial: _Trial) -> None:
         """A record has taken as long as the store may: it waits for its turn where others were answered meanwhile."""
-        silent_s = time.monotonic() - max(self._answered_at, trial.began)
-        if not trial.tries and silent_s < self._timeout_s:
-            self._watch(trial, self._timeout_s - silent_s)
+        now_s, called_s, record = time.monotonic(), trial.called, trial.record
+        silent_s = now_s - max(self._answered_at, trial.began)
+        called_for_s = 0.0 if called_s is None else now_s - called_s
+        if not trial.tries and max(silent_s, called_for_s) < self._timeout_s:
+            self._watch(trial, self._timeout_s - max(silent_s, called_for_s))
             return
         reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
+        if silent_s < self._timeout_s:
+            place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
+            reason = f"{reason} what it was asked for {place}, though it answers others"
         if not self._reasons:
             self._reasons[trial] = reason
             self._log(reason)

@@ -11,6 +11,7 @@ import asyncio
 __all__ = ["Budget", "Share"]
 
 _KEPT_FOR_PASSING = 8  # one part in so many
+_HELD_FOR_FREE = 2  # the most that one may hold of what is there for work, as a multiple of what it leaves free
 
 
 class Budget:
@@ -26,6 +27,8 @@ class Budget:
         self.work = 0
         """Those of `used` that are held by records with work."""
         self.peak = 0
+        self.shares = 0
+        """How many shares there are."""
         self._reserve = limit // _KEPT_FOR_PASSING
         self.next_freed = asyncio.Event()
         """Set when bytes next come free, once: after that it is another event. So no waiter can miss it."""
@@ -42,6 +45,15 @@ class Budget:
     def admits_work(self, size: int) -> bool:
         """True where `size` more bytes fit beside what is kept for others."""
         return self.work + size <= self.limit - self._reserve and self.used + size <= self.limit
+
+    def spares(self, held: int, size: int) -> bool:
+        """True where who holds `held` bytes for work may take `size` more, and leave enough to others.
+
+        What one holds may wait for hours, behind one payload that cannot be had. So whoever holds much stops before
+        there is nothing left: one alone at two thirds, of two each at two fifths.
+        """
+        free = self.limit - self._reserve - self.work - size
+        return held + size <= _HELD_FOR_FREE * free
 
     def take(self, size: int) -> None:
         """Counts `size` bytes in."""
@@ -71,6 +83,7 @@ class Share:
         self.work = 0
         self.work_waits = False
         """Set by who admits records, while one with work finds no room: those that pass then leave it some."""
+        budget.shares += 1
         self._awaited = budget.next_freed
         self._closed = False
 
@@ -85,9 +98,18 @@ class Share:
     def admits_work(self, size: int) -> bool:
         """As `admits`, for a record with work. One that is too large for the part may pass when it is the only one."""
         budget = self.budget
-        if self.used == 0 or budget.admits_work(size) or (self.work == 0 and budget.used <= budget.limit):
+        if self.used == 0 or (self.work == 0 and budget.used <= budget.limit):
+            return True
+        if budget.admits_work(size) and (budget.shares == 1 or budget.spares(self.work, size)):
             return True
         self._awaited = budget.next_freed
+        return False
+
+    def spares_work(self, held: int, size: int) -> bool:
+        """See `Budget.spares`, for a part of this share."""
+        if self.budget.spares(held, size):
+            return True
+        self._awaited = self.budget.next_freed
         return False
 
     async def freed(self, timeout_s: float) -> bool:
@@ -129,6 +151,7 @@ class Share:
         if not self._closed:
             self.pass_on(self.work)
             self._closed = True
+            self.budget.shares -= 1
             self.budget.give(self.used)
             self.used = 0
 

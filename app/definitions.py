@@ -84,7 +84,13 @@ WORKER_KEYS: Sequence[Key] = (
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     ),
-    Key("store.threads", "int", "How many calls of the stores may run at once in the worker.", default=8, minimum=1),
+    Key(
+        "store.threads",
+        "int",
+        "How many calls of its store each pipeline may have under way at once.",
+        default=8,
+        minimum=1,
+    ),
     Key("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1"),
     Key(
         "web.port",

@@ -100,6 +100,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._plan = plan
         self._stats = stats
         self._graceful_timeout_s = graceful_timeout_s
+        interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
+        assert isinstance(interval_ms, int)
+        self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._changed = asyncio.Event()
         self._ending = ending = Ending(settings.name, self._changed.set)
@@ -328,9 +331,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if not len(self._lanes):
             return
         self._stats.rebalances += 1
+        began = time.monotonic()
         await self._drain()
+        # After `max.poll.interval.ms` the group goes on without this member, and takes no commit from it.
+        left_s = self._rebalance_s - (time.monotonic() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+            await asyncio.wait_for(self._commits.commit(), min(_STOP_CLIENT_S, left_s))
         self._discard(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:

@@ -53,8 +53,9 @@ class Slot:
     """One record on its way through the transforms.
 
     Attributes:
-        source: the record as it was read.
+        source: the record as it was read; once it is finished, no more than where it stood.
         held: bytes of the budget that it holds.
+        admitted: those that it held when it came in.
         result: the records to write, in order, often one; none where there is nothing to write; None while it is not
             known.
         dead: True where they go to the dead-letter topic.
@@ -70,6 +71,7 @@ class Slot:
     hold: Hold | None = None
     skipped: bool = False
     cause: Cause | None = None
+    admitted: int = 0
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, which is what it holds from here on.
@@ -81,6 +83,8 @@ class Slot:
         held = sum(map(held_bytes, result))
         freed = self.held - held
         self.result, self.dead, self.held = result, dead, held
+        # It may wait for hours behind another one: a value that is offloaded, and counted no more, must be let go.
+        self.source = _place(self.source)
         return freed
 
 
@@ -95,6 +99,10 @@ class _Place:
     key: bytes | None = None
     value: bytes | None = None
     headers: Sequence[Header] = ()
+
+
+def _place(record: SourceRecord) -> _Place:
+    return _Place(record.topic, record.partition, record.offset, record.timestamp)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +121,7 @@ class Lane:
         noted: the metadata of the last commit.
         holds: what keeps the commit back.
         waiting: records that have left for a transaction that has not begun.
+        work: bytes with which its records were admitted that have slots.
         stalled: records whose store call has failed for longer than its time budget; the partition is not read on.
     """
 
@@ -123,6 +132,7 @@ class Lane:
     slots: deque[Slot] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: int = 0
+    work: int = 0
     stalled: int = 0
     delivered: int = 0
     noted: str = ""
@@ -140,7 +150,7 @@ class Lane:
         Its bytes are not of the budget, so they must not wait here behind a record that takes its time.
         """
         self.tracked(record.offset)
-        place = _Place(record.topic, record.partition, record.offset, record.timestamp)
+        place = _place(record)
         if self.slots and self.slots[-1].skipped:
             self.slots[-1].source = place
         else:

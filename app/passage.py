@@ -71,7 +71,8 @@ class Passage:
             held: bytes of the budget to take for it, with what the chain reserves.
         """
         lane.tracked(record.offset)
-        slot = Slot(record, held)
+        slot = Slot(record, held, admitted=held)
+        lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)
         if self._chain.passes(record):
@@ -139,6 +140,7 @@ class Passage:
             return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
+            lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             try:
                 self._outlet.write(lane, slot)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from faust import Service
@@ -27,11 +27,14 @@ from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["Pipeline", "State"]
+__all__ = ["STORE_THREADS", "Pipeline", "State"]
 
 log = logging.getLogger(__name__)
 
 State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
+
+STORE_THREADS = "wideload-store"
+"""What the names of the threads begin with that call stores."""
 
 _FIRST_DELAY_S = 0.5
 _STOP_S = 10.0
@@ -49,7 +52,6 @@ class Pipeline(Service):
         pipeline: of this pipeline.
         plan: what the preflight found; None to look first.
         budget: shared by all pipelines.
-        executor: where store calls run, shared likewise.
         ended: called when the pipeline has failed for good.
     """
 
@@ -62,7 +64,6 @@ class Pipeline(Service):
         *,
         plan: Plan | None,
         budget: Budget,
-        executor: Executor,
         ended: Callable[[Pipeline], None],
     ) -> None:
         super().__init__()
@@ -76,7 +77,8 @@ class Pipeline(Service):
         self.plan = plan
         self._worker = settings
         self._budget = budget
-        self._executor = executor
+        # Its own: calls that hang in the store of one pipeline must not take those of another.
+        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         self._ended = ended
         self._refusals = Refusals()
         self._store: PayloadStore | None = None
@@ -113,6 +115,7 @@ class Pipeline(Service):
             await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._store is not None:
             await self._close(self._store)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _close(self, store: PayloadStore) -> None:
         loop = asyncio.get_running_loop()

@@ -14,7 +14,8 @@ import time
 import faust
 
 from app.allocation import keep_freed
-from app.application import STORE_THREADS, Application, PipelinesFailedError
+from app.application import Application, PipelinesFailedError
+from app.pipeline import STORE_THREADS
 from app.preflight import check
 from app.repeats import Repeats
 from app.settings import Settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -365,6 +366,7 @@ class Fallback:
     """
 
     # State that changes: `_down_until_s`, by several threads. It is one value, and what is read of it may be old.
+    # `_asking` is held by the one record that asks a store that has failed.
 
     def __init__(
         self,
@@ -379,12 +381,15 @@ class Fallback:
         self._may_pass = may_pass
         self._clock = clock
         self._down_until_s: float | None = None
+        self._asking = threading.Lock()
 
     def apply(self, record: RecordLike) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
         """As `Chain.apply`; raises a `PayloadStoreError` that may pass only where nothing but the store can help."""
         if not self._chain.asks_store(record):
             return self._chain.apply(record)
-        if self._is_down() and (done := self._without_store(record)) is not None:
+        until_s = self._down_until_s
+        asking = until_s is not None and self._clock() >= until_s and self._asking.acquire(blocking=False)
+        if until_s is not None and not asking and (done := self._without_store(record)) is not None:
             return done
         try:
             result = self._chain.apply(record)
@@ -397,16 +402,11 @@ class Fallback:
                 raise
             self._failed(exc)
             return done
+        finally:
+            if asking:
+                self._asking.release()
         self._down_until_s = None
         return result
-
-    def _is_down(self) -> bool:
-        """True where the store has just failed; now and then one record is to ask it again, while others do not."""
-        until_s, now_s = self._down_until_s, self._clock()
-        if until_s is None or now_s < until_s:
-            return until_s is not None
-        self._down_until_s = now_s + _PROBE_S
-        return False
 
     def _without_store(self, record: RecordLike) -> tuple[Sequence[RecordLike], tuple[str, ...]] | None:
         try:

@@ -110,6 +110,7 @@ class Verdicts:
         cause = slot.cause
         assert cause is not None
         await self.bury_chunks(slot, (slot.source,), cause)
+        slot.cause = None  # its error knows the frames that it went through, and those the record
         if slot.result is not None:
             what = "goes to" if len(slot.result) == 1 else f"goes as {len(slot.result)} chunks to"
             self._log(slot.source, f"{what} {self._topic_name}", cause.error)

@@ -219,6 +219,7 @@ class FilesystemStore(Store):
         try:
             folder = os.open(topic, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=root)
         except FileNotFoundError:
+            self._flushed_topics.discard(topic)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(topic, _FOLDER_MODE, dir_fd=root)
             folder = os.open(topic, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=root)
@@ -339,8 +340,10 @@ def _create(folder: int) -> tuple[int, str]:
 
 
 def _discard(folder: int, file: int, name: str) -> None:
-    os.close(file)
-    with contextlib.suppress(FileNotFoundError):
+    # Neither may hide what the write has failed with: a disk that fails, or turns read-only, fails here again.
+    with contextlib.suppress(OSError):
+        os.close(file)
+    with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)
 
 

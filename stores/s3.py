@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from stores.keys import REQUIRED, Key, Value
 from stores.root import Root, check_object_id
 from stores.store import ExpiryRule, PayloadInfo, Removal, Store
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadTooLargeError
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, PayloadTooLargeError
 
 try:
     from botocore.exceptions import ClientError
@@ -27,6 +27,7 @@ try:
     from stores.s3_errors import status, translated
     from stores.s3_lifecycle import S3Lifecycle
     from stores.s3_removal import S3Removal
+    from stores.s3_time import LateError, within
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
@@ -156,9 +157,10 @@ class S3Store(Store):
         path = self.root.path(topic, object_id)
         body = _Upload(data, time.monotonic() + self._transfer_seconds) if data else b""
         with self._translated("PutObject", path):
-            self._client.put_object(
+            response = self._client.put_object(
                 Bucket=self._bucket, Key=self._key(path), Body=cast("Any", body), **self._encryption
             )
+        _check_answer(response, "PutObject", path)
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
@@ -170,6 +172,7 @@ class S3Store(Store):
             # StreamingBody gives its raw stream as a context manager only, and closes it at the end of this. Its own
             # `read` goes on for as long as a byte comes before each time-out; `read1` of the stream returns after one.
             with cast("Any", response["Body"]) as stream:
+                _check_answer(response, "GetObject", full_path)
                 return _receive(
                     stream, full_path, cast("int | None", response.get("ContentLength")), max_bytes, deadline
                 )
@@ -226,7 +229,9 @@ class S3Store(Store):
         """
         path = f"{self.root.uri}{_ABSENT}"
         with contextlib.suppress(PayloadNotFoundError), self._translated("GetObject", path):
-            self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].close()
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+            response["Body"].close()
+            _check_answer(response, "GetObject", path)
 
     def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
         """See `Lifecycle.expiry_rules`."""
@@ -256,17 +261,30 @@ class S3Store(Store):
     def _key(self, path: str) -> str:
         return path[len(self._bucket_uri) :]
 
-    def _translated(self, operation: str, path: str) -> contextlib.AbstractContextManager[None]:
-        return translated(operation, path, self._bucket)
+    @contextlib.contextmanager
+    def _translated(self, operation: str, path: str) -> Iterator[None]:
+        with translated(operation, path, self._bucket), within(self._transfer_seconds):
+            yield
+
+
+def _check_answer(response: Mapping[str, Any], operation: str, path: str) -> None:
+    """Refuses a success of somebody who is no S3 server.
+
+    A page for the time of maintenance, or for people, is answered with 200 to everything: what is put there is lost,
+    and what is got there looks like a payload that was changed.
+
+    Raises:
+        PayloadStoreError: the answer has no ETag, which that of an S3 server always has.
+    """
+    if not response.get("ETag"):
+        found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without an ETag"
+        reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and what stands before it"
+        raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True)
 
 
 def _info(path: str, size: int, modified: datetime) -> PayloadInfo:
     # A listing may have milliseconds (MinIO), the answer to HeadObject never has.
     return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
-
-
-class _LateError(Exception):
-    """The time for a put is spent. No `OSError`: urllib3 would call those a connection that was cut."""
 
 
 class _Upload:
@@ -288,7 +306,7 @@ class _Upload:
     def read(self, size: int = -1) -> memoryview:
         """The next piece; the size asked for is urllib3's 16 KiB, and each call costs."""
         if time.monotonic() > self._deadline:
-            raise _LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
+            raise LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
         piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
         self._position += len(piece)
         return piece

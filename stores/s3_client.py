@@ -11,6 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from stores.keys import Value
+from stores.s3_time import keep_time
 from transforms.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
         )
     except (ValueError, BotoCoreError) as exc:
         raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
+    keep_time(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
     return client
 

@@ -9,6 +9,7 @@ from http import HTTPStatus
 import botocore.exceptions as aws
 import urllib3.exceptions
 
+from stores.s3_time import LateError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
 __all__ = ["status", "translated"]
@@ -25,6 +26,7 @@ _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (aws.CredentialRetrievalError, True),  # a metadata or token service that is down
     (aws.MetadataRetrievalError, True),
     (urllib3.exceptions.HTTPError, True),  # from the body, which is read without botocore
+    (LateError, True),
     (OSError, True),
 )
 
@@ -49,14 +51,29 @@ _CODES_THAT_MAY_PASS = frozenset(
 
 _STATUSES_THAT_MAY_PASS = frozenset({HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED})
 
+# With other statuses than 401 and 403: some servers have the clock's with 400.
+_DENIED = frozenset(
+    {
+        "ExpiredToken",
+        "InvalidToken",
+        "NoSuchBucket",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "TokenRefreshRequired",
+    }
+)
+
 _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
 _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
     "AccessDenied": "it takes s3:GetObject, s3:PutObject and s3:ListBucket",
     "AuthorizationHeaderMalformed": "check s3.region",
+    "ExpiredToken": "the session of s3.session.token is over: temporary keys that renew themselves come from AWS's own "
+    "chain",
     "IllegalLocationConstraintException": "check s3.region",
     "InvalidAccessKeyId": "check s3.access.key",
+    "RequestExpired": "set the clock of this machine",
     "RequestTimeTooSkewed": "set the clock of this machine",
     "XAdminUserNotFound": "check s3.access.key",  # versitygw's word for it
     "SignatureDoesNotMatch": "check s3.secret.key and s3.region",
@@ -79,7 +96,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
     """
     try:
         yield
-    except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, OSError) as exc:
+    except (aws.ClientError, aws.BotoCoreError, urllib3.exceptions.HTTPError, LateError, OSError) as exc:
         if isinstance(exc, aws.ClientError) and _code(exc) == "NoSuchKey":
             raise PayloadNotFoundError(path) from exc
         message = f"{operation} {path} failed: {_reason(exc, bucket)}"
@@ -117,7 +134,7 @@ def _is_denied(exc: Exception) -> bool:
         return False
     # An object in an archive has 403 as well, and is for itself.
     denied = status(exc) in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and _code(exc) != "InvalidObjectState"
-    return denied or _code(exc) in {"NoSuchBucket", "ExpiredToken", "InvalidToken"}
+    return denied or _code(exc) in _DENIED
 
 
 def _may_pass(exc: Exception) -> bool:

@@ -116,3 +116,19 @@ async def test_admit_keeps_order_in_a_partition() -> None:
     let.share.give_work(7_000)
     let.admission.admit()
     assert (let.worked, let.passed, let.admission.waits) == ([(0, 0), (0, 1)], [(0, 2), (0, 3)], False)
+
+
+async def test_admit_leaves_room_beside_a_partition_that_is_stuck() -> None:
+    """A partition with much that waits waits alone: work of others, and records that pass, go on as before."""
+    let = Let(8_000)
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    lane.work = 4_000
+    let.share.take_work(4_000)
+    let.add(0, (0, b"work", 1_000))
+    assert (let.worked, let.holds(0), let.share.work_waits) == ([], True, False)
+    let.add(1, (0, b"work", 1_000), (1, b"small", 500))
+    assert (let.worked, let.passed, let.holds(1)) == ([(1, 0)], [(1, 1)], False)
+    lane.work = 0
+    let.admission.admit()
+    assert let.worked == [(1, 0), (0, 0)], "what has left it makes room"

@@ -252,3 +252,45 @@ def test_attempts_at_once_raise_what_the_chain_raises(executor: Executor) -> Non
 
     results, stats = asyncio.run(apply())
     assert (list(results), stats.offloaded_records, stats.retries) == ([Read()], 1, 0)
+
+
+async def test_attempts_say_which_call_hangs_while_others_are_answered() -> None:
+    """One payload whose call never ends is noticed though the store answers for others, and stalls its lane alone."""
+    stuck, others = Lane(TopicPartition("raw", 3), 3), Lane(TopicPartition("raw", 4), 4)
+    hanging, release = threading.Event(), threading.Event()
+
+    def tried() -> None:
+        if not hanging.is_set():
+            hanging.set()
+            release.wait(30)
+
+    with ThreadPoolExecutor(2) as threads:
+        attempts = made(Storing([], tried), threads, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
+        task = asyncio.create_task(attempts.apply(stuck, Read(offset=7)))
+        try:
+            async with asyncio.timeout(10):
+                while not hanging.is_set():  # noqa: ASYNC110  # a thread sets it
+                    await asyncio.sleep(0.001)
+                while not stuck.stalled:
+                    await attempts.apply(others, Read())
+            reason = attempts.degraded
+        finally:
+            release.set()
+        await asyncio.wait_for(task, 10)
+    assert reason is not None
+    assert reason.endswith("partition 3, offset 7, though it answers others")
+    assert (stuck.stalled, others.stalled, attempts.degraded) == (0, 0, None)
+
+
+async def test_attempts_without_the_store_wait_for_no_thread_of_it() -> None:
+    """What asks no store goes on while every thread that may ask it hangs."""
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(release.wait, 30)
+        splitting = Storing([], name="chunk")
+        attempts = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        try:
+            await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
+        finally:
+            release.set()
+    assert attempts.degraded is None

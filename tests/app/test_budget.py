@@ -127,6 +127,19 @@ def test_what_passes_leaves_room_for_work() -> None:
     assert not share.admits(1)
 
 
+def test_work_that_is_stuck_leaves_room_for_that_of_others() -> None:
+    """A pipeline that holds what it has for hours stops at two thirds, and another one has several records at work."""
+    budget = Budget(80)
+    stuck, other = Share(budget), Share(budget)
+    for share, records in ((stuck, 4), (other, 2)):
+        for _ in range(records):
+            assert share.admits_work(10)
+            share.take_work(10)
+        assert not share.admits_work(10)
+    stuck.close()
+    assert other.admits_work(50), "alone it may have all"
+
+
 def test_work_larger_than_its_part_passes_alone() -> None:
     """A record with work that would never fit passes when no other of its pipeline has work, beside what passes."""
     budget = Budget(80)

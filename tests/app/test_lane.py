@@ -93,6 +93,14 @@ def test_slot_that_is_finished_holds_its_result() -> None:
     assert (slot.finish(()), slot.held, slot.result) == (1_400, 0, ())
 
 
+def test_slot_that_is_finished_lets_go_of_its_record() -> None:
+    """It may wait for hours behind another; what the budget counts no more must not be there any more either."""
+    slot = Slot(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
+    slot.finish((Source(7, value=b"reference"),))
+    place = slot.source
+    assert (place.topic, place.partition, place.offset, place.key, place.value) == ("raw", 3, 7, None, None)
+
+
 def test_held_bytes_count_headers() -> None:
     """Key, value, headers, and what Python needs for the record and for each header."""
     assert held_bytes(Record(None, None)) == 400

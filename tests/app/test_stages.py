@@ -647,6 +647,31 @@ def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
     assert (beside, store.tried) == ([("chunk",)], 2)
 
 
+def test_fallback_lets_one_ask_however_long_that_takes() -> None:
+    """While one record asks a store that hangs, none goes to hang beside it: threads would run out."""
+
+    class Hanging(Refusing):
+        def publish(self, topic: str, data: bytes) -> str:
+            """While it hangs, time goes by and another record comes."""
+            if now_s[0] == 5.0:
+                now_s[0] = 60.0
+                beside.append(fallback.apply(large)[1])
+            return super().publish(topic, data)
+
+    store = Hanging()
+    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    now_s, beside = [0.0], list[tuple[str, ...]]()
+    fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
+    large = Record(b"k", b"v" * 5_000)
+    store.down = True
+    for now_s[0] in (0.0, 5.0):
+        assert fallback.apply(large)[1] == ("chunk",)
+    assert (beside, store.tried) == ([("chunk",)], 2)
+    store.down, now_s[0] = False, 65.0
+    assert fallback.apply(large)[1] == ("offload",), "the next one may ask"
+
+
 def test_fallback_is_none_for_what_is_final() -> None:
     """A store that refuses for good stops the pipeline, whatever else could be done."""
 

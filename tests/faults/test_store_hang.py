@@ -6,29 +6,86 @@ import os
 import time
 from collections.abc import Callable
 
-from tests.integration.topics import committed, end_offsets, send
-from tests.integration.way import THRESHOLD, Way
+from tests.faults.test_store_outage import memory_bytes
+from tests.integration.switched_store import STUCK
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
+from tests.integration.way import THRESHOLD, Way, digests, expected
 from tests.integration.worker_process import WorkerProcess, until
 
 
 def test_worker_says_that_a_store_hangs_and_leaves_it(make_way: Callable[..., Way]) -> None:
-    """Calls that never end are noticed after the store's time; no other partition and no stop waits for them."""
+    """Calls that never end are noticed after the store's time; no other partition, pipeline or stop waits for them."""
     way = make_way(partitions=2)
-    root = way.folder / "store"
-    way.store = {
-        "large.message.payload.store.class": "tests.integration.switched_store.SwitchedStore",
-        "switched.root": str(root),
-        "large.message.store.timeout.ms": 500,
-    }
-    settings = {**way.settings(), "task.shutdown.graceful.timeout.ms": 1_000}
-    with WorkerProcess(way.folder, settings, way.offload()) as worker:
+    root, healthy = way.folder / "store", way.folder / "healthy"
+    filesystem = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(healthy)}
+    other = way.offload(**filesystem)["offload"]
+    other |= {"group.id": f"{way.raw}-other", "output.topic": way.inflated}
+    way.store = _switched(way)
+    settings = {**way.settings(), "task.shutdown.graceful.timeout.ms": 1_000, "store.threads": 2}
+    with WorkerProcess(way.folder, settings, {**way.offload(), "other": other}) as worker:
         worker.wait_ready()
         (root / "hang").touch()
-        send(way.broker, way.raw, [(0, b"large", os.urandom(THRESHOLD + 1), [], 1), (1, b"small", b"flows", [], 1)])
+        large: list[Sent] = [(0, b"large", os.urandom(THRESHOLD + 1), [], 1) for _ in range(4)]
+        send(way.broker, way.raw, [*large, (1, b"small", b"flows", [], 1)])
         until(lambda: worker.get("/health")[1]["status"] == "degraded", "the silence is noticed")
         assert worker.get("/health")[1]["reasons"] == {"offload": "the store has not answered for 500 ms"}
         until(lambda: end_offsets(way.broker, way.orders) == {0: 0, 1: 1}, "the other partition flows")
+        until(lambda: end_offsets(way.broker, way.inflated) == {0: 4, 1: 1}, "the other pipeline's store is asked")
         began = time.monotonic()
         assert worker.terminate() == 0
         assert time.monotonic() - began < 20
     assert committed(way.broker, way.group("offload"), way.raw).get(0, 0) == 0
+    assert committed(way.broker, f"{way.raw}-other", way.raw)[0] == 4
+
+
+def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..., Way]) -> None:
+    """While the store answers for others, its partition alone waits, in the budget, and `/health` says which record.
+
+    First the upload of a value hangs, then the download of another.
+    """
+    way = make_way(partitions=2)
+    root = way.folder / "store"
+    way.store = _switched(way)
+    behind, size = 60, 1_000_000
+    sent: list[Sent] = []
+
+    def more(partition: int, value: bytes, count: int = 1) -> None:
+        records: list[Sent] = [(partition, b"%d" % n, value, [], 1) for n in range(len(sent), len(sent) + count)]
+        sent.extend(records)
+        send(way.broker, way.raw, records)
+
+    def offsets(partition: int) -> int:
+        return sum(record[0] == partition for record in sent)
+
+    settings = {**way.settings(), "in.flight.bytes": 8_000_000}
+    with WorkerProcess(way.folder, settings, {**way.offload(), **way.inflate()}) as worker:
+        worker.wait_ready()
+        more(0, bytes(size), 4)
+        until(lambda: way.arrived(len(sent)), "all is well at first")
+        before_bytes = memory_bytes(worker, "VmRSS")
+        for call, pipeline in (("publish", "offload"), ("download", "inflate")):
+            (root / call).touch()
+            stuck = offsets(0)
+            more(0, STUCK + bytes(size))
+            more(0, bytes(size), behind)
+            why = f"partition 0, offset {stuck}, though it answers others"
+            until(lambda: why in str(worker.get("/health")[1]["reasons"].get(pipeline)), f"{call} is noticed")  # noqa: B023
+            status, health = worker.get("/health")
+            assert (status, health["status"]) == (200, "degraded")
+            more(1, bytes(size), 8)
+            until(lambda: end_offsets(way.broker, way.inflated)[1] == offsets(1), f"others do not wait for a {call}")
+            assert end_offsets(way.broker, way.inflated)[0] == stuck
+            assert memory_bytes(worker, "VmHWM") - before_bytes < behind * size / 2, "what is behind it is not all held"
+            (root / call).unlink()
+            until(lambda: way.arrived(len(sent)), "all have gone on")
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "all is well again")
+        assert worker.terminate() == 0
+    assert digests(read_all(way.broker, way.inflated)) == expected(sent)
+
+
+def _switched(way: Way) -> dict[str, object]:
+    return {
+        "large.message.payload.store.class": "tests.integration.switched_store.SwitchedStore",
+        "switched.root": str(way.folder / "store"),
+        "large.message.store.timeout.ms": 500,
+    }

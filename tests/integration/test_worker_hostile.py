@@ -31,11 +31,11 @@ def serve(request: Request, wire: Wire) -> bool:
     name = request.path.partition("?")[0].rpartition("/")[2]
     if request.method == "GET" and name in BODIES:
         body = BODIES[name]
-        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n%b' % (len(body), body))
         return True
     if request.method == "GET" and name in ("gone", "~wideload-check"):
         return error(404, "NoSuchKey")(request, wire)
-    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n')
     return True
 
 

@@ -78,7 +78,7 @@ def payload(body: bytes, *, length: int | None = None) -> Script:
 
     def script(_: Request, wire: Wire) -> bool:
         head = b"" if length is None else b"Content-Length: %d\r\n" % length
-        wire.write(b"HTTP/1.1 200 OK\r\n%bConnection: close\r\n\r\n%b" % (head, body))
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\n%bConnection: close\r\n\r\n%b' % (head, body))
         return False
 
     return script

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from stores.filesystem import FilesystemStore
-from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, ReferenceRefusedError
+from transforms.errors import (
+    ConfigurationError,
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    ReferenceRefusedError,
+)
 
 
 def opened(root: Path, config: Mapping[str, object] | None = None) -> FilesystemStore:
@@ -183,6 +191,53 @@ def test_a_write_that_fails_leaves_what_was_there(root: Path, store: FilesystemS
     assert caught.value.retriable
     assert store.download(path) == b"old"
     assert [entry.name for entry in (root / "orders").iterdir()] == ["id"]
+
+
+def test_a_disk_that_fails_is_told_by_its_first_error(store: FilesystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after, such as that the rest cannot be removed from a disk that turned read-only, does not hide it."""
+    path = store.put("orders", "id", b"old")
+
+    def failing(number: int) -> Callable[..., None]:
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    with monkeypatch.context() as disk:  # no disk that a test can have fails on demand
+        disk.setattr(os, "fsync", failing(errno.EIO))
+        disk.setattr(os, "unlink", failing(errno.EROFS))
+        with pytest.raises(PayloadStoreError, match="EIO") as caught:
+            store.put("orders", "id", b"new")
+    assert (caught.value.retriable, isinstance(caught.value, PayloadStoreAccessError)) == (True, False)
+    assert store.download(path) == b"old"
+    assert [info.path for info in store.list()] == [path]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_payload_that_cannot_be_read_is_not_missing(
+    store: FilesystemStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A bad sector, or a handle that an NFS server has forgotten, is no verdict on the record; the path is told."""
+    path = store.publish("orders", b"data")
+
+    def read(*_: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "read", read)
+        with pytest.raises(PayloadStoreError, match=rf"cannot read {path}: .*{errno.errorcode[number]}") as caught:
+            store.download(path)
+    assert caught.value.retriable
+    assert store.download(path) == b"data"
+
+
+def test_a_topic_folder_that_is_deleted_is_made_again(root: Path, store: FilesystemStore) -> None:
+    """What lay in it is missing, and says so; the next payload has its folder again."""
+    path = store.publish("orders", b"data")
+    shutil.rmtree(root / "orders")
+    with pytest.raises(PayloadNotFoundError):
+        store.download(path)
+    assert store.download(store.publish("orders", b"data")) == b"data"
 
 
 def test_a_full_disk_may_pass(tmp_path: Path) -> None:

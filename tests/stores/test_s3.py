@@ -26,6 +26,7 @@ from tests.stores.scripted_server import Request, Wire, error, payload, scripted
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
+    PayloadStoreAccessError,
     PayloadStoreError,
     PayloadTooLargeError,
     ReferenceRefusedError,
@@ -268,7 +269,7 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_in_time() -> None:
     """A server that says something before each time-out does not hold a thread for ever."""
 
     def dribble(_: Request, wire: Wire) -> bool:
-        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 1000000\r\n\r\n')
         while not wire.stopped.wait(0.02):
             wire.write(b"x")
         return False
@@ -279,6 +280,27 @@ def test_a_body_that_comes_byte_by_byte_is_given_up_in_time() -> None:
             store.get(store.root.path(*NAME), 2_000_000)
         assert caught.value.retriable
         assert time.monotonic() - begin < 1.5
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 503 No\r\nContent-Length: 1000000\r\n\r\n"]
+)
+def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(start: bytes) -> None:
+    """Nor does one that says so little of its head, or of the body of an error."""
+
+    def dribble(_: Request, wire: Wire) -> bool:
+        wire.write(start)
+        while not wire.stopped.wait(0.02):
+            wire.write(b"x")
+        return False
+
+    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_500)) as store:
+        for call in calls(store)[:3]:
+            begin = time.monotonic()
+            with pytest.raises(PayloadStoreError, match=r"did not come to its end in the time allowed") as caught:
+                call()
+            assert caught.value.retriable
+            assert time.monotonic() - begin < 1.5
 
 
 def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
@@ -319,6 +341,8 @@ def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
         (501, "NotImplemented", False),
         (403, "AccessDenied", False),
         (403, "RequestTimeTooSkewed", False),
+        (400, "RequestTimeTooSkewed", False),
+        (400, "TokenRefreshRequired", False),
         (403, "InvalidObjectState", False),
         (400, "ExpiredToken", False),
         (400, "AuthorizationHeaderMalformed", False),
@@ -366,6 +390,63 @@ def test_a_server_that_is_no_s3_server_is_final() -> None:
         with pytest.raises(PayloadStoreError, match="GetObject") as caught:
             store.check()
         assert not caught.value.retriable
+
+
+def test_a_page_in_place_of_an_answer_is_no_success() -> None:
+    """What answers 200 to everything has stored nothing and has no payloads: waiting may help, as for maintenance."""
+    with scripted_server(everything_is_well) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        for call in (store.check, lambda: store.put(*NAME, b"data"), lambda: store.get(path, 99)):
+            with pytest.raises(PayloadStoreError, match=r"without an ETag, .* check s3\.endpoint") as caught:
+                call()
+            assert caught.value.retriable
+
+
+def everything_is_well(request: Request, wire: Wire) -> bool:
+    """Answers each request with a page, as a load balancer does whose servers are away."""
+    page = b"" if request.method == "PUT" else b"<html>Back soon</html>"
+    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+    return True
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired", "RequestExpired"])
+def test_what_may_be_given_back_lets_nobody_in(code: str) -> None:
+    """An hour that is wrong, or a session that is over, is a matter of access, which a worker that had it waits for."""
+    with (
+        scripted_server(error(400, code)) as server,
+        opened(server.config()) as store,
+        pytest.raises(PayloadStoreAccessError, match=code),
+    ):
+        store.put(*NAME, b"data")
+
+
+def test_a_success_with_an_error_in_it_is_an_error() -> None:
+    """As S3 does it where the answer has begun before the end is known; nothing was stored, and is tried again."""
+
+    def late(_: Request, wire: Wire) -> bool:
+        body = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>Late.</Message></Error>"
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n%b' % (len(body), body))
+        return True
+
+    with scripted_server(late) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="InternalError") as caught:
+            store.put(*NAME, b"data")
+        assert caught.value.retriable
+
+
+def test_a_body_that_is_longer_than_it_said_harms_no_other_payload() -> None:
+    """What comes behind the stated length is no part of a payload, nor of the next."""
+
+    def longer(request: Request, wire: Wire) -> bool:
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 4\r\n\r\nfour and more')
+        return True
+
+    with scripted_server(longer) as server, opened(server.config()) as store:
+        path, got = store.root.path(*NAME), list[bytes]()
+        for _ in range(4):
+            with contextlib.suppress(PayloadStoreError):  # what comes behind is no answer to the next request
+                got.append(store.get(path, 99))
+        assert set(got) == {b"four"}
 
 
 def test_no_such_key_is_a_missing_payload() -> None:
@@ -434,7 +515,7 @@ def test_a_forged_reference_makes_no_request() -> None:
 def accept(request: Request, wire: Wire) -> bool:
     """Takes each put, and gives `four` to each get, but nothing to that of what is called empty."""
     body = b"four" if request.method == "GET" and not request.path.endswith("empty") else b""
-    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n%b' % (len(body), body))
     return True
 
 
