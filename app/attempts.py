@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from app.stages import Fallback
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
     from app.lane import Lane, SourceRecord
@@ -133,6 +134,17 @@ class Attempts:
                         raise
                     self._stats.retries += 1
                     self._failed(trial, exc)
+        finally:
+            self._end(trial)
+
+    @contextlib.contextmanager
+    def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
+        """Notices where what is awaited in here takes longer than the store may: a dead letter goes there too."""
+        began = time.monotonic()
+        trial = _Trial(lane, record, began, called=began)
+        self._watch(trial, self._timeout_s)
+        try:
+            yield
         finally:
             self._end(trial)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Outage", "pause"]
 
 _FIRST_DELAY_S = 0.2
+_FIRST_ASKS_AFTER_S = 1.0
 _BEGINS_AFTER = 5  # failures with no success between them; a server that fails half the time does so now and then
 
 
@@ -41,8 +42,10 @@ class Outage:
         self._delay_max_s = delay_max_s
         self._failures = 0
         self._delay_s = 0.0
-        self._next_at = 0.0
+        self._failed_at = 0.0
         self._asking = asyncio.Lock()
+        self._newcomers = 0
+        self._newcomer = asyncio.Event()
 
     def failed(self, *, probing: bool) -> None:
         """A call has failed in a way that may pass.
@@ -66,6 +69,9 @@ class Outage:
     async def turn(self, tries: int) -> AsyncIterator[bool]:
         """Waits until a record may ask the store, for the time of one call.
 
+        One that has not asked yet waits for less: it may be that nothing but the payloads of others cannot be had, and
+        those would hold it up for minutes.
+
         Args:
             tries: how often it has asked in vain.
 
@@ -76,14 +82,30 @@ class Outage:
             await pause(tries, self._delay_max_s)
         if self.lasts:
             # In the order in which they come: one record whose call always fails must not ask for all others.
-            async with self._asking:
-                if self.lasts:
-                    await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
+            async with self._queue(newcomer=not tries), self._asking:
+                while self.lasts and (left_s := self._left_s()) > 0:
+                    self._newcomer.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._newcomer.wait(), left_s)
                 if self.lasts:
                     yield True
                     return
         yield False
 
+    @contextlib.asynccontextmanager
+    async def _queue(self, *, newcomer: bool) -> AsyncIterator[None]:
+        self._newcomers += newcomer
+        if newcomer:
+            self._newcomer.set()
+        try:
+            yield
+        finally:
+            self._newcomers -= newcomer
+
+    def _left_s(self) -> float:
+        delay_s = min(self._delay_s, _FIRST_ASKS_AFTER_S) if self._newcomers else self._delay_s
+        return self._failed_at + delay_s - time.monotonic()
+
     def _wait(self, delay_s: float) -> None:
         self._delay_s = min(delay_s, self._delay_max_s)
-        self._next_at = time.monotonic() + self._delay_s
+        self._failed_at = time.monotonic()

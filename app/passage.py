@@ -123,7 +123,8 @@ class Passage:
             self.release(lane)
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
-        await self._verdicts.bury(slot)
+        with self._attempts.watching(lane, slot.source):
+            await self._verdicts.bury(slot)
         self.release(lane)
 
     async def _transform(self, lane: Lane, slot: Slot) -> None:
@@ -131,8 +132,9 @@ class Passage:
             results = await self._attempts.apply(lane, slot.source)
             self._share.give_work(slot.finish(results))
         if slot.cause is not None:
-            await self._verdicts.bury(slot)
-        self.release(lane)
+            await self._bury(lane, slot)
+        else:
+            self.release(lane)
 
     def release(self, lane: Lane) -> None:
         """Lets go of what is done, up to the first record that is not."""

@@ -49,7 +49,10 @@ _CODES_THAT_MAY_PASS = frozenset(
     }
 )
 
-_STATUSES_THAT_MAY_PASS = frozenset({HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED})
+_STATUSES_THAT_MAY_PASS = frozenset(
+    # S3 redirects for a time while its names are being changed.
+    {HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED}
+)
 
 # With other statuses than 401 and 403: some servers have the clock's with 400.
 _DENIED = frozenset(

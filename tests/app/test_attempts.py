@@ -294,3 +294,15 @@ async def test_attempts_without_the_store_wait_for_no_thread_of_it() -> None:
         finally:
             release.set()
     assert attempts.degraded is None
+
+
+async def test_attempts_watch_what_else_may_wait_for_the_store(executor: Executor) -> None:
+    """A dead letter that is large goes to the store as well; where that hangs, it is said, and the lane stalled."""
+    lane = Lane(TopicPartition("raw", 3), 3)
+    attempts = made(Storing([]), executor, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
+    with attempts.watching(lane, Read()):
+        async with asyncio.timeout(10):
+            while not lane.stalled:  # noqa: ASYNC110  # it is no event
+                await asyncio.sleep(0.001)
+        assert attempts.degraded == "the store has not answered for 20 ms"
+    assert (lane.stalled, attempts.degraded) == (0, None)

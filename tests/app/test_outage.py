@@ -71,6 +71,30 @@ async def test_outage_asks_less_and_less_often() -> None:
     assert waits == [pytest.approx(least, abs=0.15) for least in (0.2, 0.4, 0.45)]
 
 
+async def test_outage_of_one_payload_holds_up_no_other_for_long() -> None:
+    """Where one payload alone cannot be had, a record that comes then asks soon, not after the waits of that one."""
+    outage = Outage(60.0)
+    down(outage)
+    for _ in range(8):
+        outage.failed(probing=True)  # it waits for most of a minute by now
+
+    async def bad() -> None:
+        tries = 9
+        while True:
+            async with outage.turn(tries) as probing:
+                outage.failed(probing=probing)
+                tries += 1
+
+    waiting = asyncio.create_task(bad())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10), outage.turn(0) as probing:
+        assert probing
+        outage.answered()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+
+
 async def test_outage_turn_that_is_cancelled_is_the_next_ones() -> None:
     """A partition that is lost while its record was to ask leaves the turn to another."""
     outage = Outage(0.001)

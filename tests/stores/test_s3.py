@@ -338,6 +338,7 @@ def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
         (400, "RequestTimeout", True),
         (400, "IncompleteBody", True),
         (409, "OperationAborted", True),
+        (307, "TemporaryRedirect", True),
         (501, "NotImplemented", False),
         (403, "AccessDenied", False),
         (403, "RequestTimeTooSkewed", False),
