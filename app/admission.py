@@ -141,7 +141,7 @@ class Admission:
 
     def _admits_work(self, lane: Lane, size: int) -> bool:
         share = self._share
-        if lane.work and not share.spares_work(lane.work, size):
+        if lane.work and not share.admits_part(lane.work, size):
             return False  # this partition has much that may be stuck, and waits alone
         if share.work_waits or not share.admits_work(size):
             share.work_waits = True

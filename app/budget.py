@@ -11,7 +11,9 @@ import asyncio
 __all__ = ["Budget", "Share"]
 
 _KEPT_FOR_PASSING = 8  # one part in so many
-_HELD_FOR_FREE = 2  # the most that one may hold of what is there for work, as a multiple of what it leaves free
+# The most that a part of a pipeline, or one of several, may hold for work, as multiples of what is left free.
+_PART_FOR_FREE = 1
+_SHARE_FOR_FREE = 4
 
 
 class Budget:
@@ -46,14 +48,9 @@ class Budget:
         """True where `size` more bytes fit beside what is kept for others."""
         return self.work + size <= self.limit - self._reserve and self.used + size <= self.limit
 
-    def spares(self, held: int, size: int) -> bool:
-        """True where who holds `held` bytes for work may take `size` more, and leave enough to others.
-
-        What one holds may wait for hours, behind one payload that cannot be had. So whoever holds much stops before
-        there is nothing left: one alone at two thirds, of two each at two fifths.
-        """
-        free = self.limit - self._reserve - self.work - size
-        return held + size <= _HELD_FOR_FREE * free
+    def spare(self, size: int) -> int:
+        """What is left free for work, were `size` more bytes taken."""
+        return self.limit - self._reserve - self.work - size
 
     def take(self, size: int) -> None:
         """Counts `size` bytes in."""
@@ -96,18 +93,26 @@ class Share:
         return False
 
     def admits_work(self, size: int) -> bool:
-        """As `admits`, for a record with work. One that is too large for the part may pass when it is the only one."""
+        """As `admits`, for a record with work. One that is too large for the part may pass when it is the only one.
+
+        What is held may wait for hours. So one of several shares stops at four fifths of what there is for work.
+        """
         budget = self.budget
         if self.used == 0 or (self.work == 0 and budget.used <= budget.limit):
             return True
-        if budget.admits_work(size) and (budget.shares == 1 or budget.spares(self.work, size)):
+        fair = budget.shares == 1 or self.work + size <= _SHARE_FOR_FREE * budget.spare(size)
+        if fair and budget.admits_work(size):
             return True
         self._awaited = budget.next_freed
         return False
 
-    def spares_work(self, held: int, size: int) -> bool:
-        """See `Budget.spares`, for a part of this share."""
-        if self.budget.spares(held, size):
+    def admits_part(self, held: int, size: int) -> bool:
+        """True where a part of this share that holds `held` bytes may have `size` more, and leave enough to others.
+
+        It may be that all of it waits behind one payload that cannot be had. So it stops at half of what there is for
+        work; of two each stops at a third, and so on.
+        """
+        if held + size <= _PART_FOR_FREE * self.budget.spare(size):
             return True
         self._awaited = self.budget.next_freed
         return False

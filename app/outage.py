@@ -83,7 +83,7 @@ class Outage:
         if self.lasts:
             # In the order in which they come: one record whose call always fails must not ask for all others.
             async with self._queue(newcomer=not tries), self._asking:
-                while self.lasts and (left_s := self._left_s()) > 0:
+                while (left_s := self._left_s()) > 0:
                     self._newcomer.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._newcomer.wait(), left_s)
@@ -103,6 +103,8 @@ class Outage:
             self._newcomers -= newcomer
 
     def _left_s(self) -> float:
+        if not self.lasts:
+            return 0.0
         delay_s = min(self._delay_s, _FIRST_ASKS_AFTER_S) if self._newcomers else self._delay_s
         return self._failed_at + delay_s - time.monotonic()
 

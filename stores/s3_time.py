@@ -11,12 +11,12 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any, cast
 
 from botocore.awsrequest import (
     AWSHTTPConnection,
     AWSHTTPConnectionPool,
+    AWSHTTPResponse,
     AWSHTTPSConnection,
     AWSHTTPSConnectionPool,
 )
@@ -74,9 +74,9 @@ class _Timed(io.RawIOBase):
         super().close()
 
 
-class _Response(HTTPResponse):
+class _Response(AWSHTTPResponse):
     def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+        super().__init__(*arguments, status_tuple=None, **more)
         self.fp = io.BufferedReader(_Timed(cast("Any", self.fp).detach()))
 
 

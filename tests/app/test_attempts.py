@@ -304,5 +304,5 @@ async def test_attempts_watch_what_else_may_wait_for_the_store(executor: Executo
         async with asyncio.timeout(10):
             while not lane.stalled:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-        assert attempts.degraded == "the store has not answered for 20 ms"
-    assert (lane.stalled, attempts.degraded) == (0, None)
+        reason = attempts.degraded
+    assert (reason, lane.stalled, attempts.degraded) == ("the store has not answered for 20 ms", 0, None)

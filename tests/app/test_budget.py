@@ -128,14 +128,14 @@ def test_what_passes_leaves_room_for_work() -> None:
 
 
 def test_work_that_is_stuck_leaves_room_for_that_of_others() -> None:
-    """A pipeline that holds what it has for hours stops at two thirds, and another one has several records at work."""
+    """A pipeline that holds what it has for hours stops at four fifths, and another one has several records at work."""
     budget = Budget(80)
     stuck, other = Share(budget), Share(budget)
-    for share, records in ((stuck, 4), (other, 2)):
+    for share, records in ((stuck, 11), (other, 2)):
         for _ in range(records):
-            assert share.admits_work(10)
-            share.take_work(10)
-        assert not share.admits_work(10)
+            assert share.admits_work(5)
+            share.take_work(5)
+        assert not share.admits_work(5)
     stuck.close()
     assert other.admits_work(50), "alone it may have all"
 
