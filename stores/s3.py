@@ -263,7 +263,7 @@ class S3Store(Store):
 
     @contextlib.contextmanager
     def _translated(self, operation: str, path: str) -> Iterator[None]:
-        with translated(operation, path, self._bucket), within(self._transfer_seconds):
+        with translated(operation, path, self._bucket), within(self.timeout_ms / 1000):
             yield
 
 

@@ -300,7 +300,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(start: bytes) -> 
             with pytest.raises(PayloadStoreError, match=r"did not come to its end in the time allowed") as caught:
                 call()
             assert caught.value.retriable
-            assert time.monotonic() - begin < 1.5
+            assert time.monotonic() - begin < 3
 
 
 def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
