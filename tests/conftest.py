@@ -24,12 +24,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app import jars
 from app.broker import EmbeddedBroker
+from tests.integration.way import PARTITIONS, MakeTopic, Way
+from tests.s3_server import S3Server, S3UnavailableError, s3_server
 from transforms.errors import WideloadError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-MakeTopic = Callable[..., str]
 
 _TESTS = Path(__file__).parent
 _LIMIT_SECONDS = 300
@@ -106,6 +106,26 @@ def broker(pytestconfig: pytest.Config) -> Iterator[str]:
 def least_session_ms(broker: str, pytestconfig: pytest.Config) -> int:
     """The shortest session that the broker lets a consumer have: the embedded one is set to one second."""
     return 2_000 if pytestconfig.stash[_broker_told].startswith("embedded") else 6_000
+
+
+@pytest.fixture(scope="module")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server for the tests of a file."""
+    try:
+        with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
+            yield server
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> Callable[..., Way]:
+    """Makes the topics and the configuration of one test."""
+
+    def make(partitions: int = PARTITIONS, large: int = 2_000_000) -> Way:
+        return Way(broker, make_topic, tmp_path, partitions=partitions, large=large, session_ms=least_session_ms)
+
+    return make
 
 
 def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.client_stores import CuttableWay, GatedStore
-from tests.integration.way import PARTITIONS, MakeTopic, Way
-from tests.s3_server import S3Server, s3_server
-
-
-@pytest.fixture
-def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> Callable[..., Way]:
-    """Makes the topics and the configuration of one test."""
-
-    def make(partitions: int = PARTITIONS, large: int = 2_000_000) -> Way:
-        return Way(broker, make_topic, tmp_path, partitions=partitions, large=large, session_ms=least_session_ms)
-
-    return make
+from tests.s3_server import S3Server
 
 
 @pytest.fixture
@@ -29,13 +17,6 @@ def rng() -> random.Random:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")  # noqa: T201  # pytest shows it
     return random.Random(seed)
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for the tests of a file."""
-    with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from app.serializers import LargeMessageSerializer
 from stores.memory import MemoryStore
-from tests.conftest import MakeTopic
+from tests.integration.way import MakeTopic
 from tests.s3_server import free_port
 
 LARGE = b"l" * 101
