@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from app.stats import PipelineStats
     from transforms.record import Header, Record
 
-__all__ = ["AssembledRecord", "Assembly", "chunks_of", "metadata_of"]
+__all__ = ["AssembledRecord", "Assembly", "chunks_of"]
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,6 @@ class AssembledRecord:
     value: bytes | None
     headers: Sequence[Header]
     timestamp: int
-
-
-def metadata_of(offset: int, delivered: int) -> str:
-    """What is committed beside an offset: below what everything was delivered, where that is above the offset."""
-    return note(delivered) if delivered > offset else ""
 
 
 class Assembly:
@@ -130,8 +125,8 @@ class Assembly:
         """Takes in what was committed beside the offset of a partition, before its first record."""
         if not metadata:
             return
-        delivered = noted(metadata)
-        if delivered is None:
+        found = noted(metadata)
+        if found is None:
             log.warning(
                 "pipeline %s: topic %s, partition %d: the metadata of the commit is not ours and is ignored: %.100r",
                 pipeline,
@@ -140,8 +135,8 @@ class Assembly:
                 metadata,
             )
             return
-        lane.delivered = delivered
-        self._assembler.resume(lane.partition, lane.delivered)
+        lane.delivered = found.delivered
+        self._assembler.resume(lane.partition, found.delivered, found.torn)
 
     def commit(self, lane: Lane) -> tuple[int, str]:
         """The offset and the metadata to commit of a lane with a tracker.
@@ -152,7 +147,8 @@ class Assembly:
         assert lane.tracker is not None
         safe = lane.tracker.safe()
         offset = min(lane.held_back(safe), self._assembler.safe_offset(lane.partition, safe))
-        return offset, metadata_of(offset, self._assembler.delivered_below(lane.partition, safe))
+        delivered = self._assembler.delivered_below(lane.partition, safe)
+        return offset, note(offset, delivered, self._assembler.torn(lane.partition, offset))
 
     def clear(self, partition: TopicPartition) -> None:
         """See `Assembler.clear`."""

@@ -17,14 +17,19 @@ duplicates:
 
 A chunk that comes when its message has been discarded is given back too, with the message's reason, and marked `late`.
 
+A message whose writer was taken for dead is written again by another one, and is delivered. If the first writer was
+only asleep, it goes on in the middle when it wakes: the rest of a message without its beginning. So the messages that
+were begun more often than ended are remembered, also beyond a restart: see `Assembler.torn`.
+
 Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; design, "Chunks".
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,6 +46,8 @@ __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "L
 _REMEMBERED = 1000  # messages of a partition that have ended, so that a late chunk of theirs is known for what it is
 _UNSETTLED = 100  # messages of a partition that have ended, and perhaps are not delivered; more are taken together
 _BEGINNINGS = 10  # times the time that a message may wait: as long may its writer begin again
+_TORN = 32  # ids of messages of a partition, in the note beside a commit; as many as a writer has in its hands
+_TORN_ID_BYTES = 16
 # What Python holds of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
@@ -59,6 +66,7 @@ class _Context:
     records: list[LoggedRecord] = field(default_factory=list)
     held: int = 0
     length: int = 0
+    begun: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,13 @@ class _End:
 
 
 @dataclass(slots=True)
+class _Torn:
+    since: int
+    open: int = 0  # how many writers have begun the message, and not ended it, though it is delivered
+    ends: list[int] = field(default_factory=list)  # where some of them have ended it since the last commit
+
+
+@dataclass(slots=True)
 class _Partition:
     contexts: dict[str, _Context] = field(default_factory=dict)
     ended: OrderedDict[str, _End] = field(default_factory=OrderedDict)
@@ -77,6 +92,7 @@ class _Partition:
     # Messages that were delivered and are just being written again: the first chunk of that, when it came, and when one
     # came last.
     repeats: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    torn: dict[str, _Torn] = field(default_factory=dict)
     last: int = -1
     delivered: int = 0
 
@@ -181,13 +197,39 @@ class Assembler:
         state = self._partitions.get(partition)
         return position if state is None else max(position, state.delivered)
 
-    def resume(self, partition: Hashable, delivered: int) -> None:
+    def torn(self, partition: Hashable, offset: int) -> tuple[str, ...]:
+        """What to note beside a commit of `offset`: ids of messages that were begun more often than ended below it.
+
+        They are delivered. The rest of such a message may come at any time, from a writer that was taken for dead; it
+        is a duplicate, and after a restart nobody could know that without this. Only the newest are given, and one as
+        often as there are writers. Each is 22 characters of base64: a hash of what the chunks say of their message.
+        """
+        state = self._partitions.get(partition)
+        if state is None:
+            return ()
+        found: list[str] = []
+        for id_, torn in list(state.torn.items()):
+            torn.ends = [end for end in torn.ends if end >= offset]  # a restart reads these again
+            if not torn.open and not torn.ends:
+                del state.torn[id_]
+            elif torn.since < offset:  # else it is found again
+                found += [id_] * (torn.open + len(torn.ends))
+        return tuple(found[-_TORN:])
+
+    def resume(self, partition: Hashable, delivered: int, torn: Iterable[str] = ()) -> None:
         """After a restart at a safe offset: what ended below `delivered` was delivered, and is not given again.
 
         Only what was evicted or has expired may be given back again, since the next time it may be another message
         that has to go.
+
+        Args:
+            partition: as in `add`.
+            delivered: what `delivered_below` said at the commit.
+            torn: what `torn` said then.
         """
-        self._partitions.setdefault(partition, _Partition()).delivered = delivered
+        state = self._partitions.setdefault(partition, _Partition())
+        state.delivered = delivered
+        state.torn = {id_: _Torn(-1, count) for id_, count in Counter(torn).items()}
 
     def delivered(self, partition: Hashable, offset: int) -> bool:
         """Whether an ordinary record at this offset was delivered before the restart."""
@@ -230,7 +272,7 @@ class Assembler:
                 yield Discarded("oversized", chunk.uuid, (record,), detail)
                 return
             context = _Context(chunk, headers, now_ms, now_ms, None if chunk.checksum is None else hashlib.sha256())
-        elif (problem := self._problem(context, chunk, record)) is not None:
+        elif (problem := self._problem(state, context, chunk, record)) is not None:
             reason, detail = problem
             if reason is None:
                 self._duplicate(partition, context, chunk, now_ms)
@@ -245,20 +287,43 @@ class Assembler:
     def _duplicate(self, partition: Hashable, context: _Context, chunk: Chunk, now_ms: int) -> None:
         self.counts.duplicates += 1
         if not chunk.id:  # the writer begins again, and has as long as the first time
+            context.begun += 1
             context.began_ms = now_ms
             self._order.move_to_end((partition, chunk.uuid))
+        elif chunk.id == chunk.count - 1:
+            self._mend(self._partitions[partition], chunk)
 
     def _repeat(self, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int | None) -> None:
         """A chunk of a message that was delivered; `now_ms` where it is the first one."""
         self.counts.duplicates += 1
         if now_ms is not None and chunk.count > 1:
+            self._tear(state, chunk, record.offset)
             first, first_ms, _ = state.repeats.get(chunk.uuid, (record.offset, now_ms, now_ms))
             if self._too_long(first_ms, now_ms):
                 self._settle(state, first)
                 first, first_ms = record.offset, now_ms
             state.repeats[chunk.uuid] = first, first_ms, now_ms
-        elif chunk.id == chunk.count - 1 and chunk.uuid in state.repeats:
-            self._settle(state, state.repeats.pop(chunk.uuid)[0])
+        elif chunk.count > 1 and chunk.id == chunk.count - 1:
+            self._mend(state, chunk)
+            if chunk.uuid in state.repeats:
+                self._settle(state, state.repeats.pop(chunk.uuid)[0])
+
+    def _tear(self, state: _Partition, chunk: Chunk, first: int, times: int = 1) -> None:
+        """Takes in how many writers have begun a message that was delivered, before this or with it."""
+        torn = state.torn.setdefault(_torn_id(chunk), _Torn(first))
+        torn.open += times
+        if len(state.torn) > _REMEMBERED:
+            del state.torn[next(iter(state.torn))]
+
+    def _mend(self, state: _Partition, chunk: Chunk) -> None:
+        """Takes in that one of them has ended it."""
+        torn = state.torn.get(_torn_id(chunk))
+        if torn is not None and torn.open:
+            torn.open -= 1
+            torn.ends.append(state.last)
+
+    def _is_torn(self, state: _Partition, chunk: Chunk) -> bool:
+        return bool(state.torn) and _torn_id(chunk) in state.torn
 
     def _too_long(self, first_ms: int, now_ms: int) -> bool:
         """Whether a message that begins again and again has kept commits back, and others out, for long enough."""
@@ -276,7 +341,7 @@ class Assembler:
 
     def _late(self, state: _Partition, chunk: Chunk, record: LoggedRecord) -> Iterator[Discarded]:
         end = state.ended.get(chunk.uuid)
-        if end is not None and end.reason is None and _same(chunk, end.chunk):
+        if self._is_torn(state, chunk) if end is None else end.reason is None and _same(chunk, end.chunk):
             self._repeat(state, chunk, record, None)
         elif end is not None and end.reason is not None:
             self._end(state, end.chunk, end.reason)
@@ -287,7 +352,9 @@ class Assembler:
             detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
             yield Discarded("missing-first", chunk.uuid, (record,), detail)
 
-    def _problem(self, context: _Context, chunk: Chunk, record: LoggedRecord) -> tuple[Reason | None, str] | None:
+    def _problem(
+        self, state: _Partition, context: _Context, chunk: Chunk, record: LoggedRecord
+    ) -> tuple[Reason | None, str] | None:
         """Why the chunk does not go on with its message; without a reason it is a duplicate. None where it does."""
         first = context.chunk
         if not _same(chunk, first):
@@ -300,7 +367,9 @@ class Assembler:
             same = context.records[chunk.id].value == record.value
             return (None, "") if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
         if chunk.id > expected:
-            return "out-of-order", f"chunk {chunk.id} came, chunk {expected} was next"
+            told = f"chunk {chunk.id} came, chunk {expected} was next"
+            # Of a message that was delivered, it is the rest of an older writing.
+            return (None, told) if self._is_torn(state, chunk) else ("out-of-order", told)
         left = first.count - 1 - chunk.id  # each has a byte at least
         if context.length + len(record.value or b"") + left > first.size:
             return "contradictory", f"more bytes than the {first.size:,} of the message"
@@ -340,6 +409,9 @@ class Assembler:
         self._forget(partition, state, chunk.uuid)
         first, last = records[0], records[-1]
         self._end(state, chunk, None, _hash(first))
+        if context.begun > 1 or self._is_torn(state, chunk):
+            self._tear(state, chunk, first.offset, context.begun)
+            self._mend(state, chunk)
         return Assembled(
             Record(first.key, value, context.headers, first.timestamp), ChunkMessageId(first.offset, last.offset)
         )
@@ -386,6 +458,12 @@ class Assembler:
 
 def _same(one: Chunk, other: Chunk) -> bool:
     return (one.count, one.size, one.checksum) == (other.count, other.size, other.checksum)
+
+
+def _torn_id(chunk: Chunk) -> str:
+    told = f"{chunk.uuid} {chunk.count} {chunk.size} {chunk.checksum}"
+    digest = hashlib.sha256(told.encode()).digest()[:_TORN_ID_BYTES]
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _hash(record: LoggedRecord) -> int:

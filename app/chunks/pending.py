@@ -15,20 +15,35 @@ from aiokafka.structs import OffsetAndMetadata
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits
 from transforms.chunk import is_chunk
 
-__all__ = ["AssembledRecord", "Pending", "ReadingClock", "note", "noted"]
+__all__ = ["AssembledRecord", "Noted", "Pending", "ReadingClock", "note", "noted"]
 
-_NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})", re.ASCII)
-
-
-def note(delivered: int) -> str:
-    """Metadata of a commit: everything that ended below `delivered` has been delivered."""
-    return f"wideload:delivered={delivered}"
+_NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,31}[\w-]{22}))?", re.ASCII)
 
 
-def noted(metadata: str | None) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What stands beside a commit.
+
+    Attributes:
+        delivered: everything that ended below it has been delivered.
+        torn: of `Assembler.torn`.
+    """
+
+    delivered: int
+    torn: tuple[str, ...] = ()
+
+
+def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
+    """Metadata of a commit of `offset`; empty where there is nothing to note. At most 785 bytes."""
+    if delivered <= offset and not torn:
+        return ""
+    return f"wideload:delivered={delivered}" + (f";torn={','.join(torn)}" if torn else "")
+
+
+def noted(metadata: str | None) -> Noted | None:
     """The inverse of `note`; None where the metadata is something else."""
     match = _NOTE.fullmatch(metadata or "")
-    return None if match is None else int(match[1])
+    return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())
 
 
 @dataclass
@@ -122,21 +137,21 @@ class Pending:
         position = min([offset, *ends])
         safe = min([self.assembler.safe_offset(partition, position), *(records[0].offset for records in waiting)])
         delivered = self.assembler.delivered_below(partition, position)
-        return OffsetAndMetadata(safe, metadata or (note(delivered) if delivered > safe else ""))
+        return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
 
-    def moved(self, partition: TopicPartition, delivered: int | None = None) -> None:
+    def moved(self, partition: TopicPartition, noted: Noted | None = None) -> None:
         """The partition is read from elsewhere; nothing that was read before counts.
 
         Args:
             partition: which.
-            delivered: what was noted beside the commit at which reading begins.
+            noted: what stands beside the commit at which reading begins.
         """
         self.assembler.clear(partition)
         self.ready.pop(partition, None)
         self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
         self._known.add(partition)
-        if delivered is not None:
-            self.assembler.resume(partition, delivered)
+        if noted is not None:
+            self.assembler.resume(partition, noted.delivered, noted.torn)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Other partitions than before: all of them begin anew, and what was taken away is forgotten."""

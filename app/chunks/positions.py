@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
-from app.chunks.pending import Pending, noted
+from app.chunks.pending import Noted, Pending, noted
 
 __all__ = ["Subscriptions"]
 
@@ -37,9 +37,9 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
         super().seek(position)
         self._moved(None)
 
-    def _moved(self, delivered: int | None) -> None:
+    def _moved(self, found: Noted | None) -> None:
         if self._assignment.active:  # what is under way for another one says nothing of this
-            self._pending.moved(self._partition, delivered)
+            self._pending.moved(self._partition, found)
 
 
 class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types

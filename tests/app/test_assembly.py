@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 from aiokafka import TopicPartition
 
-from app.assembly import Assembly, chunks_of, metadata_of
+from app.assembly import Assembly, chunks_of
 from app.chunking import ChunkSettings
+from app.chunks.pending import note
 from app.lane import Hold, Lane
 from app.stats import PipelineStats
 from transforms.assembly import Limits
@@ -52,22 +53,29 @@ def lane(start: int = 0) -> Lane:
     return made
 
 
-@pytest.mark.parametrize(
-    ("offset", "delivered", "metadata"), [(5, 9, "wideload:delivered=9"), (5, 5, ""), (0, 2**63 - 1, None)]
-)
-def test_metadata_only_where_it_says_more(offset: int, delivered: int, metadata: str | None) -> None:
-    """It is empty where the offset says it all, and never near the 4,096 bytes that a commit may carry."""
-    found = metadata_of(offset, delivered)
-    assert found == (f"wideload:delivered={delivered}" if metadata is None else metadata)
-    assert len(found.encode()) < 40
-
-
 def test_metadata_comes_back() -> None:
     """What one assembly notes, the next one takes in: records below are not for the chain any more."""
     assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
-    assembly.resume(one, metadata_of(5, 9), "p")
+    assembly.resume(one, note(5, 9, ()), "p")
     assert [assembly.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
     assert assembly.add(one, Read(8)) == (None, [])
+
+
+def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:
+    """A writer that was taken for dead goes on after the reader has begun again: nothing is discarded."""
+    assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
+    whole = chunks(1)
+    tracker = one.tracked(0)
+    for record in [chunks(0)[0], *whole]:
+        assembly.add(one, record)
+        tracker.released = record.offset + 1
+    offset, metadata = assembly.commit(one)
+    assert (offset, metadata.startswith(f"wideload:delivered={offset};torn=")) == (whole[-1].offset + 1, True)
+    stats = PipelineStats()
+    after, two = Assembly(SETTINGS, stats), lane(offset)
+    after.resume(two, metadata, "p")
+    assert [after.add(two, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
+    assert stats.duplicate_chunks == len(whole) - 1
 
 
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])

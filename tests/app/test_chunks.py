@@ -10,7 +10,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata
 
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
-from app.chunks.pending import AssembledRecord, Pending, ReadingClock, note, noted
+from app.chunks.pending import AssembledRecord, Noted, Pending, ReadingClock, note, noted
 from app.chunks.producer import ChunkedRecordMetadata
 from app.chunks.rate import Rate
 from app.serializers.arguments import Arguments
@@ -48,7 +48,8 @@ def letter(partition: TopicPartition, offset: int, uuid: str, text: str, number:
 def committable(pending: Pending, offset: int, partition: TopicPartition = P0) -> tuple[int, int | None]:
     """The safe offset, and the note."""
     safe = pending.safe({partition: OffsetAndMetadata(offset, "")})[partition]
-    return safe.offset, noted(safe.metadata)
+    found = noted(safe.metadata)
+    return safe.offset, None if found is None else found.delivered
 
 
 def deliver(pending: Pending, partition: TopicPartition = P0) -> list[bytes]:
@@ -135,7 +136,7 @@ def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
     position, delivered = 0, None
     while True:
         pending = Pending(Limits())
-        pending.moved(P0, delivered)
+        pending.moved(P0, None if delivered is None else Noted(delivered))
         end = rng.randint(position, len(log))
         for record in log[position:end]:
             pending.take({P0: [record]}, 0)
@@ -152,9 +153,13 @@ def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
 
 def test_note_is_short_and_read_back() -> None:
     """The note of any offset is far below what the broker takes, and nothing else is taken for one."""
-    assert noted(note(2**63 - 1)) == 2**63 - 1
-    assert len(note(2**63 - 1)) < 50
-    assert [noted(text) for text in (None, "", "mine", "wideload:delivered=", "wideload:delivered=-1")] == [None] * 5
+    torn = tuple(f"{number:022}" for number in range(32))
+    assert note(5, 5, ()) == ""
+    assert noted(note(5, 9, ())) == Noted(9)
+    assert noted(note(0, 2**63 - 1, torn)) == Noted(2**63 - 1, torn)
+    assert len(note(0, 2**63 - 1, torn)) < 800
+    others = [None, "", "mine", "wideload:delivered=", "wideload:delivered=-1", f"{note(0, 1, torn)},", "torn=x"]
+    assert [noted(text) for text in others] == [None] * len(others)
 
 
 # --- clock and rate ---------------------------------------------------------------------------------------------------

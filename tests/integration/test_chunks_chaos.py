@@ -257,7 +257,10 @@ class Road:
         worker.kill()
         source, sink = self._ways[name]
         commits = marks(self.broker, self._group(name), source)
-        delivered = {partition: noted(metadata) or offset for partition, (offset, metadata) in commits.items()}
+        delivered = {}
+        for partition, (offset, metadata) in commits.items():
+            found = noted(metadata)
+            delivered[partition] = offset if found is None else found.delivered
         return Kill(delivered, end_offsets(self.broker, sink))
 
     async def finished(self, name: str, worker: WorkerProcess, arrivals: Arrivals | None = None) -> None:
@@ -266,10 +269,10 @@ class Road:
 
         def done() -> bool:
             _lives(name, worker)
-            ends = {partition: (end, "") for partition, end in end_offsets(self.broker, source).items()}
-            return marks(self.broker, self._group(name), source) == ends
+            found = marks(self.broker, self._group(name), source)
+            return {partition: offset for partition, (offset, _) in found.items()} == end_offsets(self.broker, source)
 
-        await asyncio.to_thread(until, done, f"{name} has committed all, and noted nothing", SECONDS)
+        await asyncio.to_thread(until, done, f"{name} has committed all", SECONDS)
         if arrivals is not None:
             await arrivals.to(await asyncio.to_thread(end_offsets, self.broker, sink))
 

@@ -22,7 +22,7 @@ from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeT
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
-from app.chunks.pending import noted
+from app.chunks.pending import Noted, noted
 from tests.integration.aiokafka_records import becomes, one
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
@@ -432,7 +432,7 @@ async def test_commit_holds_and_restart_repeats_nothing(broker: str, make_topic:
         elif way == "offsets":
             await consumer.commit({TopicPartition(topic, 0): 8})
     found = await committed(broker, topic, topic)
-    assert (found.offset, noted(found.metadata)) == (1, 8)
+    assert (found.offset, noted(found.metadata)) == (1, Noted(8))
     await write(broker, topic, [*slow[2:], Record(b"k", b"d")])
     async with consuming(broker, topic, [], keys) as consumer:
         assert [(await one(consumer)).value for _ in range(2)] == [value_of(3_000, 1), b"d"]

@@ -748,20 +748,34 @@ def test_restart_while_writers_begin_again(
 
     A message comes at most as often as it stands in the log as a whole, so a restart alone repeats none.
     """
+    rng = random.Random(seed)
     queues: list[list[Record]] = []
     times = dict[str, int]()
     for number, (count, cuts) in enumerate(found):
         whole = letters(str(number), "abcde"[:count])
-        queues.append([chunk for cut in (*cuts, count) for chunk in whole[:cut]])
-        times[str(number)] = 1 + sum(cut >= count for cut in cuts)
+        queue: list[Record] = []
+        asleep: list[list[Record]] = []
+        for cut in (*cuts, count):
+            for chunk in whole[:cut]:
+                # What a writer that was taken for dead had in its hands, and writes when it wakes.
+                queue += [tail.pop(0) for tail in asleep if rng.random() < 0.2]
+                asleep = [each for each in asleep if each]
+                queue.append(chunk)
+            if 0 < cut < count and rng.random() < 0.5:
+                asleep.append(whole[cut:])
+        while asleep:
+            queue.append(rng.choice(asleep).pop(0))
+            asleep = [each for each in asleep if each]
+        queues.append(queue)
+        times[str(number)] = sum(Chunk.parse(chunk)[0].id == count - 1 for chunk in queue)
     order = [number for number, queue in enumerate(queues) for _ in queue]
-    random.Random(seed).shuffle(order)
+    rng.shuffle(order)
     log = logged(queues[number].pop(0) for number in order)
-    committed, noted, lowest = 0, 0, 0
+    committed, noted, lowest, torn = 0, 0, 0, tuple[str, ...]()
     delivered = dict.fromkeys(times, 0)
     for stop, on_their_way in [*stops, (1.0, 0)]:
         assembler = Assembler(UNLIMITED)
-        assembler.resume(0, noted)
+        assembler.resume(0, noted, torn)
         end = committed + round(stop * (len(log) - committed))
         position = max(committed, end - on_their_way)  # what ended from here on is lost with the process
         for record in log[committed:end]:
@@ -769,10 +783,56 @@ def test_restart_while_writers_begin_again(
                 assert isinstance(event, Assembled), event
                 delivered[Chunk.parse(record)[0].uuid] += record.offset < position
         committed, noted = assembler.safe_offset(0, position), assembler.delivered_below(0, position)
+        torn = assembler.torn(0, committed)
         assert committed >= lowest
         lowest = committed
     assert all(1 <= delivered[uuid] <= times[uuid] for uuid in times)
     settled(assembler)
+
+
+def test_rest_of_a_message_from_a_writer_that_was_taken_for_dead() -> None:
+    """It is a duplicate, also after a restart; then it is no longer waited for."""
+    log = logged([*ABC[:1], *ABC, *letters("other", "d"), *ABC[1:]])
+    before = Assembler(UNLIMITED)
+    assert reasons(feed(before, log[:5])) == ["abc", "d"]
+    assert before.safe_offset(0, 5) == 5
+    assert before.torn(0, 0) == ()  # all would be read again
+    torn = before.torn(0, 5)
+    assert len(torn) == 1
+    after = Assembler(UNLIMITED)
+    after.resume(0, 5, torn)
+    assert reasons(feed(after, log[5:6])) == []
+    assert after.torn(0, 6) == torn
+    assert reasons(feed(after, log[6:])) == []
+    assert (after.torn(0, 6), after.torn(0, 7)) == (torn, ())  # a restart at 6 reads the last chunk again
+    assert after.counts.duplicates == 2
+    settled(after)
+
+
+def test_rest_of_another_message_is_not_taken_for_one() -> None:
+    """The same uuid with another size or checksum, or a message that nobody has begun twice: given back."""
+    before = Assembler(UNLIMITED)
+    feed(before, logged([*ABC[:1], *ABC, *letters("once", "xyz")]))
+    after = Assembler(UNLIMITED)
+    after.resume(0, 7, before.torn(0, 7))
+    rest = [letters("u", "abcd")[1], letters("once", "xyz")[2], ABC[1]]
+    assert ABC[0].headers == letters("u", "abc")[0].headers
+    assert reasons(feed(after, logged(rest, 7))) == ["missing-first", "missing-first", "late missing-first"]
+
+
+def test_torn_messages_are_the_newest() -> None:
+    """A commit has room for 32 ids; what was written twice as a whole is none of them."""
+    assembler = Assembler(UNLIMITED)
+    log = [each for n in range(40) for each in (letters(f"{n}", "ab")[0], *letters(f"{n}", "ab"))]
+    again = [each for n in range(40, 140) for each in letters(f"{n}", "ab") * 2]
+    feed(assembler, logged([*log, *again]))
+    end = len(log) + len(again)
+    assert assembler.safe_offset(0, end) == end
+    torn = assembler.torn(0, end)
+    assert len(set(torn)) == 32
+    rest = Assembler(UNLIMITED)
+    rest.resume(0, end, torn)
+    assert feed(rest, logged([letters(f"{n}", "ab")[1] for n in range(8, 40)], end)) == []
 
 
 def test_repeat_that_ends_nowhere_expires() -> None:
