@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from app.outage import Outage, pause
 from app.stages import Fallback
-from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -162,7 +162,7 @@ class Attempts:
             call = self._call if probing else self._call_unless_down
             try:
                 made = await self._loop.run_in_executor(self._executor, call, trial)
-            except PayloadNotFoundError:
+            except (PayloadNotFoundError, PayloadUnfitError):
                 outage.answered()
                 raise
             except PayloadStoreError as exc:

@@ -16,7 +16,14 @@ from app.payload import download, publish
 from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
 from transforms.chunk import Chunking, checksum
-from transforms.errors import ChunkError, KeyMissingError, PayloadStoreError, RecordTooLargeError, TransformError
+from transforms.errors import (
+    ChunkError,
+    KeyMissingError,
+    PayloadStoreError,
+    PayloadUnfitError,
+    RecordTooLargeError,
+    TransformError,
+)
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
@@ -393,6 +400,11 @@ class Fallback:
             return done
         try:
             result = self._chain.apply(record)
+        except PayloadUnfitError:
+            # It is not down; but what it does not take, readers of chunks do.
+            if (done := self._without_store(record)) is None:
+                raise
+            return done
         except PayloadStoreError as exc:
             if not self._may_pass(exc):
                 raise

@@ -17,6 +17,7 @@ from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
     PayloadStoreError,
+    PayloadUnfitError,
     RecordUnfitError,
     ReferenceRefusedError,
     TransformError,
@@ -88,7 +89,7 @@ class Verdicts:
         try:
             try:
                 yield
-            except (TransformError, PayloadNotFoundError, ReferenceRefusedError) as exc:
+            except (TransformError, PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError) as exc:
                 self._count(exc)
                 cause = self._cause(slot.source, exc)
                 assert self._letters is not None

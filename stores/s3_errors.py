@@ -10,7 +10,7 @@ import botocore.exceptions as aws
 import urllib3.exceptions
 
 from stores.s3_time import LateError
-from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 
 __all__ = ["status", "translated"]
 
@@ -70,6 +70,7 @@ _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
 _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
+    "413": "what stands before the S3 server takes no body of this size (nginx: client_max_body_size)",
     "AccessDenied": "it takes s3:GetObject, s3:PutObject and s3:ListBucket",
     "AuthorizationHeaderMalformed": "check s3.region",
     "ExpiredToken": "the session of s3.session.token is over: temporary keys that renew themselves come from AWS's own "
@@ -94,6 +95,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
 
     Raises:
         PayloadNotFoundError: the key is not there. A bucket that is not there is another matter.
+        PayloadUnfitError: S3, or a server before it, takes no payload of this size.
         PayloadStoreAccessError: S3 lets nobody in: permission, credentials, the clock, no such bucket.
         PayloadStoreError: everything else, `retriable` by the tables above.
     """
@@ -103,6 +105,8 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         if isinstance(exc, aws.ClientError) and _code(exc) == "NoSuchKey":
             raise PayloadNotFoundError(path) from exc
         message = f"{operation} {path} failed: {_reason(exc, bucket)}"
+        if isinstance(exc, aws.ClientError) and _is_unfit(exc):
+            raise PayloadUnfitError(message) from exc
         if _is_denied(exc):
             raise PayloadStoreAccessError(message) from exc
         raise PayloadStoreError(message, retriable=_may_pass(exc)) from exc
@@ -126,8 +130,12 @@ def _reason(exc: Exception, bucket: str) -> str:
     if code == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
         return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"
     reason = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
-    advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code)
+    advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code or str(status(exc)))
     return f"{reason}; {advice}" if advice else reason
+
+
+def _is_unfit(exc: aws.ClientError) -> bool:
+    return _code(exc) == "EntityTooLarge" or status(exc) == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 def _is_denied(exc: Exception) -> bool:

@@ -20,6 +20,7 @@ WideloadError
 ├── PayloadStoreError             the store; `retriable` says whether to try again
 │   ├── PayloadStoreAccessError   the store lets nobody in: permission, credentials, bucket; somebody must act
 │   ├── PayloadNotFoundError      there is no such payload; final
+│   ├── PayloadUnfitError         the store does not take this payload, such as for its size; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
 └── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, or will take; final
@@ -47,6 +48,7 @@ __all__ = [
     "PayloadStoreAccessError",
     "PayloadStoreError",
     "PayloadTooLargeError",
+    "PayloadUnfitError",
     "RecordTooLargeError",
     "RecordUnfitError",
     "ReferenceRefusedError",
@@ -363,6 +365,10 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
     def __init__(self, path: str) -> None:
         super().__init__(f"there is no payload at {shown(path)}")
         self.path = path
+
+
+class PayloadUnfitError(PayloadStoreError):
+    """The store does not take this payload, and takes others: it, or a server before it, takes no more at once."""
 
 
 class ReferenceRefusedError(PayloadStoreError):

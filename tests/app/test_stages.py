@@ -30,6 +30,7 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    PayloadUnfitError,
     RecordTooLargeError,
     ReferenceRefusedError,
 )
@@ -670,6 +671,25 @@ def test_fallback_lets_one_ask_however_long_that_takes() -> None:
     assert (beside, store.tried) == ([("chunk",)], 2)
     store.down, now_s[0] = False, 65.0
     assert fallback.apply(large)[1] == ("offload",), "the next one may ask"
+
+
+def test_fallback_takes_what_the_store_does_not_take() -> None:
+    """A payload that is too large for the store goes as chunks, and the store is asked for the next one."""
+
+    class Small(PlainStore):
+        def publish(self, topic: str, data: bytes) -> str:
+            if len(data) > 4_000:
+                raise PayloadUnfitError("413")
+            return super().publish(topic, data)
+
+    stage = OffloadStage(Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    told: list[PayloadStoreError] = []
+    fallback = Fallback(chain, told.append)
+    assert [fallback.apply(Record(b"k", b"v" * size))[1] for size in (5_000, 3_000)] == [("chunk",), ("offload",)]
+    assert told == [], "it is not down"
+    with pytest.raises(PayloadUnfitError, match="413"):
+        fallback.apply(Record(b"k", b"v" * 9_001))
 
 
 def test_fallback_is_none_for_what_is_final() -> None:

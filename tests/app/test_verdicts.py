@@ -25,6 +25,7 @@ from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreError,
     PayloadTooLargeError,
+    PayloadUnfitError,
     ReferenceRefusedError,
 )
 
@@ -70,7 +71,7 @@ class Bench:
         return slot
 
 
-@pytest.mark.parametrize("error", [ChunkError(5, 3, "so"), PayloadNotFoundError("s3://b/t/id")])
+@pytest.mark.parametrize("error", [ChunkError(5, 3, "so"), PayloadNotFoundError("s3://b/t/id"), PayloadUnfitError("x")])
 def test_verdict_on_a_record_that_can_never_succeed(error: Exception) -> None:
     """It becomes a dead letter, which holds what it is large; the flow goes on."""
     bench = Bench(LETTERS)

@@ -29,6 +29,7 @@ from transforms.errors import (
     PayloadStoreAccessError,
     PayloadStoreError,
     PayloadTooLargeError,
+    PayloadUnfitError,
     ReferenceRefusedError,
 )
 
@@ -408,6 +409,21 @@ def everything_is_well(request: Request, wire: Wire) -> bool:
     page = b"" if request.method == "PUT" else b"<html>Back soon</html>"
     wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
     return True
+
+
+def test_a_payload_that_is_too_large_for_the_server_is_for_itself() -> None:
+    """S3 says so, or a proxy before it; others fare better, so it is the payload's error, and not the store's."""
+
+    def proxy(_: Request, wire: Wire) -> bool:
+        page = b"<html><head><title>413 Request Entity Too Large</title></head></html>\r\n"
+        wire.write(b"HTTP/1.1 413 Request Entity Too Large\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        return True
+
+    for script, told in ((error(400, "EntityTooLarge"), "EntityTooLarge"), (proxy, "client_max_body_size")):
+        with scripted_server(script) as server, opened(server.config()) as store:
+            with pytest.raises(PayloadUnfitError, match=told) as caught:
+                store.put(*NAME, b"data")
+            assert not caught.value.retriable
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired", "RequestExpired"])
