@@ -63,6 +63,7 @@ _PASSING = (
     kafka_errors.InvalidTxnState,
     kafka_errors.InvalidProducerIdMapping,
     kafka_errors.ConcurrentTransactions,
+    kafka_errors.IllegalOperation,  # a transaction has failed already; what with, the next try meets as the first
     kafka_errors.ProducerClosed,
     kafka_errors.UnknownMemberIdError,
     kafka_errors.IllegalGenerationError,

@@ -109,18 +109,21 @@ class Commits:
     async def _resume(self) -> None:
         lanes = list(self._lanes)
         partitions = [lane.partition for lane in lanes]
+        doing = f"reading offsets of group {self._settings.group_id}"
         try:
             if self._transactions is None:
                 commits = await self._intake.commits(partitions)
             else:
                 # In this order: before it has a producer of its own, another one's may commit.
+                doing, reading = "starting a transactional producer", doing
                 await self._transactions.assign(lanes)
+                doing = reading
                 commits = await self._intake.commits(partitions, stable=True)
                 # The client may have begun to read where the group was before.
                 for partition, commit in commits.items():
                     self._intake.seek(partition, commit.offset)
         except (KafkaError, IllegalStateError) as exc:
-            self._ending.fail(translated(exc, f"reading offsets of group {self._settings.group_id}"))
+            self._ending.fail(translated(exc, doing))
             return
         except Exception as exc:  # noqa: BLE001  # or the flow would wait for ever
             self._ending.fail_by_defect(exc)

@@ -215,7 +215,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await self._finish()
         except (LimitError, PartitionsChangedError, UnfitError, RecordError) as exc:
             if isinstance(exc, UnfitError):
-                exc.partition = next(lane.partition for lane in self._lanes if lane.tracker is exc.tracker)
+                exc.partition = next((lane.partition for lane in self._lanes if lane.tracker is exc.tracker), None)
             self._commits.end()
             if isinstance(exc, RecordError) and not self.settings.guarantee.exactly_once:
                 raise

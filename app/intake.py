@@ -11,7 +11,9 @@ from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     IncompatibleBrokerVersion,
     KafkaError,
+    NoOffsetForPartitionError,
     NotCoordinatorError,
+    OffsetOutOfRangeError,
 )
 from aiokafka.protocol.group import LeaveGroupRequest
 
@@ -132,7 +134,9 @@ class Intake:
         paused = [lane.partition for lane in lanes]
         self._consumer.pause(*paused)
         try:
-            await self._consumer.getmany(timeout_ms=0)
+            # That it is not known where to begin is found out again, by the poll that may read there.
+            with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
+                await self._consumer.getmany(timeout_ms=0)
         finally:
             self._consumer.resume(*(partition for partition in paused if lanes.get(partition) is not None))
 

@@ -49,7 +49,7 @@ class UnfitError(ClusterError):
         tracker: of its source partition, as the flow knows it.
         offset: in its source partition.
         error: what the topic says.
-        partition: the source partition, once the flow has looked it up.
+        partition: the source partition, once the flow has looked it up; None where it is not the flow's any more.
     """
 
     def __init__(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
@@ -78,7 +78,8 @@ class Refusals:
         Raises:
             ClusterError: that was known, so this was its dead letter, and no record can pass it.
         """
-        assert error.partition is not None
+        if error.partition is None:
+            return
         place = (*error.partition, error.offset)
         if place in self._unfit:
             told = f"topic {place[0]}, partition {place[1]}, offset {place[2]}: {self._unfit[place]}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aiokafka import TopicPartition
 
     from app.intake import Intake
+    from app.lane import Lane
     from app.lanes import Lanes
     from app.settings import PipelineSettings
     from app.stats import PipelineStats
@@ -81,8 +82,9 @@ class Starts:
             KafkaError: the cluster did not answer.
         """
         for partition in sorted(self._fresh):
+            lane = self._lanes.get(partition)
             first, _ = await self._intake.bounds(partition)
-            if not await self._begin(partition, first):
+            if lane is None or not await self._begin(lane, first):
                 return  # the group moves on; what it gives then is begun anew
             log.warning(
                 "pipeline %s: topic %s was deleted and created anew; partition %d is read from its first record, at "
@@ -111,19 +113,22 @@ class Starts:
                 await self._find_again(partition, offset)
 
     async def _find_first(self, partition: TopicPartition) -> None:
+        lane = self._lanes.get(partition)
         first, end = await self._intake.bounds(partition)
+        if lane is None or not self._lanes.holds(lane):
+            return  # the group has moved on; who has the partition now looks for itself
         if self._intake.position(partition) is not None:
             return  # found meanwhile: a transaction has ended that had it
         if self._reset == "earliest":
             self._intake.seek(partition, first)
         elif await self._group_knows(partition.topic):
             # The group has read other partitions of the topic, each of them committed at its first look.
-            await self._begin(partition, first)
-            log.warning(
-                "pipeline %s: topic %s, partition %d is new, and read from its first record", self._name, *partition
-            )
+            if await self._begin(lane, first):
+                log.warning(
+                    "pipeline %s: topic %s, partition %d is new, and read from its first record", self._name, *partition
+                )
         else:
-            await self._begin(partition, end)
+            await self._begin(lane, end)
 
     async def _group_knows(self, topic: str) -> bool:
         # Asked once: what this flow has since committed at its own first look does not count.
@@ -132,9 +137,9 @@ class Starts:
         return self._known[topic]
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
-        first, end = await self._intake.bounds(partition)
         lane = self._lanes.get(partition)
-        if lane is None or first <= offset <= end:
+        first, end = await self._intake.bounds(partition)
+        if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
         if lane.tracker is not None:
@@ -143,7 +148,7 @@ class Starts:
                 "created anew, or records were deleted before they were read",
                 retriable=True,
             )
-        if not await self._begin(partition, first):
+        if not await self._begin(lane, first):
             return
         if offset < first:
             self._stats.expired_records += first - offset
@@ -161,14 +166,16 @@ class Starts:
             what,
         )
 
-    async def _begin(self, partition: TopicPartition, offset: int) -> bool:
-        """Reads from an offset, and commits it: what was committed must not come back with the next start."""
-        lane = self._lanes.get(partition)
-        if lane is None or not self._intake.seek(partition, offset):
+    async def _begin(self, lane: Lane, offset: int) -> bool:
+        """Reads from an offset, and commits it: what was committed must not come back with the next start.
+
+        False where the lane has been discarded: what is committed meanwhile is not to be written over.
+        """
+        if not self._lanes.holds(lane) or not self._intake.seek(lane.partition, offset):
             return False
         lane.delivered, lane.noted, lane.committed = 0, "", offset
         try:
-            await self._intake.commit({partition: (offset, "")})
+            await self._intake.commit({lane.partition: (offset, "")})
         except (CommitFailedError, IllegalStateError):
             return False
         return self._lanes.holds(lane)

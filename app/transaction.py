@@ -13,12 +13,13 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from aiokafka.errors import InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
+from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.structs import OffsetAndMetadata
 
 from app.budget import Part
 from app.clients import translated
+from app.guarantee import TIMEOUT
 from app.lane import Slot, held_bytes
 from app.outlet import Outlet
 from transforms.identifiers import transactional_id
@@ -126,19 +127,21 @@ class Transaction:
     async def start(self) -> None:
         """Takes the `transactional.id`: what another producer had begun with it is aborted, or committed to its end.
 
+        Where this fails, `stop` lets go of what there is.
+
         Raises:
             KafkaError: the cluster does not let it.
         """
         try:
             async with asyncio.timeout(_START_S) as timeout:
                 await self.outlet.start()
-        except BaseException as exc:
-            await self._producer.client.close()
-            with contextlib.suppress(KafkaError):
-                await self._producer.stop()
-            if isinstance(exc, TimeoutError) and timeout.expired():
-                raise KafkaTimeoutError(f"transactional.id {self.id}: no coordinator in {_START_S:g} s") from exc
-            raise
+        except TimeoutError as exc:
+            if not timeout.expired():
+                raise
+            raise KafkaTimeoutError(
+                f"transactional.id {self.id}: no coordinator in {_START_S:g} s; its log takes as many brokers in sync "
+                "as transaction.state.log.min.isr says"
+            ) from exc
 
     @property
     def idle(self) -> bool:
@@ -220,14 +223,18 @@ class Transaction:
             await asyncio.wait([self._ends])
 
     async def _end(self) -> None:
+        limit_s = self._settings.guarantee.timeout_ms / 1000
         try:
-            async with asyncio.timeout(self._settings.guarantee.timeout_ms / 1000):
+            async with asyncio.timeout(limit_s) as timeout:
                 if self.outlet.failed or self._over or not await self._commit():
                     self._over = True
                     return
-        except (KafkaError, OSError, TimeoutError) as exc:
+        except (KafkaError, IllegalOperation, OSError, TimeoutError) as exc:
             self._over = True
-            self._ending.fail(translated(exc, f"committing a transaction of {self.id}"))
+            told: BaseException = exc
+            if isinstance(exc, TimeoutError) and timeout.expired():
+                told = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
+            self._ending.fail(translated(told, f"committing a transaction of {self.id}"))
             return
         except Exception as exc:  # noqa: BLE001  # or the lane would wait for ever
             self._over = True
@@ -296,9 +303,10 @@ class Transaction:
 
     async def _abort(self) -> None:
         manager = cast("Any", self._producer._txn_manager)  # noqa: SLF001
+        failed = manager._transaction_waiter  # noqa: SLF001
         if manager.state in _OPEN and not isinstance(self.outlet.failure, (ProducerFenced, InvalidProducerEpoch)):
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._producer.abort_transaction(), _ABORT_S)
-        waiter = manager._transaction_waiter  # noqa: SLF001
-        if waiter is not None and waiter.done() and not waiter.cancelled():
-            waiter.exception()  # or the event loop would tell that nobody has looked at it
+        for waiter in (failed, manager._transaction_waiter):  # noqa: SLF001  # to abort makes another one
+            if waiter is not None and waiter.done() and not waiter.cancelled():
+                waiter.exception()  # or the event loop would tell that nobody has looked at it

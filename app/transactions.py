@@ -49,7 +49,8 @@ class Transactions:
         ending: of the flow, where a transaction fails.
     """
 
-    # State that changes: `_of`, by `assign` and `stop`. A lane has its transaction before its first record.
+    # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
+    # `_stopping`: producers on their way out, whoever waits for that.
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Transactions:
         self._ending = ending
         self._bounds = Bounds()
         self._of: dict[TopicPartition, Transaction] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Nothing: there is a producer for each lane, and there are no lanes yet."""
@@ -122,8 +124,12 @@ class Transactions:
             stats=self._stats,
             ending=self._ending,
         )
-        async with slots:
-            await made.start()
+        try:
+            async with slots:
+                await made.start()
+        except BaseException:
+            await self._stop([made])
+            raise
         self._of[lane.partition] = made
 
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
@@ -175,8 +181,19 @@ class Transactions:
         stopping = list(self._of.values())
         self._of.clear()
         await self._stop(stopping)
+        await asyncio.gather(*self._stopping)
 
     async def _stop(self, stopping: Sequence[Transaction]) -> None:
+        """Stops them to the end, also where who waits does no more, as at one rebalance after another.
+
+        One that is stopped by half would be there for good, with its connections.
+        """
+        task = asyncio.get_running_loop().create_task(self._stop_all(stopping))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+        await asyncio.shield(task)
+
+    async def _stop_all(self, stopping: Sequence[Transaction]) -> None:
         results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
         for each, result in zip(stopping, results, strict=True):
             if isinstance(result, (KafkaError, OSError)):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiokafka import TopicPartition
 from aiokafka.errors import (
+    IllegalOperation,
     InvalidTimestampError,
     InvalidTopicError,
     KafkaError,
@@ -262,7 +263,7 @@ class Batches:
                     self._give_up(batch, outbox.partition, exc)
                     raise
         except Exception as exc:  # in a task of its own: raised, it would be seen by nobody
-            if not isinstance(exc, (KafkaError, WideloadError, OSError, AssertionError)):
+            if not isinstance(exc, (KafkaError, IllegalOperation, WideloadError, OSError, AssertionError)):
                 log.exception("topic %s, partition %d: unexpected error", *outbox.partition)
             self._fail(exc, outbox.partition.topic)
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
-from tests.integration.topics import Sent, end_offsets, read_all, send
+from tests.integration.topics import Counted, Sent, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected
 from tests.integration.worker_process import WorkerProcess, until
 from tests.s3_server import S3Server
@@ -35,12 +35,26 @@ TIMES = {
     "consumer.max.poll.interval.ms": int(INTERVAL_S * 1000),
 }
 
+# What it is called, the fault, how long it lasts at least, and what /health says then.
+TROUBLES: list[tuple[str, Fault, float, str | None]] = [
+    ("down", Down(), INTERVAL_S + 1, "EndpointConnectionError|ConnectionClosedError|Connection"),
+    ("hang", Hang(), 0, "ReadTimeout|not answered"),
+    ("half 503", Error(503, share=0.5), 0, None),
+    ("all 503", Error(503), 2, "SlowDown"),
+    ("full", Error(507, code="XMinioStorageFull"), 0, "XMinioStorageFull"),
+    ("denied", Error(403, code="AccessDenied"), 0, "AccessDenied"),
+    ("cut upload", Cut(100_000, "upload"), 0, "Connection"),
+    ("cut download", Cut(100_000, "download"), 0, "cut after|Connection"),
+    ("slow", Slow(2.0), 0, None),
+]
+
 
 @dataclass
 class Traffic:
     """What is sent on the way, numbered by partition in the keys."""
 
     way: Way
+    counted: Counted
     sent: list[Sent] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _chance: random.Random = field(default_factory=lambda: random.Random(13))
@@ -59,12 +73,12 @@ class Traffic:
 
     def arrived(self) -> bool:
         """Whether all have come out at the far end."""
-        return self.way.arrived(len(self.sent))
+        return self.counted.total() >= len(self.sent)
 
     def small_arrived(self) -> bool:
         """Whether all small ones have."""
         small = sum(partition == SMALL_PARTITION for partition, *_ in self.sent)
-        return end_offsets(self.way.broker, self.way.inflated)[SMALL_PARTITION] == small
+        return self.counted.count()[SMALL_PARTITION] == small
 
     def _send(self, wanted: list[tuple[int, int]]) -> None:
         records: list[Sent] = [
@@ -94,13 +108,24 @@ def retries(worker: WorkerProcess) -> int:
 
 @pytest.mark.slow
 @pytest.mark.s3
+@pytest.mark.parametrize(
+    ("guarantee", "chosen"),
+    # With transactions less is new: that none is open while a record waits, and that none holds up others.
+    [("at_least_once", None), ("exactly_once", {"down", "half 503", "cut upload", "cut download"})],
+    ids=["at_least_once", "exactly_once"],
+)
 def test_worker_outlasts_store_troubles(
-    make_way: Callable[..., Way], versitygw: S3Server, proxy: FaultProxy, record_property: Callable[[str, object], None]
+    make_way: Callable[..., Way],
+    versitygw: S3Server,
+    proxy: FaultProxy,
+    record_property: Callable[[str, object], None],
+    guarantee: str,
+    chosen: set[str] | None,
 ) -> None:
     """Down, hanging, failing, cut and full, one after the other: degraded and why, then on by itself, nothing lost.
 
     Meanwhile small records of another partition flow through both pipelines, the budget holds, no partition is lost,
-    and the store is not stormed.
+    and the store is not stormed. What arrives is what readers of committed records see.
     """
     way = make_way(partitions=3)
     way.store = {
@@ -112,20 +137,11 @@ def test_worker_outlasts_store_troubles(
         "in.flight.bytes": BUDGET_BYTES,
         "task.shutdown.graceful.timeout.ms": 5_000,
     }
-    troubles: list[tuple[str, Fault, float, str | None]] = [
-        ("down", Down(), INTERVAL_S + 1, "EndpointConnectionError|ConnectionClosedError|Connection"),
-        ("hang", Hang(), 0, "ReadTimeout|not answered"),
-        ("half 503", Error(503, share=0.5), 0, None),
-        ("all 503", Error(503), 2, "SlowDown"),
-        ("full", Error(507, code="XMinioStorageFull"), 0, "XMinioStorageFull"),
-        ("denied", Error(403, code="AccessDenied"), 0, "AccessDenied"),
-        ("cut upload", Cut(100_000, "upload"), 0, "Connection"),
-        ("cut download", Cut(100_000, "download"), 0, "cut after|Connection"),
-        ("slow", Slow(2.0), 0, None),
-    ]
-    traffic = Traffic(way)
+    troubles = [trouble for trouble in TROUBLES if chosen is None or trouble[0] in chosen]
+    keys = {**TIMES, "processing.guarantee": guarantee}
+    traffic = Traffic(way, Counted(way.broker, way.inflated))
     measured: dict[str, str] = {}
-    with WorkerProcess(way.folder, settings, {**way.offload(**TIMES), **way.inflate(**TIMES)}) as worker:
+    with WorkerProcess(way.folder, settings, {**way.offload(**keys), **way.inflate(**keys)}) as worker:
         worker.wait_ready()
         traffic.burst()
         until(traffic.arrived, "all is well at first")
@@ -168,7 +184,7 @@ def test_worker_outlasts_store_troubles(
         assert worker.terminate() == 0
     record_property("measured", f"{measured}, {proxy.counts}")
     assert grown_bytes < 10 * BUDGET_BYTES
-    assert digests(read_all(way.broker, way.inflated)) == expected(traffic.sent)
+    assert digests(read_all(way.broker, way.inflated, "read_committed")) == expected(traffic.sent)
 
 
 @pytest.mark.s3
@@ -195,7 +211,7 @@ def test_worker_keeps_partitions_while_payloads_take_long(
         "in.flight.bytes": VALUE_BYTES,
         "task.shutdown.graceful.timeout.ms": 1_000,
     }
-    traffic = Traffic(way)
+    traffic = Traffic(way, Counted(way.broker, way.inflated))
     with WorkerProcess(way.folder, settings, way.offload(**times)) as worker:
         worker.wait_ready()
         proxy.switch(Slow(1.2))

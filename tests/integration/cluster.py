@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
@@ -151,20 +152,31 @@ class Cluster:
         described = self._ask(lambda client: client.describe_cluster())
         return {int(broker["node_id"]) for broker in described["brokers"]}
 
-    def allow(self, user: str, resource: str, *operations: int, kind: int = 2) -> None:
-        """Lets a user do these with a resource: 3 Read, 4 Write, 8 Describe, 10 DescribeConfigs; of kind 2, a topic."""
+    def coordinator(self, transactional_id: str) -> int:
+        """The node id of the coordinator of its transactions."""
+        return int(
+            self._ask(lambda client: client._client.coordinator_lookup(CoordinationType.TRANSACTION, transactional_id))
+        )
+
+    def allow(self, user: str, resource: str, *operations: int, kind: int = 2, pattern: int = 3) -> None:
+        """Lets a user do these with a resource: 3 Read, 4 Write, 8 Describe, 10 DescribeConfigs; of kind 2, a topic.
+
+        The resource is that of this name (pattern 3), or all whose names begin so (4).
+        """
 
         async def run() -> None:
             async with admin(ClientSettings(self.bootstrap_servers)) as connection:
                 names = Names(self.bootstrap_servers, connection)
                 for operation in operations:
-                    await names.acl(f"User:{user}", "*", resource, type_number=kind, operation=operation)
+                    await names.acl(
+                        f"User:{user}", "*", resource, type_number=kind, operation=operation, pattern=pattern
+                    )
 
         asyncio.run(run())
 
-    def forbid(self, user: str, resource: str, *operations: int, kind: int = 2) -> None:
+    def forbid(self, user: str, resource: str, *operations: int, kind: int = 2, pattern: int = 3) -> None:
         """Takes these rights from a user."""
-        filters = [(kind, resource, 3, f"User:{user}", "*", operation, _ALLOW) for operation in operations]
+        filters = [(kind, resource, pattern, f"User:{user}", "*", operation, _ALLOW) for operation in operations]
 
         async def run() -> None:
             async with admin(ClientSettings(self.bootstrap_servers)) as connection:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.client_stores import CuttableWay, GatedStore
+from tests.integration.line import Line, MakeLine
+from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
+
+
+@pytest.fixture
+def make_line(broker: str, make_topic: MakeTopic, tmp_path: Path) -> MakeLine:
+    """Makes the topics and the configuration of one test: `make_line(transform, partitions=1, **keys)`."""
+
+    def make(transform: str = "offload", partitions: int = 1, **keys: object) -> Line:
+        forever = {"retention.ms": "-1"}  # the records' timestamps are years old
+        source, sink = make_topic(partitions, **forever), make_topic(partitions, **forever)
+        return Line(broker, tmp_path, source, sink, transform, keys)
+
+    return make
 
 
 @pytest.fixture

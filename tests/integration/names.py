@@ -230,11 +230,17 @@ class Names:
         return int(response.topic_errors[0][1])
 
     async def acl(
-        self, principal: str = "User:a", host: str = "*", resource: str = "t", type_number: int = 2, operation: int = 3
+        self,
+        principal: str = "User:a",
+        host: str = "*",
+        resource: str = "t",
+        type_number: int = 2,
+        operation: int = 3,
+        pattern: int = 3,
     ) -> None:
-        """Lets `principal` do `operation` (3: Read) with a resource (2: a topic)."""
+        """Lets `principal` do `operation` (3: Read) with a resource (2: a topic) of this name (3), or prefix (4)."""
         answer = await self._ask(
-            _CreateAcls(acls=[(type_number, resource, 3, principal, host, operation, 3)]),
+            _CreateAcls(acls=[(type_number, resource, pattern, principal, host, operation, 3)]),
         )
         assert [code for code, _ in answer.results] == [0], answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,17 @@ import pytest
 from app.preflight import check
 from app.settings import parse
 from tests.integration.cluster import Cluster
-from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.topics import Counted, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import ConfigurationError, WideloadError
+from transforms.identifiers import transactional_id
 
 USER, PASSWORD = "wideload", "of-a-test"
 READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
-GROUP = 3
+GROUP, TRANSACTIONAL_ID = 3, 5
+PREFIXED = 4
+ONCE = {"processing.guarantee": "exactly_once"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,32 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
         assert worker.terminate() == 0
 
 
+@pytest.mark.chaos
+def test_worker_coordinator_killed_in_a_transaction(cluster: Cluster, way: Way) -> None:
+    """The coordinator of a transaction is killed while that is open: another ends it, and each record is there once."""
+    records = mixed(2_000, seed=11, partitions=3)
+    counted = Counted(way.broker, way.inflated)
+    long = {**ONCE, "transaction.boundary.interval.ms": 5_000}
+    with contextlib.ExitStack() as restarted, way.worker(**long) as worker:
+        worker.wait_ready()
+        name = transactional_id("offload", way.raw, 0)
+        coordinator = cluster.coordinator(name)
+        send(way.broker, way.raw, records[:1_000])
+        until(lambda: end_offsets(way.broker, way.orders)[0] > 0, "records are written")
+        assert 'wideload_transactions_total{pipeline="offload"} 0.0' in worker.text("/metrics"), "its first is open"
+        node = cluster.nodes[coordinator - 1]
+        node.kill()
+        restarted.callback(node.start)
+        send(way.broker, way.raw, records[1_000:])
+        until(lambda: counted.total() >= len(records), "all are committed, on two of three", 180)
+        assert cluster.coordinator(name) != coordinator
+        node.start()
+        assert worker.terminate() == 0
+        assert "Traceback" not in worker.log.read_text()
+    assert digests(read_all(way.broker, way.orders, "read_committed")).keys() == expected(records).keys()
+    assert digests(read_all(way.broker, way.inflated, "read_committed")) == expected(records)
+
+
 def secured(cluster: Cluster, protocol: str) -> dict[str, object]:
     """The keys of a worker that logs in."""
     keys: dict[str, object] = {
@@ -91,13 +121,33 @@ def grant(cluster: Cluster, way: Way) -> None:
     cluster.allow(USER, way.group("offload"), READ, kind=GROUP)
 
 
-# what is taken away: resource, operation, kind, what /health says then
-RIGHTS = {
-    "read": ("raw", READ, 2, "the user may not use this topic; grant Read on sources, Write on sinks"),
-    "write": ("orders", WRITE, 2, "the user may not use this topic; grant Read on sources, Write on sinks"),
-    "describe": ("raw", DESCRIBE, 2, "grant Describe on it"),
-    "group": ("offload", READ, GROUP, "the user may not use this group; grant Read on it"),
-}
+@dataclasses.dataclass(frozen=True)
+class Right:
+    """What is taken away, and what /health says then; the resource is a topic or the group of a pipeline."""
+
+    resource: str
+    operations: tuple[int, ...]
+    told: str
+    kind: int = 2
+
+
+NOT_THIS_TOPIC = "the user may not use this topic; grant Read on sources, Write on sinks"
+RIGHTS = [
+    Right("raw", (READ,), NOT_THIS_TOPIC),
+    Right("orders", (WRITE,), NOT_THIS_TOPIC),
+    Right("raw", (DESCRIBE, READ), "grant Describe on it"),  # Read and Write imply Describe
+    Right("offload", (READ,), "the user may not use this group; grant Read on it", GROUP),
+]
+TRANSACTION_RIGHTS = [
+    Right(
+        "offload:",
+        (WRITE,),
+        "the user may not use this transactional.id; grant Write and Describe on transactional ids that begin with the "
+        "pipeline's name and a colon",
+        TRANSACTIONAL_ID,
+    ),
+    Right("offload:", (DESCRIBE, WRITE), "the brokers refuse transactional.id offload:", TRANSACTIONAL_ID),
+]
 
 
 def is_told(worker: WorkerProcess, what: str) -> bool:
@@ -105,11 +155,28 @@ def is_told(worker: WorkerProcess, what: str) -> bool:
     return what in str(worker.get("/health")[1]["reasons"])
 
 
-def test_worker_rights_come_and_go(cluster: Cluster, way: Way) -> None:
+@contextlib.contextmanager
+def granted_transactions(cluster: Cluster, *operations: int) -> Iterator[None]:
+    """Lets the user have transactions in pipelines of this name, as long as the block runs."""
+    cluster.allow(USER, "offload:", *operations, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
+    try:
+        yield
+    finally:
+        cluster.forbid(USER, "offload:", *operations, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_worker_rights_come_and_go(cluster: Cluster, way: Way, guarantee: str) -> None:
     """Over TLS, with a login: a right that is taken away lets the pipeline wait and say so, until it is back."""
+    once = guarantee == "exactly_once"
     grant(cluster, way)
     settings = {**way.settings(), **secured(cluster, "SASL_SSL")}
-    with WorkerProcess(way.folder, settings, way.offload(**{"errors.retry.delay.max.ms": 500})) as worker:
+    keys = {"errors.retry.delay.max.ms": 500, "processing.guarantee": guarantee}
+    counted = Counted(way.broker, way.orders)
+    with (
+        granted_transactions(cluster, WRITE, DESCRIBE) if once else contextlib.nullcontext(),
+        WorkerProcess(way.folder, settings, way.offload(**keys)) as worker,
+    ):
         worker.wait_ready()
         sent = 0
 
@@ -119,22 +186,43 @@ def test_worker_rights_come_and_go(cluster: Cluster, way: Way) -> None:
             sent += 10
 
         send_some()
-        until(lambda: end_offsets(way.broker, way.orders)[0] >= sent, "records flow")
-        for name, operation, kind, told in RIGHTS.values():
-            resource = way.group(name) if kind == GROUP else getattr(way, name)
-            also = [DESCRIBE] if operation != DESCRIBE else [READ]  # Read and Write imply Describe
-            removed = [operation, *also] if kind == 2 and operation == DESCRIBE else [operation]
-            cluster.forbid(USER, resource, *removed, kind=kind)
+        until(lambda: counted.total() >= sent, "records flow")
+        for right in [*RIGHTS, *TRANSACTION_RIGHTS] if once else RIGHTS:
+            resource = {GROUP: way.group(right.resource), 2: getattr(way, right.resource, "")}.get(right.kind)
+            pattern = PREFIXED if right.kind == TRANSACTIONAL_ID else 3
+            which = {"kind": right.kind, "pattern": pattern}
+            cluster.forbid(USER, resource or right.resource, *right.operations, **which)
             send_some()
-            until(partial(is_told, worker, told), f"it is told: {told}")
-            cluster.allow(USER, resource, *removed, kind=kind)
-            until(lambda: end_offsets(way.broker, way.orders)[0] >= sent, "records flow again")
+            until(partial(is_told, worker, right.told), f"it is told: {right.told}")
+            cluster.allow(USER, resource or right.resource, *right.operations, **which)
+            until(lambda: counted.total() >= sent, "records flow again")
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
         until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == sent, "all is committed")
         assert worker.terminate() == 0
         assert PASSWORD not in worker.log.read_text()
-    found = [record.key for record in read_all(way.broker, way.orders)[0]]
-    assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(sent)]
+    found = [record.key for record in read_all(way.broker, way.orders, "read_committed")[0]]
+    assert (found if once else list(dict.fromkeys(found))) == [b"%d" % number for number in range(sent)]
+
+
+def test_worker_transactional_id_refused(cluster: Cluster, way: Way) -> None:
+    """Without rights to its transactional ids a pipeline is refused at start, without Write at its first producer."""
+    grant(cluster, way)
+    settings = {**way.settings(), **secured(cluster, "SASL_PLAINTEXT")}
+    with pytest.raises(
+        ConfigurationError, match=rf"the brokers refuse transactional\.id offload:{way.raw}:0.* grant Write"
+    ):
+        asyncio.run(check(parse({**settings, "pipeline": way.offload(**ONCE)}, {})))
+    with (
+        granted_transactions(cluster, DESCRIBE),
+        WorkerProcess(way.folder, settings, way.offload(**ONCE)) as worker,
+    ):
+        assert worker.wait() == 1
+        log = worker.log.read_text()
+    assert (
+        f"starting a transactional producer: [Error 53] TransactionalIdAuthorizationFailed: offload:{way.raw}:" in log
+    )
+    assert "grant Write and Describe on transactional ids that begin with the pipeline's name and a colon" in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])

@@ -17,7 +17,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from transforms.record import Header
 
-__all__ = ["Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send"]
+__all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send"]
 
 _LARGE = 64 * 1024 * 1024
 
@@ -99,6 +99,44 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_uncommitted") ->
     With `read_committed` it waits until no transaction is open below that.
     """
     return asyncio.run(asyncio.wait_for(_read_all(bootstrap, topic, isolation), 120))
+
+
+class Counted:
+    """Counts the records of a topic that readers of committed records see, and reads each of them once for that."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._next: dict[TopicPartition, int] = {}
+        self._counts: dict[int, int] = defaultdict(int)
+
+    def count(self) -> Mapping[int, int]:
+        """How many there are by now, by partition."""
+        asyncio.run(asyncio.wait_for(self._read(), 120))
+        return self._counts
+
+    def total(self) -> int:
+        """How many there are by now."""
+        return sum(self.count().values())
+
+    async def _read(self) -> None:
+        numbers = await _end_offsets(self._bootstrap, self._topic)
+        partitions = [TopicPartition(self._topic, number) for number in numbers]
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level="read_committed"
+        ) as consumer:
+            ends = await consumer.end_offsets(partitions)  # below what is not committed
+            partitions = [partition for partition in partitions if self._next.get(partition, 0) < ends[partition]]
+            if not partitions:
+                return
+            consumer.assign(partitions)
+            for partition in partitions:
+                consumer.seek(partition, self._next.get(partition, 0))
+            while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
+                for partition, records in (await consumer.getmany(timeout_ms=500)).items():
+                    self._counts[partition.partition] += len(records)
+            for partition in partitions:
+                self._next[partition] = await consumer.position(partition)
 
 
 async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:

@@ -1,0 +1,126 @@
+"""A pipeline of a test that delivers exactly once: two topics, and one flow of it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from app.budget import Budget
+from app.flow import Flow
+from app.preflight import Plan, plan_pipeline
+from app.settings import PipelineSettings, Settings, parse
+from app.stages import build
+from app.stats import PipelineStats
+from stores.registry import open_store
+from tests.integration.topics import Found, Sent, marks, read_all, send
+from transforms.identifiers import transactional_id
+
+__all__ = ["LONG", "STAMP", "Life", "Line", "MakeLine", "keys", "records"]
+
+STAMP = 1_700_000_000_000
+# Nothing but the end of the flow ends a transaction.
+LONG = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
+
+
+class Life:
+    """One flow of a pipeline, its stats, and what its budget holds."""
+
+    def __init__(self, flow: Flow, stats: PipelineStats, budget: Budget, task: asyncio.Task[None]) -> None:
+        self.flow = flow
+        self.stats = stats
+        self.budget = budget
+        self.task = task
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for something; fails with what the flow has failed with."""
+        async with asyncio.timeout(30):
+            while not condition():
+                if self.task.done():
+                    self.task.result()
+                    raise AssertionError("the flow has ended")
+                await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """As SIGTERM does."""
+        self.flow.stop()
+        await asyncio.wait_for(self.task, 30)
+
+
+class Line:
+    """A pipeline from one topic to another."""
+
+    def __init__(
+        self, broker: str, folder: Path, source: str, sink: str, transform: str, keys: Mapping[str, object]
+    ) -> None:
+        self.broker = broker
+        self.source = source
+        self.sink = sink
+        store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(folder)}
+        table = {
+            "topics": [source],
+            "output.topic": sink,
+            "transforms": [transform],
+            "processing.guarantee": "exactly_once",
+            **(store if transform in ("offload", "inflate") else {}),
+            **keys,
+        }
+        self.settings: Settings = parse({"bootstrap.servers": broker, "pipeline": {sink: table}})
+        self.pipeline: PipelineSettings = self.settings.pipelines[0]
+
+    @property
+    def id(self) -> str:
+        """The transactional id of partition 0."""
+        return transactional_id(self.pipeline.name, self.source, 0)
+
+    @asynccontextmanager
+    async def life(self, plan: Plan | None = None) -> AsyncIterator[Life]:
+        """A flow that runs; where it has not ended, it ends as with a failure: nothing is finished or committed."""
+        stats, budget, joined = PipelineStats(), Budget(50_000_000), asyncio.Event()
+        plan = plan or await plan_pipeline(self.settings.client, self.pipeline)
+        store = open_store(self.pipeline.store) if self.pipeline.store else None
+        with ThreadPoolExecutor(2) as executor:
+            flow = Flow(
+                self.settings.client,
+                self.pipeline,
+                plan,
+                build(self.pipeline, store, plan.sink.max_message_bytes, stats),
+                budget=budget,
+                executor=executor,
+                stats=stats,
+                graceful_timeout_s=10.0,
+                joined=joined.set,
+            )
+            task = asyncio.create_task(flow.run())
+            try:
+                yield Life(flow, stats, budget, task)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def send(self, records: list[Sent]) -> None:
+        """Writes to the source."""
+        await asyncio.to_thread(send, self.broker, self.source, records)
+
+    async def found(self, topic: str | None = None, isolation: str = "read_committed") -> list[Found]:
+        """What stands in partition 0 of the sink, or of another topic."""
+        return (await asyncio.to_thread(read_all, self.broker, topic or self.sink, isolation)).get(0, [])
+
+    async def committed(self) -> tuple[int, str]:
+        """What is committed of partition 0: the offset, and what stands beside it."""
+        return (await asyncio.to_thread(marks, self.broker, self.pipeline.group_id, self.source))[0]
+
+
+MakeLine = Callable[..., Line]
+
+
+def records(count: int, size: int = 10, start: int = 0) -> list[Sent]:
+    """Records of partition 0, whose keys are their numbers."""
+    return [(0, b"%d" % number, b"x" * size, [], STAMP) for number in range(start, start + count)]
+
+
+def keys(found: list[Found]) -> list[int]:
+    """The numbers of records."""
+    return [int(record.key or b"-1") for record in found]
