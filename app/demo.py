@@ -369,7 +369,7 @@ def command(folder: Path | None, *, keep: bool) -> int:
     It starts a Kafka broker and a worker of its own, sends the files of INPUT to raw-large, waits until they have been
     offloaded to orders and inflated to orders-inflated, has Spark write them to Parquet, and compares SHA-256 digests.
     Without INPUT the files are the jars that the set-up fetched. Everything is stopped and removed at the end. The
-    status is 1 if a payload differs or is missing. Java 17 is needed.
+    status is 1 if a payload differs or is missing. Java 17 to 22 is needed.
 
     \b
     Examples:

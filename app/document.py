@@ -11,7 +11,7 @@ from app.definitions import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_
 from app.secret import fill_in
 from app.wrapping import HEADER_KEY, is_header_key
 from stores.keys import unknown
-from stores.registry import store_keys
+from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
@@ -19,6 +19,16 @@ __all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "fla
 
 _TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
+
+# Keys of Kafka's Java clients and of Connect that have another name here: files are PEM, logins have no Java classes.
+_ELSEWHERE: Mapping[str, str] = {
+    "consumer.group.id": "group.id",
+    "errors.deadletterqueue.topic.replication.factor": "topic.creation.default.replication.factor",
+    "sasl.jaas.config": "sasl.username and sasl.password",
+    "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, PEM files",
+    "ssl.keystore.password": "ssl.key.password",
+    "ssl.truststore.location": "ssl.ca.location, a PEM file",
+}
 
 
 def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
@@ -59,7 +69,7 @@ def check_top_names(names: Iterable[str]) -> None:
             raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
         if is_header_key(name) or name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
             raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
-        raise unknown(name, known)
+        raise _unknown(name, known)
 
 
 def check_client_names(names: Iterable[str]) -> None:
@@ -72,7 +82,7 @@ def check_client_names(names: Iterable[str]) -> None:
         for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
             known = [key.name for key in keys]
             if name.startswith(prefix) and name not in known:
-                raise unknown(name, known)
+                raise _unknown(name, known)
 
 
 def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
@@ -100,5 +110,19 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
             raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
         if difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
             raise ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?")
-        if name not in known and (keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO)):
-            raise unknown(name, known)
+        if name in known:
+            continue
+        other = name.partition(".")[0]
+        if keys is not None and other in STORE_NAMES and other != store_class:
+            raise ConfigurationError(
+                name,
+                f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct the one or the other",
+            )
+        if keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
+            raise _unknown(name, known)
+
+
+def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+    if name in _ELSEWHERE:
+        return ConfigurationError(name, f"is not a key that is known here; in its place is {_ELSEWHERE[name]}")
+    return unknown(name, known)

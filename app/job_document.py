@@ -19,8 +19,11 @@ from stores.store import Store
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
 
 __all__ = ["document", "reached", "write"]
+
+_SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
 
 
 def document(settings: Settings) -> dict[str, object]:
@@ -101,9 +104,10 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
     # One store, but perhaps not one limit: what any pipeline may read, a job may read.
     widest = max(group, key=lambda pipeline: pipeline.max_bytes)
     carriers = {topic: reached(topic, pipelines) for topic in topics}
+    store = {key: value for key, value in widest.store.items() if key not in _SIGNING} | _signing(group)
     return {
         "pipelines": [pipeline.name for pipeline in group],
-        "store": {key: _plain(value) for key, value in widest.store.items()},
+        "store": {key: _plain(value) for key, value in store.items()},
         "in.flight.ms": max(_in_flight_ms(pipeline) for pipeline in group),
         "carriers": carriers,
         "formats": _formats(group, carriers),
@@ -118,6 +122,21 @@ def _folders(pipeline: PipelineSettings) -> list[str]:
     if pipeline.dead_letter_topic is not None:
         found.append(pipeline.dead_letter_topic)  # of letters that are too large for it
     return found
+
+
+def _signing(group: Sequence[PipelineSettings]) -> dict[str, object]:
+    """The keys of signatures: a job signs as who offloads does, and knows what any of them knows.
+
+    In the middle of a change of keys, pipelines of one store have different ones.
+    """
+    writers_first = sorted(group, key=lambda pipeline: not pipeline.offloads)
+    keyed = [pipeline.signing for pipeline in writers_first if pipeline.signing is not None]
+    if not keyed:
+        return {}
+    key, *previous = dict.fromkeys([*(each.key for each in keyed), *(old for each in keyed for old in each.previous)])
+    readers = [pipeline for pipeline in group if "inflate" in pipeline.transforms] or group
+    required = all(reader.signing is not None and reader.signing.required for reader in readers)
+    return {KEY_NAME: key, REQUIRED_NAME: required} | ({PREVIOUS_NAME: previous} if previous else {})
 
 
 def _in_flight_ms(pipeline: PipelineSettings) -> int:

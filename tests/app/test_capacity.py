@@ -58,7 +58,8 @@ def test_warnings_sink_say_what_happens() -> None:
         (["assemble", "offload"], "offload", 0),
         (["assemble", "chunk"], "offload", 0),
         (["offload"], "offload", 0),
-        (["inflate"], "offload", 0),
+        (["inflate", "offload"], "offload", 0),
+        (["inflate", "chunk"], "offload", 0),
         (["inflate"], "auto", 1),
         (["assemble", "inflate"], "offload", 1),
     ],
@@ -67,6 +68,20 @@ def test_warnings_sink_only_where_nothing_makes_it_smaller(transforms: list[str]
     """Who does not assemble, or offloads or splits behind it, hears nothing."""
     pipeline = settings_of(transforms, large_message_strategy=strategy)
     assert len(warnings(pipeline, plan_of(1_000))) == count
+
+
+def test_warnings_sink_that_takes_no_inflated_value() -> None:
+    """A sink whose limit nobody has raised takes nothing that was offloaded, which is told; one byte more may do."""
+    pipeline = settings_of(["inflate"])
+    assert warnings(pipeline, plan_of(1_081)) == []
+    assert warnings(pipeline, plan_of(1_080)) == [
+        (
+            "max.message.bytes of the sink orders is 1,080: no inflated value that is over "
+            "large.message.threshold.bytes (1,000) fits, and one that does not stops the pipeline; let the topic have "
+            "room for the largest value, or give the threshold by which values were offloaded"
+        )
+    ]
+    assert "goes to topic dead;" in warnings(pipeline, plan_of(1_080, 1_000))[0]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,26 @@ def test_document_formats() -> None:
     }
 
 
+def test_document_knows_the_signing_keys_of_all_pipelines() -> None:
+    """In the middle of a change of keys a job signs as the writer does, and refuses nothing that a reader takes."""
+    old, new = "o" * 32, "n" * 32
+    key, previous = "large.message.signing.key", "large.message.signing.previous.keys"
+    found = said(
+        table("out", ["a"], "b", ["inflate"], S3, f'{key} = "{new}"', f'{previous} = ["{old}"]')
+        + table("in", ["raw"], "a", ["offload"], S3, f'{key} = "{old}"')
+    )
+    (only,) = found["stores"]
+    assert (only["store"][key], only["store"][previous]) == (old, [new])
+    assert only["store"]["large.message.signing.required"] is True
+    found = said(
+        table("out", ["a"], "b", ["inflate"], S3) + table("in", ["raw"], "a", ["offload"], S3, f'{key} = "{old}"')
+    )
+    (only,) = found["stores"]
+    assert only["store"][key] == old
+    assert only["store"]["large.message.signing.required"] is False
+    assert previous not in only["store"]
+
+
 def test_write_is_for_the_owner_alone(tmp_path: Path) -> None:
     """The file has the secrets, so nobody else may read it, and it is no file that is there already."""
     config = tmp_path / "wideload.toml"

@@ -181,6 +181,10 @@ BAD_WORKERS = [
         HEAD + "security.protocol = 'SASL_PLAINTEXT'\nsasl.username = 'u'",
         "sasl.password: is missing; security.protocol SASL_PLAINTEXT needs it",
     ),
+    (
+        HEAD + "sasl.jaas.config = 'x'",
+        "sasl.jaas.config: is not a key that is known here; in its place is sasl.username and sasl.password",
+    ),
     (HEAD + "sasl.password = 1234", "sasl.password: found ***, allowed is a value of type string"),
     (HEAD + "ssl.ca.location = '/no/such.pem'", "ssl.ca.location: there is no file '/no/such.pem'"),
     (
@@ -296,6 +300,17 @@ BAD_PIPELINES = [
     (S3 + "s3.bucket = 3", "s3.bucket: found 3, allowed is a value of type string"),
     (S3 + "s3.bucket = 'b'\ns3.secret.key = 3", "s3.secret.key: found ***, allowed is a value of type string"),
     (ORDERS + "zzz = 1", "zzz: is not a key that is known here"),
+    (
+        ORDERS + "s3.bucket = 'b'",
+        (
+            "s3.bucket: is a key of the store s3, and large.message.payload.store.class is 'memory'; correct the one "
+            "or the other"
+        ),
+    ),
+    (
+        ORDERS + "consumer.group.id = 'g'",
+        "consumer.group.id: is not a key that is known here; in its place is group.id",
+    ),
     (
         ORDERS + "large.message.treshold.bytes = 1",
         "large.message.treshold.bytes: is not a key that is known here; did you mean large.message.threshold.bytes?",
