@@ -271,7 +271,7 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
 def _require_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if home and not (Path(home) / "bin" / "java").is_file():
-        raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a JDK 17 or newer, or unset it")
+        raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a Java of 17 to 22, or unset it")
     if not home and shutil.which("java") is None:
         raise ConfigurationError(
             "java", "not found, and Spark runs on it; install Java 17 to 22 (Debian: openjdk-17-jre-headless)"
