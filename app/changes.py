@@ -1,4 +1,4 @@
-"""Changes of topics while a pipeline runs: deleted, created anew, partitions added.
+"""Changes of topics while a pipeline runs: deleted, created anew, partitions added, limits raised.
 
 Kafka's clients look at their topics every few minutes, and by name alone: a topic that was deleted and created anew is
 to them the same, with offsets that mean other records. Since Kafka 2.8 a topic has an id (KIP-516) that tells; brokers
@@ -8,10 +8,13 @@ without it are asked for the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
 
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
     from app.ending import Ending
     from app.preflight import Plan, Topic
 
-__all__ = ["Changes", "Identity", "PartitionsChangedError", "identities"]
+__all__ = ["Changes", "Identity", "LimitRaisedError", "PartitionsChangedError", "identities"]
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
 _NO_ID = (0, 0)
+_LIMIT = "max.message.bytes"
 
 
 class PartitionsChangedError(ClusterError):
@@ -36,6 +40,13 @@ class PartitionsChangedError(ClusterError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retriable=True)
+
+
+class LimitRaisedError(ClusterError):
+    """A topic takes more than when the flow began; what was written may be committed before another try."""
+
+    def __init__(self, topic: str, limit: int, former: int) -> None:
+        super().__init__(f"{_LIMIT} of topic {topic} is {limit:,}, and was {former:,}", retriable=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,17 @@ async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]
     return found
 
 
+async def _limits(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, int]:
+    """The `max.message.bytes` of the topics, without those of which the user may not know."""
+    answer = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [_LIMIT]) for name in names]))
+    return {
+        topic["resource_name"]: int(entry["config_value"])
+        for topic in answer.to_object()["resources"]
+        for entry in topic["config_entries"]
+        if topic["error_code"] == 0 and entry["config_names"] == _LIMIT
+    }
+
+
 class Changes:
     """Looks whether the topics of a flow still are those of its plan. Belongs to its event loop.
 
@@ -146,8 +168,10 @@ class Changes:
 
     def __init__(self, plan: Plan, ending: Ending, send: Callable[[Any], Awaitable[Any]]) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
-        targets = (plan.sink, plan.dead_letters)
-        self._topics = {**self._sources, **{topic.name: topic for topic in targets if topic is not None}}
+        self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
+        self._topics = {**self._sources, **self._targets}
+        # As they were first seen: what the plan has may be lower, where a refusal has told more (`app.refusals`).
+        self._limits: dict[str, int] = {}
         self._ending = ending
         self._send = send
 
@@ -155,15 +179,15 @@ class Changes:
         """Looks again and again; ends the flow with the first change, and returns."""
         seen: str | None = None
         while True:
-            await asyncio.sleep(_LOOK_S)
-            try:
+            # Where there is no answer nothing is known; the clients see for themselves that brokers are away.
+            with contextlib.suppress(KafkaError, OSError):
                 change = self._change(await identities(self._send, self._topics))
-            except (KafkaError, OSError):
-                continue  # nothing is known; the clients see for themselves that brokers are away
-            if change is not None and str(change) == seen:
-                self._ending.fail(change)
-                return
-            seen = None if change is None else str(change)
+                change = change or self._raised(await _limits(self._send, self._targets))
+                if change is not None and str(change) == seen:
+                    self._ending.fail(change)
+                    return
+                seen = None if change is None else str(change)
+            await asyncio.sleep(_LOOK_S)
 
     def _change(self, found: Mapping[str, Identity | None]) -> ClusterError | None:
         # What must not be committed comes first.
@@ -177,6 +201,14 @@ class Changes:
         for name, topic in changed.items():
             if (error := _grown(topic, found[name])) is not None:
                 return error
+        return None
+
+    def _raised(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
+        """A limit that is lowered shows when the topic refuses something; of one that is raised nothing else tells."""
+        for name, limit in limits.items():
+            former = self._limits.setdefault(name, limit)
+            if limit > former:
+                return LimitRaisedError(name, limit, former)
         return None
 
 

@@ -24,7 +24,7 @@ from app.assembly import Assembly
 from app.attempts import Attempts
 from app.brokers import Brokers
 from app.budget import Budget, Share
-from app.changes import Changes, PartitionsChangedError
+from app.changes import Changes, LimitRaisedError, PartitionsChangedError
 from app.clients import ClusterError, translated
 from app.commits import Commits
 from app.ending import Ending, RecordError
@@ -213,7 +213,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 await self._turn()
             self._commits.end()
             await self._finish()
-        except (LimitError, PartitionsChangedError, UnfitError, RecordError) as exc:
+        except (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError, RecordError) as exc:
             if isinstance(exc, UnfitError):
                 exc.partition = next((lane.partition for lane in self._lanes if lane.tracker is exc.tracker), None)
             self._commits.end()

@@ -171,6 +171,24 @@ def test_worker_buries_a_record_that_the_sink_refuses(make_way: MakeWay) -> None
     assert f"topic {way.inflated} takes 10,000".encode() in reason
 
 
+def test_worker_notices_a_limit_that_is_raised(make_way: MakeWay) -> None:
+    """What was too large for the sink arrives once the sink takes more, without another start of the worker."""
+    way = make_way(1)
+    sent = records(2, THRESHOLD + 5_000)
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    asyncio.run(set_limit(way.broker, way.inflated, 10_000))
+    send(way.broker, way.raw, sent[:1])
+    small = {"producer.batch.size": 10_000}
+    with WorkerProcess(way.folder, way.settings(), {**way.inflate(**tolerant, **small), **way.offload()}) as worker:
+        came(way, way.dead, 1)
+        asyncio.run(set_limit(way.broker, way.inflated, 100_000))
+        until(lambda: pipeline_of(worker)["restarts"] == 1, "the pipeline begins again")
+        send(way.broker, way.raw, sent[1:])
+        came(way, way.inflated, 1)
+        assert pipeline_of(worker)["dead_letters"] == 1
+        assert worker.terminate() == 0
+
+
 def test_worker_believes_a_refusal_that_the_limit_does_not_explain(make_way: MakeWay, make_topic: MakeTopic) -> None:
     """A broker that compresses what does not compress makes it too large: then it is offloaded, not sent for ever."""
     way = make_way(1)
