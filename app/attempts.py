@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from app.outage import Outage, pause
 from app.stages import Fallback
-from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
+from transforms.errors import (
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    PayloadUnfitError,
+    ReferenceRefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -128,6 +134,8 @@ class Attempts:
                     return await self._try(trial)
                 except _LaterError:
                     continue
+                except (PayloadNotFoundError, ReferenceRefusedError):
+                    raise  # the store is as it should be
                 except PayloadStoreError as exc:
                     self._stats.store_errors += 1
                     if not self._may_pass(exc):

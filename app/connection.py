@@ -115,7 +115,9 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
     names = ", ".join(pipeline.name for pipeline in pipelines)
     if name is None:
         if any(pipeline.store != pipelines[0].store for pipeline in pipelines):
-            raise ConfigurationError("--pipeline", f"is missing, and the stores differ; name one of: {names}")
+            raise ConfigurationError(
+                "--pipeline", f"is missing, and the stores, or their keys, differ; name one of: {names}"
+            )
         # One store, but perhaps not one limit: what any pipeline may read, this command may read.
         return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
     for pipeline in pipelines:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import click
 
+from app import jars
 from app.job_document import document, write
 from app.settings import load
 from transforms.errors import ConfigurationError
@@ -73,7 +75,14 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
             )
     # By name, and only now: no other part of `app` knows the jobs, nor Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
-    return main(rest, said)
+    return main([*_fetched_jars(), *rest], said)  # of an option that is given twice the last one counts
+
+
+def _fetched_jars() -> list[str]:
+    """The connector that the set-up has fetched, as an option; without it Spark asks the network, each time."""
+    if os.environ.get("WIDELOAD_SPARK_JARS") or "spark" in jars.missing():
+        return []
+    return ["--jars", ",".join(map(str, jars.ensure("spark")))]
 
 
 def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:

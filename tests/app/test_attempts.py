@@ -18,7 +18,7 @@ from app.settings import PipelineSettings, parse
 from app.stages import Chain
 from app.stats import PipelineStats
 from tests.app.test_ending import Read
-from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, ReferenceRefusedError
 from transforms.record import RecordLike
 
 DOWN = PayloadStoreError("down", retriable=True)
@@ -113,6 +113,18 @@ async def test_attempts_end_where_the_store_refuses(executor: Executor) -> None:
     with pytest.raises(PayloadStoreError, match="access denied"):
         await asyncio.wait_for(attempts.apply(lane, Read()), 10)
     assert (stats.store_errors, stats.retries, attempts.degraded) == (1, 0, None)
+
+
+@pytest.mark.parametrize("error", [PayloadNotFoundError("a"), ReferenceRefusedError("a", "b")])
+async def test_attempts_of_a_record_that_is_wrong_are_no_errors_of_the_store(
+    executor: Executor, error: PayloadStoreError
+) -> None:
+    """A payload that is missing, and a reference that is refused, do not count as errors of the store."""
+    stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
+    attempts = made(Storing([error]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    with pytest.raises(type(error)):
+        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    assert (stats.store_errors, stats.retries) == (0, 0)
 
 
 async def test_attempts_wait_for_what_was_withdrawn(executor: Executor) -> None:

@@ -141,7 +141,9 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
     other = {**PIPELINE, "output": {"topic": "else"}, "memory": {"name": "second"}}
     two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
     assert pipeline_of(two, "b").name == "b"
-    with pytest.raises(ConfigurationError, match="--pipeline: is missing, and the stores differ; name one of: a, b"):
+    with pytest.raises(
+        ConfigurationError, match="--pipeline: is missing, and the stores, or their keys, differ; name one of: a, b"
+    ):
         pipeline_of(two, None)
     with pytest.raises(ConfigurationError, match="--pipeline: found 'c', the configuration has: a, b"):
         pipeline_of(two, "c")

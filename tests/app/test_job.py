@@ -63,6 +63,21 @@ def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "backfill: --sink: found a, which is the source; give another topic\n"
 
 
+def test_job_uses_the_jars_of_the_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The connector that is there already is used; what the user names counts more, and nothing is fetched for it."""
+    taken: list[list[str]] = []
+    monkeypatch.setattr("jobs.sweep.main", lambda arguments, _: taken.append(arguments))
+    monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
+    monkeypatch.setenv("WIDELOAD_SPARK_JARS", "")
+    assert CliRunner().invoke(cli, ["job", "sweep", "--json"]).exception is None
+    monkeypatch.setattr("app.jars.missing", lambda: ("kafka",))
+    monkeypatch.setattr("app.jars.ensure", lambda name: (tmp_path / f"{name}-a.jar", tmp_path / "b.jar"))
+    assert CliRunner().invoke(cli, ["job", "sweep", "--jars", "mine"]).exception is None
+    monkeypatch.setenv("WIDELOAD_SPARK_JARS", "theirs")
+    assert CliRunner().invoke(cli, ["job", "sweep"]).exception is None
+    assert taken == [["--json"], ["--jars", f"{tmp_path}/spark-a.jar,{tmp_path}/b.jar", "--jars", "mine"], []]
+
+
 def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where PySpark is missing, one sentence says what to install."""
     find = importlib.util.find_spec
