@@ -189,6 +189,7 @@ class S3Store(Store):
                     self._client.head_bucket(Bucket=self._bucket)
                     raise PayloadNotFoundError(full_path) from exc
                 raise
+        _check_answer(response, "HeadObject", full_path)
         return _info(full_path, response["ContentLength"], response["LastModified"])
 
     def delete(self, full_path: str) -> None:
@@ -252,6 +253,7 @@ class S3Store(Store):
                 page = next(waiting, None)
             if page is None:
                 return
+            _check_answer(page, "ListObjectsV2", self.root.uri, "IsTruncated")
             yield page
 
     def _checked(self, payload: PayloadInfo) -> PayloadInfo:
@@ -267,17 +269,17 @@ class S3Store(Store):
             yield
 
 
-def _check_answer(response: Mapping[str, Any], operation: str, path: str) -> None:
+def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: str = "ETag") -> None:
     """Refuses a success of somebody who is no S3 server.
 
     A page for the time of maintenance, or for people, is answered with 200 to everything: what is put there is lost,
     and what is got there looks like a payload that was changed.
 
     Raises:
-        PayloadStoreError: the answer has no ETag, which that of an S3 server always has.
+        PayloadStoreError: the answer has no `name`, which that of an S3 server always has.
     """
-    if not response.get("ETag"):
-        found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without an ETag"
+    if name not in response:
+        found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
         reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and what stands before it"
         raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True)
 
