@@ -21,7 +21,7 @@ from app.flow import Flow
 from app.preflight import Plan, plan_pipeline
 from app.refusals import LimitError, Refusals, UnfitError
 from app.settings import PipelineSettings, Settings
-from app.stages import build
+from app.stages import UnfitStage, build
 from app.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -197,7 +197,7 @@ class Pipeline(Service):
                 plan.sink.max_message_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
-                unfit=self._refusals.unfit,
+                unfit=UnfitStage(self._refusals.unfit, plan.sink) if self._refusals.unfit else None,
             ),
             store=self._store,
             budget=self._budget,

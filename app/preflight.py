@@ -30,10 +30,14 @@ from stores.store import Check, PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.retention import FOREVER
 
-__all__ = ["Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
+__all__ = ["CLOCKS_APART_MS", "Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
 
 log = logging.getLogger(__name__)
 
+CLOCKS_APART_MS = 60_000
+"""How far this clock and that of a broker may be apart where it does no harm to think so."""
+
+_NO_TIMESTAMP = -1
 _MAX_MESSAGE_BYTES = "max.message.bytes"
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
@@ -65,6 +69,20 @@ class Topic:
     id: str | None = None
     oldest_ms: int | None = None
     newest_ms: int | None = None
+
+    def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
+        """Whether brokers take a record with this timestamp now, if their clocks go with ours.
+
+        Args:
+            timestamp_ms: of the record.
+            margin_ms: how much nearer than the topic allows it has to be; below 0, how much further it may be.
+        """
+        if timestamp_ms == _NO_TIMESTAMP:
+            return True
+        ahead_ms = timestamp_ms - int(time.time() * 1000)
+        return (self.newest_ms is None or ahead_ms + margin_ms <= self.newest_ms) and (
+            self.oldest_ms is None or margin_ms - ahead_ms <= self.oldest_ms
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ others from being replayed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -56,7 +55,6 @@ __all__ = ["Failure", "Replay", "Tally", "Writer", "letter_reader", "open_writer
 _SLICE = 200  # letters that are written, and committed, together
 _SLICE_BYTES = 32 * 1024 * 1024
 _SHOWN = 20
-_NO_TIMESTAMP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,11 +409,9 @@ def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:
     Raises:
         RecordUnfitError: the topic takes no such timestamp.
     """
-    if timestamp_ms == _NO_TIMESTAMP:
-        return
-    ahead_ms = timestamp_ms - time.time_ns() // 1_000_000
-    for distance_ms, bound_ms, which in ((ahead_ms, topic.newest_ms, "after"), (-ahead_ms, topic.oldest_ms, "before")):
-        if bound_ms is not None and distance_ms > bound_ms:
-            raise RecordUnfitError(
-                topic.name, f"its timestamp is {timestamp_ms}; raise message.timestamp.{which}.max.ms of the topic"
-            )
+    if not topic.takes_timestamp(timestamp_ms):
+        raise RecordUnfitError(
+            topic.name,
+            f"its timestamp is {timestamp_ms}, further from now than message.timestamp.before.max.ms or "
+            "message.timestamp.after.max.ms of the topic allows",
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from app.chunking import limit_bytes as chunk_limit_bytes
 from app.lane import SourceRecord
 from app.payload import download, publish
+from app.preflight import CLOCKS_APART_MS
 from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
 from transforms.chunk import Chunking, checksum
@@ -22,6 +23,7 @@ from transforms.errors import (
     PayloadStoreError,
     PayloadUnfitError,
     RecordTooLargeError,
+    RecordUnfitError,
     TransformError,
 )
 from transforms.formats import FORMATS
@@ -34,11 +36,11 @@ from transforms.wire import check_names, is_writable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from app.preflight import Topic
     from app.reach import Reach
     from app.settings import PipelineSettings
     from app.stats import Latency, PipelineStats
     from stores.store import PayloadStore
-    from transforms.errors import RecordUnfitError
 
 __all__ = [
     "Chain",
@@ -142,18 +144,23 @@ class OffloadStage:
 class UnfitStage:
     """Records that the sink has refused, for reasons that are theirs. Goes before all others.
 
+    Where it has refused one, others will come that it would refuse: by their timestamps they are known beforehand, as
+    each refusal lets the pipeline begin again.
+
     Args:
         refused: why, by topic, partition and offset.
+        sink: the topic.
     """
 
     name = "sink"
 
-    def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError]) -> None:
+    def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic) -> None:
         self._refused = refused
+        self._sink = sink
 
     def wants(self, record: RecordLike) -> bool:
         """See `Stage.wants`."""
-        return _place(record) in self._refused
+        return _place(record) in self._refused or not self._sink.takes_timestamp(record.timestamp, -CLOCKS_APART_MS)
 
     def moves(self, record: RecordLike) -> bool:  # noqa: ARG002
         """See `Stage.moves`."""
@@ -167,7 +174,8 @@ class UnfitStage:
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
         """See `Stage.apply`."""
-        raise self._refused[_place(record)]
+        error = self._refused.get(_place(record))
+        raise error or RecordUnfitError(self._sink.name, f"its timestamp is {record.timestamp}, as others it refused")
 
 
 def _place(record: RecordLike) -> tuple[str, int, int]:
@@ -434,7 +442,7 @@ def build(
     stats: PipelineStats,
     *,
     compacted: bool = False,
-    unfit: Mapping[tuple[str, int, int], RecordUnfitError] | None = None,
+    unfit: UnfitStage | None = None,
 ) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
 
@@ -444,13 +452,13 @@ def build(
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: where store latencies go.
         compacted: whether the sink topic is.
-        unfit: the records that the sink has refused, and why, by topic, partition and offset.
+        unfit: knows the records that the sink refuses; None where it has refused none.
     """
     form = FORMATS[settings.reference_format]
     chunks = settings.chunks
     by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
     wrapper = settings.wrapper
-    stages: list[Stage] = [UnfitStage(unfit)] if unfit else []
+    stages: list[Stage] = [] if unfit is None else [unfit]
     if wrapper.unwraps:
         stages.append(UnwrapStage(wrapper.unwrap))
     if "inflate" in settings.transforms:

@@ -141,7 +141,7 @@ def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[
             break
         try:
             batch._maybe_uncompress()  # noqa: SLF001
-            records += _records(partition, offset, batch)
+            records += list(_records(partition, offset, batch))  # all of a batch, or nothing
         except MalformedError as exc:
             if end is not None:
                 break

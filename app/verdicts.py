@@ -13,6 +13,7 @@ from app.assembly import chunks_of
 from app.dead_letter import Cause
 from app.ending import RecordError
 from app.lane import held_bytes
+from app.preflight import CLOCKS_APART_MS
 from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
@@ -168,8 +169,11 @@ class Verdicts:
 
     def _finish(self, slot: Slot, letters: Sequence[RecordLike], cause: Cause, *, records: int | None = None) -> None:
         self._stats.dead_letters += len(letters) if records is None else records
-        if isinstance(cause.error, RecordUnfitError):
-            # Its own timestamp may be what is wrong, and its letter would be refused as well.
+        assert self._letters is not None
+        topic = self._letters.topic
+        # Where a topic refused it, its own timestamp may be what is wrong, and its letter would be refused as well.
+        unfit = isinstance(cause.error, RecordUnfitError)
+        if unfit or not all(topic.takes_timestamp(each.timestamp, CLOCKS_APART_MS) for each in letters):
             now_ms = int(time.time() * 1000)
             letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
         self._share.give_work(slot.finish(letters, dead=True))

@@ -10,8 +10,9 @@
         Name         => varint length, bytes that ought to be UTF-8
         Value        => varint length, bytes; -1 for null
 
-Varints are zigzag. Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82. A header's name that is not UTF-8 is
-kept as Python keeps file names, by `surrogateescape`, so it is written again byte for byte.
+Varints are zigzag. A reader takes what brokers take: any length below 0 for a null, and of a varint 64 bits. A header's
+name that is not UTF-8 is kept as Python keeps file names, by `surrogateescape`, so it is written again byte for byte.
+Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82; Kafka's `DefaultRecord` and `ByteUtils`.
 """
 
 from __future__ import annotations
@@ -143,16 +144,15 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
         octet = data[at + place]
         zigzag |= (octet & 0x7F) << (7 * place)
         if octet < 0x80:  # noqa: PLR2004  # the last one
-            if zigzag > _MOST_VARINT:
-                raise MalformedError("number", "one of more than 64 bits", "an int64")
+            zigzag &= _MOST_VARINT  # a tenth byte may have more
             return (zigzag >> 1) ^ -(zigzag & 1), at + place + 1
     raise MalformedError("number", "one that does not end", f"at most {_MOST_VARINT_BYTES} bytes")
 
 
 def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     size, at = _number(data, at, end)
-    if size == -1:
+    if size < 0:  # brokers, and readers of every kind, take any for null
         return None, at
-    if not 0 <= size <= end - at:
-        raise MalformedError("length", f"{size:,}", f"-1 to {end - at:,}")
+    if size > end - at:
+        raise MalformedError("length", f"{size:,}", f"up to {end - at:,}")
     return bytes(data[at : at + size]), at + size

@@ -113,7 +113,8 @@ WALL_CLOCK = {
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/dlq.py": "what a user means by a time ago",
     "app/pipeline.py": "people are told since when",
-    "app/verdicts.py": "the timestamp of a letter whose own was refused",
+    "app/preflight.py": "which timestamps brokers take",
+    "app/verdicts.py": "the timestamp of a letter whose own is refused",
     "stores/memory.py": "the age of a payload",
 }
 

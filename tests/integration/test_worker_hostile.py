@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from app.batches.raw import raw_batch
+from app.batches.batch import Builder
+from app.batches.raw import _AFTER, _BEFORE, _CRC, _Raw
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -116,38 +116,40 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
     ]
 
 
-async def send_overflowing(broker: str, topic: str, record: Record) -> None:
-    """Writes a record in a batch whose first timestamp, and the distance from it, are no int64 when they are added.
-
-    To a broker their sum is the timestamp of the record, for Java lets it overflow.
-    """
-    head = bytes(raw_batch([record]).built())[: -len(wire.serialize(Record(*_parts(record), 0)))]
-    first, distance = -(2**63), record.timestamp - 2**63
-    body = bytearray(head[21:]) + wire.serialize(Record(*_parts(record), distance))
-    struct.pack_into(">q", body, 27 - 21, first)
-    before = bytearray(head[:21])
-    struct.pack_into(">i", before, 8, len(before) + len(body) - 12)
-    struct.pack_into(">I", before, 17, calc_crc32c(bytes(body)))
-    async with AIOKafkaProducer(bootstrap_servers=broker) as producer:
-        await producer.client.force_metadata_update()
-        batch = raw_batch([record])
-        batch._buffer = before + body
-        await (await producer.send_batch(batch, topic, partition=0))
+def odd_batch(first_ms: int, body: bytes) -> Builder:
+    """A batch of one record, of these bytes behind its length."""
+    data = bytes([2 * len(body)]) + body
+    rest = _AFTER.pack(0, 0, first_ms, STAMP, -1, -1, -1, 1) + data
+    head = _BEFORE.pack(0, len(rest) + 9, -1, 2)
+    return _Raw(bytearray(head + _CRC.pack(calc_crc32c(rest)) + rest), 1)
 
 
-def _parts(record: Record) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
-    return record.key, record.value, tuple(record.headers)
+async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:
+    """Writes batches as they are."""
+    async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True) as producer:
+        for batch in batches:
+            await (await producer.send_batch(batch, topic, partition=0))
 
 
-def test_worker_reads_timestamps_that_overflow(make_way: Callable[..., Way]) -> None:
-    """A batch that brokers take, with numbers that are no timestamp in Python, does not end the pipeline."""
+NAME = b"\x02\x02\xff"  # one header, whose name is no text, so that the worker must read the batch by itself
+WRAPPED = b"\0" + b"\xff" * 9 + b"\x03" + b"\0"  # a distance of -2**63, with a bit more
+
+
+def test_worker_reads_what_brokers_take(make_way: Callable[..., Way]) -> None:
+    """Numbers that are none to a strict reader, such as timestamps that overflow, do not end the pipeline."""
     way = make_way(partitions=1)
-    asyncio.run(send_overflowing(way.broker, way.raw, Record(b"odd", b"v", (("\udcff", b""),), STAMP)))
+    distance = wire.serialize(Record(None, None, (), STAMP - 2**63))[2:-4]
+    odd = [
+        odd_batch(-(2**63), b"\0" + distance + b"\0" + b"\x02a\x02v" + NAME + b"\0"),
+        odd_batch(STAMP, b"\0\0\0" + b"\x03\x02b" + NAME + b"\x05"),  # lengths of -2 and -3
+        odd_batch(STAMP - 2**63, WRAPPED + b"\x02c\x02v" + NAME + b"\0"),
+    ]
+    asyncio.run(send_odd(way.broker, way.raw, odd))
     send(way.broker, way.raw, [(0, b"last", b"v", [], STAMP)])
     tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
     with WorkerProcess(way.folder, way.settings(), way.offload(**tolerant)) as worker:
-        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 2}, "all are committed")
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 4}, "all are committed")
         assert worker.terminate() == 0
     assert [record.key for record in read_all(way.broker, way.orders)[0]] == [b"last"]
-    (letter,) = read_all(way.broker, way.dead)[0]
-    assert (letter.key, letter.timestamp) == (b"odd", STAMP)
+    letters = read_all(way.broker, way.dead)[0]
+    assert [(letter.key, letter.timestamp) for letter in letters] == [(b"a", STAMP), (None, STAMP), (b"c", STAMP)]
