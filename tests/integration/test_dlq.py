@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
-from app.batches.raw import raw_batch
 from app.cli import main
 from app.clients import ClusterError
 from app.dead_letter import MARK
@@ -25,7 +23,7 @@ from app.preflight import Topic
 from app.replay import Replay, Writer, open_writer
 from app.sender import find_topic
 from app.settings import load
-from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send
+from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms import wire
@@ -357,13 +355,6 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
         2,
         f"wideload: --to: found {desk.dead}, the topic of the dead letters itself; give another one\n",
     )
-
-
-async def write_raw(broker: str, topic: str, records: Sequence[Record]) -> None:
-    """Writes records to partition 0, whatever the names of their headers."""
-    async with AIOKafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True) as producer:
-        for record in records:
-            await (await producer.send_batch(raw_batch([record]), topic, partition=0))
 
 
 @pytest.mark.parametrize(

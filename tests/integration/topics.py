@@ -15,9 +15,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.structs import OffsetAndMetadata
 
-from transforms.record import Header
+from app.batches.raw import raw_batch
+from transforms.record import Header, Record
 
-__all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send"]
+__all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send", "write_raw"]
 
 _LARGE = 64 * 1024 * 1024
 
@@ -58,6 +59,13 @@ async def _send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes
 def send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int = 1_000_000) -> None:
     """Writes (partition, key, value, headers, timestamp) in order, and waits until all are durable."""
     asyncio.run(_send(bootstrap, topic, records, batch_bytes))
+
+
+async def write_raw(bootstrap: str, topic: str, records: Iterable[Record]) -> None:
+    """Writes records to partition 0, each in a batch of its own, whatever the names of their headers."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:
+        for record in records:
+            await (await producer.send_batch(raw_batch([record]), topic, partition=0))
 
 
 async def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
