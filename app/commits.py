@@ -36,6 +36,9 @@ class Commits:
         assembly: what it holds keeps commits back, and it resumes from their metadata; None where none are assembled.
         stats: what is counted.
         ending: of the flow, where a commit fails.
+
+    Attributes:
+        closed: True once the flow has ended.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Commits:
         stats: PipelineStats,
         ending: Ending,
     ) -> None:
+        self.closed = False
         self._intake = intake
         self._settings = settings
         self._lanes = lanes
@@ -156,6 +160,7 @@ class Commits:
 
     async def close(self) -> None:
         """Ends all that goes on by itself."""
+        self.closed = True
         for task in (self._regular, self._looking_up):
             if task is not None:
                 task.cancel()

@@ -341,6 +341,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
+        if self._commits.closed:
+            return  # the flow leaves the group; what it took now, producers too, it would take from the next one
         self._discard([lane.partition for lane in self._lanes])
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)

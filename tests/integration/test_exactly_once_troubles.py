@@ -107,6 +107,25 @@ async def test_producer_that_does_not_start_is_let_go(make_line: MakeLine, monke
         await life.stop()
 
 
+async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow that has ended, and is given partitions while it leaves the group, takes no transactional id any more."""
+    line = make_line()
+    await line.send(records(5))
+    stop = Intake.stop
+    async with line.life() as life:
+        await life.until(lambda: life.stats.transactions == 1)
+        looked_up = life.flow._commits._looking_up
+
+        async def while_the_group_moves(intake: Intake) -> None:
+            await life.flow.on_partitions_assigned({TopicPartition(line.source, 0)})
+            await stop(intake)
+
+        monkeypatch.setattr(Intake, "stop", while_the_group_moves)
+        await life.stop()
+        assert life.flow._commits._looking_up is looked_up
+        assert senders() == 0
+
+
 @pytest.mark.parametrize("more", [True, False], ids=["more is written", "it is to end"])
 async def test_transaction_that_has_failed(make_line: MakeLine, more: bool) -> None:  # noqa: FBT001
     """Where a transaction has failed unseen, what is to be done with it fails so that the flow may begin again."""
