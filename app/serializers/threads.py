@@ -17,7 +17,7 @@ from transforms.errors import SerializationError
 
 __all__ = ["PARALLEL", "Threads"]
 
-# How many store calls one client makes at once; as many as a worker's `store.threads`, below `s3.max.connections`.
+# How many store calls one client makes at once; as many as a pipeline's `store.threads`, below `s3.max.connections`.
 PARALLEL = 8
 
 

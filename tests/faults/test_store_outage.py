@@ -161,7 +161,7 @@ def test_worker_outlasts_store_troubles(
             until(lambda: time.monotonic() - began >= least_s, f"{name}: it has lasted")  # noqa: B023  # not kept
             if reason is not None and not isinstance(fault, Cut):
                 assert not traffic.arrived()
-                # Each of 8 threads in each call that was under way, then one for each pipeline.
+                # Each of 8 threads of a pipeline in each call that was under way, then one for each pipeline.
                 calls = max(proxy.counts.requests - asked, retries(worker) - retried)
                 assert calls <= 40 + 2 * (time.monotonic() - began) / DELAY_MAX_S, name
             asked, lasted_s = proxy.counts.requests - asked, time.monotonic() - began
