@@ -210,19 +210,20 @@ class Attempts:
 
     def _look_at(self, trial: _Trial) -> None:
         """A record has taken as long as the store may: it waits for its turn where others were answered meanwhile."""
-        now_s, called_s, record = time.monotonic(), trial.called, trial.record
-        silent_s = now_s - max(self._answered_at, trial.began)
-        called_for_s = 0.0 if called_s is None else now_s - called_s
-        if not trial.tries and max(silent_s, called_for_s) < self._timeout_s:
-            self._watch(trial, self._timeout_s - max(silent_s, called_for_s))
-            return
-        reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
-        if silent_s < self._timeout_s:
-            place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
-            reason = f"{reason} what it was asked for {place}, though it answers others"
-        if not self._reasons:
-            self._reasons[trial] = reason
-            self._log(reason)
+        called_s, record = trial.called, trial.record
+        since_s = max(self._answered_at, trial.began) if called_s is None else called_s
+        waited_s = time.monotonic() - since_s
+        if not trial.tries:
+            if waited_s < self._timeout_s:
+                self._watch(trial, self._timeout_s - waited_s)
+                return
+            reason = f"the store has not answered for {self._settings.store_timeout_ms:,} ms"
+            if called_s is not None:
+                place = f"topic {record.topic}, partition {record.partition}, offset {record.offset}"
+                reason = f"{reason} what it was asked for {place}"
+            if called_s is not None or not self._reasons:
+                self._reasons[trial] = reason
+                self._log(reason)
         self._stall(trial)
 
     def _failed(self, trial: _Trial, error: PayloadStoreError) -> None:

@@ -204,7 +204,8 @@ async def test_attempts_say_that_a_store_is_silent() -> None:
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
-    assert (reason, lane.stalled, attempts.degraded) == ("the store has not answered for 50 ms", 0, None)
+    told = "the store has not answered for 50 ms what it was asked for topic raw, partition 3, offset 7"
+    assert (reason, lane.stalled, attempts.degraded) == (told, 0, None)
 
 
 async def test_attempts_that_wait_for_a_thread_are_not_silence() -> None:
@@ -290,7 +291,7 @@ async def test_attempts_say_which_call_hangs_while_others_are_answered() -> None
             release.set()
         await asyncio.wait_for(task, 10)
     assert reason is not None
-    assert reason.endswith("partition 3, offset 7, though it answers others")
+    assert reason.endswith("what it was asked for topic raw, partition 3, offset 7")
     assert (stuck.stalled, others.stalled, attempts.degraded) == (0, 0, None)
 
 
@@ -317,4 +318,5 @@ async def test_attempts_watch_what_else_may_wait_for_the_store(executor: Executo
             while not lane.stalled:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
         reason = attempts.degraded
-    assert (reason, lane.stalled, attempts.degraded) == ("the store has not answered for 20 ms", 0, None)
+    told = "the store has not answered for 20 ms what it was asked for topic raw, partition 3, offset 7"
+    assert (reason, lane.stalled, attempts.degraded) == (told, 0, None)

@@ -28,7 +28,8 @@ def test_worker_says_that_a_store_hangs_and_leaves_it(make_way: Callable[..., Wa
         large: list[Sent] = [(0, b"large", os.urandom(THRESHOLD + 1), [], 1) for _ in range(4)]
         send(way.broker, way.raw, [*large, (1, b"small", b"flows", [], 1)])
         until(lambda: worker.get("/health")[1]["status"] == "degraded", "the silence is noticed")
-        assert worker.get("/health")[1]["reasons"] == {"offload": "the store has not answered for 500 ms"}
+        ((pipeline, reason),) = worker.get("/health")[1]["reasons"].items()
+        assert (pipeline, "the store has not answered for 500 ms" in reason) == ("offload", True)
         until(lambda: end_offsets(way.broker, way.orders) == {0: 0, 1: 1}, "the other partition flows")
         until(lambda: end_offsets(way.broker, way.inflated) == {0: 4, 1: 1}, "the other pipeline's store is asked")
         began = time.monotonic()
@@ -68,7 +69,7 @@ def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..
             stuck = offsets(0)
             more(0, STUCK + bytes(size))
             more(0, bytes(size), behind)
-            why = f"partition 0, offset {stuck}, though it answers others"
+            why = f"partition 0, offset {stuck}"
             until(lambda: why in str(worker.get("/health")[1]["reasons"].get(pipeline)), f"{call} is noticed")  # noqa: B023
             status, health = worker.get("/health")
             assert (status, health["status"]) == (200, "degraded")
