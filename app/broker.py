@@ -95,6 +95,8 @@ class EmbeddedBroker:
         ports: the ports of all listeners, by protocol, and of "CONTROLLER"; by default free ones. For a node of a
             cluster, whose `node.id` and `controller.quorum.voters` are in `properties`.
         cluster_id: of the cluster that it is a node of.
+        format_arguments: more for `kafka.tools.StorageTool format`, such as `--add-scram` and a user.
+        environ: variables that the broker has beside those of this process.
         heap: the most memory for Java's heap, as `-Xmx` takes it.
         fast_start: answers sooner; False gives the full compiler, for measurements.
         start_seconds: how long `start` waits for the broker to answer.
@@ -111,6 +113,8 @@ class EmbeddedBroker:
         port: int | None = None,
         ports: Mapping[str, int] | None = None,
         cluster_id: str | None = None,
+        format_arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
         heap: str = "512m",
         fast_start: bool = True,
         start_seconds: float = 60.0,
@@ -120,6 +124,8 @@ class EmbeddedBroker:
         self._fixed_port = port
         self._given_ports = ports
         self._cluster_id = cluster_id
+        self._format_arguments = tuple(format_arguments)
+        self._environ = {**os.environ, **(environ or {})}
         self._flags = (f"-Xmx{heap}", *(_FAST_START if fast_start else _THROUGHPUT))
         self._start_seconds = start_seconds
         self._folder: Path | None = None
@@ -201,6 +207,16 @@ class EmbeddedBroker:
             raise BrokerError(f"the broker did not stop within {_STOP_SECONDS} s and was killed") from None
         self._process = None
 
+    def move(self, port: int) -> None:
+        """Gives a broker that does not run another port for its bootstrap listener, with the next start.
+
+        Raises:
+            BrokerError: it was not started yet.
+        """
+        file = self._started_folder() / "server.properties"
+        before, self._ports["PLAINTEXT"] = self.bootstrap_servers, port
+        file.write_text(file.read_text().replace(before, self.bootstrap_servers))
+
     def kill(self) -> None:
         """Ends the broker as a power cut would; the data stays as it is on disk."""
         if self._process is not None:
@@ -255,7 +271,7 @@ class EmbeddedBroker:
         # `--cluster-id=`, for an id may begin with a dash.
         format_storage = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config")
         formatted = subprocess.run(
-            [*self._java, *format_storage, folder / "server.properties"],
+            [*self._java, *format_storage, folder / "server.properties", *self._format_arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -287,7 +303,10 @@ class EmbeddedBroker:
         with self.log_path.open("ab") as log:
             before = log.tell()
             self._process = watched(
-                [*self._java, "kafka.Kafka", folder / "server.properties"], output=log, remove=folder
+                [*self._java, "kafka.Kafka", folder / "server.properties"],
+                output=log,
+                environ=self._environ,
+                remove=folder,
             )
         deadline = time.monotonic() + self._start_seconds
         while not _knows_a_broker(self._ports["PLAINTEXT"]):

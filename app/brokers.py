@@ -6,6 +6,7 @@ does: a connection that fails, a request that fails or is not answered; and the 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
     from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Brokers"]
+__all__ = ["UNANSWERED_S", "Brokers", "ago"]
 
-_UNANSWERED_S = 10.0
+UNANSWERED_S = 10.0
+"""How long whoever is asked may take, before it is told."""
+_LOOK_S = 0.5
 # Whoever needs a broker asks it again sooner than that; of one that nobody asks it is not known whether it is away.
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when others have done something.
@@ -46,12 +49,13 @@ class Brokers:
         self, topics: Collection[str], fetch_wait_s: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._topics = topics
-        self._patience_s = _UNANSWERED_S + fetch_wait_s
+        self._patience_s = UNANSWERED_S + fetch_wait_s
         self._clock = clock
         self._clients: list[AIOKafkaClient] = []
         self._away: dict[str, _Absence] = {}
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
+        self._silent_since_s: float | None = None
 
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client, which must not have been started, for as long as it lives."""
@@ -99,7 +103,7 @@ class Brokers:
             if now_s - asked_s > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
         known = {address for client in self._clients for address in _addresses(client)}
-        told = [f"broker {address} does not answer since {_ago(now_s - away[address])}" for address in sorted(away)]
+        told = [f"broker {address} does not answer since {ago(now_s - away[address])}" for address in sorted(away)]
         reasons = [text for address, text in zip(sorted(away), told, strict=True) if address in known]
         return "; ".join(reasons or self._no_leaders(now_s)) or None
 
@@ -116,10 +120,20 @@ class Brokers:
             return []
         names = list(self._leaderless)
         others = f" and {len(names) - 1} more" if names[1:] else ""
-        return [f"{names[0]}{others} without a leader since {_ago(now_s - min(self._leaderless.values()))}"]
+        return [f"{names[0]}{others} without a leader since {ago(now_s - min(self._leaderless.values()))}"]
+
+    async def silent(self, seconds: float) -> str:
+        """Waits until none of them has answered for so long, though asked; says so."""
+        while True:
+            since_s = self._silent_since_s
+            if since_s is not None and self._clock() - since_s >= seconds:
+                return f"no broker answers since {ago(self._clock() - since_s)}"
+            await asyncio.sleep(_LOOK_S)
 
     def _missed(self, address: str) -> None:
         now_s = self._clock()
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
         absence = self._away.get(address)
         if absence is None or now_s - absence.seen_s >= _FORGOTTEN_S:
             self._away[address] = _Absence(now_s, now_s)
@@ -127,6 +141,7 @@ class Brokers:
             absence.seen_s = now_s
 
     def _answered(self, address: str) -> None:
+        self._silent_since_s = None
         self._away.pop(address, None)
 
 
@@ -139,6 +154,6 @@ def _address(client: AIOKafkaClient, node_id: Any) -> str:
     return f"{broker.host}:{broker.port}" if broker is not None else f"number {node_id}"
 
 
-def _ago(seconds: float) -> str:
+def ago(seconds: float) -> str:
     """The time of day, for people: what it was so many seconds ago, by the clock as it is now."""
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")

@@ -17,7 +17,13 @@ import time
 from typing import TYPE_CHECKING
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaConnectionError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
 
 from app.admission import Admission
 from app.assembly import Assembly
@@ -25,7 +31,7 @@ from app.attempts import Attempts
 from app.brokers import Brokers
 from app.budget import Budget, Share
 from app.changes import Changes, LimitRaisedError, PartitionsChangedError
-from app.clients import ClusterError, translated
+from app.clients import ClusterError, batch_settings, translated
 from app.commits import Commits
 from app.ending import Ending, RecordError
 from app.intake import Intake
@@ -149,7 +155,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def degraded(self) -> str | None:
         """Why records wait, or may have to, or go without the store; None where they do not."""
-        return "; ".join(filter(None, (self._attempts.degraded, self._brokers.trouble))) or None
+        return "; ".join(filter(None, (self._attempts.degraded, self._brokers.trouble, self._intake.trouble))) or None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -202,12 +208,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
         changes = Changes(self._plan, self._ending, self._intake.send)
-        watching: asyncio.Task[None] | None = None
+        watching: asyncio.Future[tuple[None, None]] | None = None
         try:
             await self._outlet.start()
             await self._join()
             self._commits.begin()
-            watching = asyncio.get_running_loop().create_task(changes.watch())
+            watching = asyncio.gather(changes.watch(), self._watch_brokers())
             while not self._ending.asked:
                 self._ending.raise_error()
                 await self._turn()
@@ -233,6 +239,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._lanes.discard_all()
             await self._stop_clients()
             self._share.close()
+
+    async def _watch_brokers(self) -> None:
+        """aiokafka asks the addresses that it knows, for ever; new clients ask those of `bootstrap.servers`."""
+        told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
+        error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
+        self._ending.fail(error)
+        self._intake.interrupt(KafkaConnectionError(str(error)))
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member; not beyond `stop`."""

@@ -17,7 +17,7 @@ from aiokafka.protocol.types import (
     Schema,
 )
 
-from app.queries import OLD_TEXT, TAGS, TEXT, Query, version
+from app.queries import ASKED_OFFSETS, COMMITTED_OFFSETS, OLD_TEXT, TAGS, TEXT, Query, version
 
 __all__ = [
     "DescribeConsumerGroups",
@@ -256,48 +256,13 @@ class FetchOffsets(Query):
             9,
             8,
             Schema(
-                (
-                    "groups",
-                    CompactArray(
-                        ("group_id", TEXT),
-                        (
-                            "topics",
-                            CompactArray(("topic", TEXT), ("partitions", CompactArray(Int32)), TAGS),
-                        ),
-                        TAGS,
-                    ),
-                ),
+                ("groups", CompactArray(("group_id", TEXT), ASKED_OFFSETS, TAGS)),
                 ("require_stable", Boolean),
                 TAGS,
             ),
             Schema(
                 ("throttle_time_ms", Int32),
-                (
-                    "groups",
-                    CompactArray(
-                        ("group_id", TEXT),
-                        (
-                            "topics",
-                            CompactArray(
-                                ("topic", TEXT),
-                                (
-                                    "partitions",
-                                    CompactArray(
-                                        ("partition", Int32),
-                                        ("offset", Int64),
-                                        ("leader_epoch", Int32),
-                                        ("metadata", TEXT),
-                                        ("error_code", Int16),
-                                        TAGS,
-                                    ),
-                                ),
-                                TAGS,
-                            ),
-                        ),
-                        ("error_code", Int16),
-                        TAGS,
-                    ),
-                ),
+                ("groups", CompactArray(("group_id", TEXT), COMMITTED_OFFSETS, ("error_code", Int16), TAGS)),
                 TAGS,
             ),
         ),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
+    IllegalGenerationError,
     IncompatibleBrokerVersion,
     KafkaError,
     NoOffsetForPartitionError,
@@ -18,11 +20,13 @@ from aiokafka.errors import (
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from app import clients
+from app.brokers import UNANSWERED_S, ago
+from app.fetches import Fetches
 from app.stable_offsets import FetchStableOffsets
 from app.unreadable import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
     from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -65,12 +69,15 @@ class Intake:
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         brokers.watch(self._consumer._client)  # noqa: SLF001
+        self._fetches = Fetches(self._consumer._client, self._backoff_s)  # noqa: SLF001
         self._unreadable: Unreadable | None = None
+        self._waits: dict[object, tuple[str, float]] = {}
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
         self._consumer.subscribe(self._topics, listener=listener)
         await self._consumer.start()
+        _commit_as_member(self._consumer._coordinator)  # noqa: SLF001
         self._unreadable = Unreadable(self._consumer)
 
     async def stop(self) -> None:
@@ -94,6 +101,10 @@ class Intake:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
         await self._consumer._client.close()  # noqa: SLF001
+
+    def interrupt(self, error: KafkaError) -> None:
+        """Lets a poll raise this that waits for the end of a rebalance, which takes as long as its slowest member."""
+        self._consumer._subscription.abort_waiters(error)  # noqa: SLF001
 
     async def _leave(self, coordinator: GroupCoordinator) -> None:
         """Asks out of the group, past the answer to a request to join: brokers answer a connection in order."""
@@ -121,7 +132,10 @@ class Intake:
         assert self._unreadable is not None, "it has started"
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
         polled = await self._unreadable.read(wanted := list(partitions))
-        return polled or await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
+        if not polled:
+            with self._waiting("rebalances"):  # which is what takes longer than the time-out
+                polled = await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
+        return polled
 
     async def keep_membership(self, lanes: Lanes) -> None:
         """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
@@ -135,10 +149,31 @@ class Intake:
         self._consumer.pause(*paused)
         try:
             # That it is not known where to begin is found out again, by the poll that may read there.
-            with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
+            with self._waiting("rebalances"), contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
                 await self._consumer.getmany(timeout_ms=0)
         finally:
             self._consumer.resume(*(partition for partition in paused if lanes.get(partition) is not None))
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        waiting = object()
+        self._waits[waiting] = what, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._waits[waiting]
+
+    @property
+    def trouble(self) -> str | None:
+        """What the group, or the leader of a partition, does not do, and since when; None where all is well."""
+        now_s = time.monotonic()
+        told = {
+            what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
+            for what, began_s in reversed(self._waits.values())  # of several the first counts
+            if now_s - began_s > UNANSWERED_S
+        }
+        refused = self._fetches.trouble(self._consumer.assignment())
+        return "; ".join(filter(None, (*told.values(), refused))) or None
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
@@ -187,7 +222,8 @@ class Intake:
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Commits offsets, each with its metadata, if the group has not moved on."""
-        await self._consumer.commit(offsets)
+        with self._waiting("takes no offsets"):
+            await self._consumer.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """The committed offset of an assigned partition; None where there is none."""
@@ -238,3 +274,19 @@ class Intake:
                 if found is not None:
                     return found
             await asyncio.sleep(self._backoff_s)
+
+
+def _commit_as_member(coordinator: GroupCoordinator) -> None:
+    """Lets a commit go out only from the assignment that it was made in, and by a member of the group.
+
+    aiokafka tries one again past a rebalance. Where the group does not know the consumer any more it commits as nobody,
+    and an empty group takes that: over what another member has committed meanwhile, or an operator has set.
+    """
+    commit = coordinator._do_commit_offsets  # noqa: SLF001
+
+    async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        if not assignment.active or coordinator.generation < 0:
+            raise IllegalGenerationError(coordinator.group_id)
+        await commit(assignment, offsets)
+
+    coordinator._do_commit_offsets = commit_as_member  # noqa: SLF001

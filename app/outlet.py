@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aiokafka.partitioner import murmur2
 
 from app import clients
 from app.batches.producer import Batches, RecordRefusedError
-from app.clients import batch_settings, translated
+from app.clients import ClusterError, batch_settings, translated
 from app.lane import held_bytes
 from app.refusals import LimitError, UnfitError
 from app.sink import Sink
@@ -110,7 +112,23 @@ class Outlet:
             self._ending.fail(translated(error, f"writing to topic {topic}"))
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
-        self._ending.fail(UnfitError(tracker, offset, error))
+        self._ending.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
+
+    def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
+        """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
+        ahead_ms = error.timestamp - time.time() * 1000
+        for topic in (self._plan.sink, self._plan.dead_letters):
+            if topic is None or topic.name != error.topic:
+                continue
+            oldest_ms, newest_ms = topic.oldest_ms, topic.newest_ms
+            if (oldest_ms is None or ahead_ms >= -oldest_ms) and (newest_ms is None or ahead_ms <= newest_ms):
+                told = datetime.fromtimestamp(error.timestamp / 1000, UTC).isoformat(timespec="seconds")
+                return ClusterError(
+                    f"topic {topic.name} refuses a record for its timestamp, {told}, which by the clock of this "
+                    "machine it takes: set the clocks of the brokers, and of this machine, right",
+                    retriable=True,
+                )
+        return None
 
     def _acknowledged(self, records: int, size: int) -> None:
         self._stats.records_out += records

@@ -26,6 +26,8 @@ from aiokafka.protocol.types import (
 )
 
 __all__ = [
+    "ASKED_OFFSETS",
+    "COMMITTED_OFFSETS",
     "OLD_TEXT",
     "TAGS",
     "TEXT",
@@ -41,6 +43,26 @@ __all__ = [
 TEXT = CompactString("utf-8")
 OLD_TEXT = String("utf-8")
 TAGS = ("tags", TaggedFields)
+# Of OffsetFetch: which partitions are asked for, and what is committed of them.
+ASKED_OFFSETS = ("topics", CompactArray(("topic", TEXT), ("partitions", CompactArray(Int32)), TAGS))
+COMMITTED_OFFSETS = (
+    "topics",
+    CompactArray(
+        ("topic", TEXT),
+        (
+            "partitions",
+            CompactArray(
+                ("partition", Int32),
+                ("offset", Int64),
+                ("leader_epoch", Int32),
+                ("metadata", TEXT),
+                ("error_code", Int16),
+                TAGS,
+            ),
+        ),
+        TAGS,
+    ),
+)
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import for_code
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+from aiokafka.protocol.types import Boolean, Int16, Int32, Schema
 from aiokafka.structs import OffsetAndMetadata
 
-from app.queries import TAGS, TEXT, Query, version
+from app.queries import ASKED_OFFSETS, COMMITTED_OFFSETS, TAGS, TEXT, Query, version
 
 __all__ = ["FetchStableOffsets"]
 
@@ -30,35 +30,8 @@ class FetchStableOffsets(Query):
         version(
             9,
             7,
-            Schema(
-                ("group_id", TEXT),
-                ("topics", CompactArray(("topic", TEXT), ("partitions", CompactArray(Int32)), TAGS)),
-                ("require_stable", Boolean),
-                TAGS,
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                (
-                    "topics",
-                    CompactArray(
-                        ("topic", TEXT),
-                        (
-                            "partitions",
-                            CompactArray(
-                                ("partition", Int32),
-                                ("offset", Int64),
-                                ("leader_epoch", Int32),
-                                ("metadata", TEXT),
-                                ("error_code", Int16),
-                                TAGS,
-                            ),
-                        ),
-                        TAGS,
-                    ),
-                ),
-                ("error_code", Int16),
-                TAGS,
-            ),
+            Schema(("group_id", TEXT), ASKED_OFFSETS, ("require_stable", Boolean), TAGS),
+            Schema(("throttle_time_ms", Int32), COMMITTED_OFFSETS, ("error_code", Int16), TAGS),
         ),
     )
 

@@ -283,12 +283,14 @@ class RecordUnfitError(TransformError):
     Attributes:
         topic: the topic.
         reason: what the broker says, and what would help.
+        timestamp: of the record, in milliseconds since 1970.
     """
 
-    def __init__(self, topic: str, reason: str) -> None:
-        super().__init__(topic, reason)
+    def __init__(self, topic: str, reason: str, timestamp: int) -> None:
+        super().__init__(topic, reason, timestamp)
         self.topic = topic
         self.reason = reason
+        self.timestamp = timestamp
 
     def __str__(self) -> str:
         return f"topic {self.topic} refuses the record: {self.reason}"

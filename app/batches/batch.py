@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Builder", "Load", "Stamp"]
 
 # Kafka protocol, "Record Batch": the CRC stands at 17 and is that of all from the attributes, at 21, to the end;
-# producer id, epoch and base sequence follow each other from 43 on.
+# producer id, epoch and base sequence follow each other from 43 on, behind the latest timestamp.
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
+_LATEST_AT = 35
 _STAMP_AT = 43
 _NO_TIMESTAMP = -1
 
@@ -166,6 +167,12 @@ class Batch(Generic[L]):
         """Bytes of the records as they travel; before the batch is built, uncompressed."""
         size: int = self.builder.size()
         return size - BATCH_OVERHEAD_BYTES
+
+    @property
+    def timestamp(self) -> int:
+        """The latest of its records, once it has been built."""
+        latest: int = struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0]
+        return latest
 
     def close(self) -> None:
         """Takes no more records."""

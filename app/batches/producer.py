@@ -306,7 +306,8 @@ class Batches:
             return RecordRefusedError(place.topic, place.partition, batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES)
         if isinstance(error, _UNFIT):
             clock = "its timestamp is further from the broker's clock than message.timestamp.after.max.ms or "
-            return RecordUnfitError(place.topic, f"INVALID_TIMESTAMP: {clock}message.timestamp.before.max.ms allows")
+            told = f"INVALID_TIMESTAMP: {clock}message.timestamp.before.max.ms allows"
+            return RecordUnfitError(place.topic, told, batch.timestamp)
         return cast("Exception", error)
 
     async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -128,3 +129,17 @@ async def test_trouble_of_a_partition_without_a_leader(now: list[float]) -> None
     client.leader = 1
     client.meet()
     assert told(brokers) is None
+
+
+async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
+    """None answers for so long only where nobody has answered meanwhile."""
+    brokers, client = await watched(now)
+    client.connects = False
+    await client.ready(1)
+    now[0] += 5
+    assert (await asyncio.wait_for(brokers.silent(5), 1)).startswith("no broker answers since 20")
+    client.connects = True
+    await client.ready(1)
+    now[0] += 60
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(brokers.silent(5), 0.01)

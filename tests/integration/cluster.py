@@ -1,11 +1,12 @@
-"""A cluster of three embedded brokers with users, TLS and ACLs, for the tests that need one."""
+"""A cluster of three embedded brokers with users, TLS, ACLs and disks that fail, for the tests that need one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +24,13 @@ from app.settings import ClientSettings
 from tests.integration.names import Names
 from tests.integration.worker_process import until
 
-__all__ = ["Cluster"]
+__all__ = ["KEY_PASSWORD", "SCRAM", "Cluster"]
+
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+KEY_PASSWORD = "of-a-key"
 
 _NODES = 3
-_PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
+_PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL", "SSL")
 _REPLICATED = {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
@@ -74,29 +78,42 @@ class Cluster:
     """Three KRaft nodes, each a controller and a broker. Who is on the PLAINTEXT listener may do everything.
 
     Args:
-        folder: for certificates; `ca` is there after the start.
-        users: who may log in, with passwords; what they may do ACLs say.
+        folder: for certificates and logs; `ca` is there after the start, `certificate` and `key` of `CN=client` too.
+        users: who may log in, by PLAIN and SCRAM, with passwords; what they may do ACLs say.
+        properties: more of each node.
         heap: of each node; a longer log takes more when a node starts again.
 
     Attributes:
         nodes: the brokers; node n has id n + 1.
     """
 
-    def __init__(self, folder: Path, users: Mapping[str, str], *, heap: str = "256m") -> None:
-        self.ca = folder / "ca.pem"
+    def __init__(
+        self, folder: Path, users: Mapping[str, str], *, properties: Mapping[str, str] | None = None, heap: str = "256m"
+    ) -> None:
+        self.ca, self.certificate, self.key = (folder / name for name in ("ca.pem", "client.pem", "client_key.pem"))
         _make_certificates(folder)
         names = ("CONTROLLER", "PLAINTEXT", *_PROTOCOLS)
         free = iter(free_ports(_NODES * len(names)))
         ports = [{name: next(free) for name in names} for _ in range(_NODES)]
         voters = ",".join(f"{number}@127.0.0.1:{each['CONTROLLER']}" for number, each in enumerate(ports, 1))
-        shared = {**_REPLICATED, **_security(folder, users), "controller.quorum.voters": voters}
+        shared = {**_REPLICATED, **_security(folder, users), "controller.quorum.voters": voters, **(properties or {})}
         identity = new_cluster_id()
+        self._logs = folder / "logs"
         self.nodes = [
             EmbeddedBroker(
-                {**shared, "node.id": str(number)}, protocols=_PROTOCOLS, ports=each, cluster_id=identity, heap=heap
+                {**shared, **self._disks(number), "node.id": str(number)},
+                protocols=_PROTOCOLS,
+                ports=each,
+                cluster_id=identity,
+                format_arguments=_scram(users),
+                heap=heap,
             )
             for number, each in enumerate(ports, 1)
         ]
+
+    def _disks(self, number: int) -> dict[str, str]:
+        disks = [self._logs / f"{number}-{disk}" for disk in ("a", "b")]
+        return {"log.dirs": ",".join(map(str, disks)), "metadata.log.dir": str(self._logs / f"{number}-metadata")}
 
     def __enter__(self) -> Self:
         try:
@@ -117,6 +134,7 @@ class Cluster:
         """Ends all nodes."""
         for node in self.nodes:
             node.close()
+        shutil.rmtree(self._logs, ignore_errors=True)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -141,6 +159,21 @@ class Cluster:
         """The node ids of the leaders, by partition; without those that have none."""
         described = self._ask(lambda client: client.describe_topics([topic]))
         return {each["partition"]: each["leader"] for each in described[0]["partitions"] if each["leader"] >= 0}
+
+    @contextlib.contextmanager
+    def failing_disk(self, number: int, topic: str, partition: int) -> Iterator[None]:
+        """Takes from a running node the one of its disks that has a partition; gives it back, and starts it again."""
+        (disk,) = (each.parent for each in self._logs.glob(f"{number}-?/{topic}-{partition}"))
+        gone = disk.with_name(f"{disk.name}-gone")
+        node = self.nodes[number - 1]
+        disk.rename(gone)
+        try:
+            yield
+        finally:
+            node.kill()
+            shutil.rmtree(disk, ignore_errors=True)
+            gone.rename(disk)
+            node.start()
 
     def in_sync(self, topic: str) -> bool:
         """Whether each replica of a topic has all records."""
@@ -203,26 +236,41 @@ class Cluster:
 def _make_certificates(folder: Path) -> None:
     openssl = shutil.which("openssl")
     assert openssl is not None, "the openssl command is not installed"
-    new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2 -nodes"
+    new = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2"
     usage = "-addext keyUsage=critical,keyCertSign,cRLSign"
-    server = "-addext basicConstraints=critical,CA:FALSE -addext subjectAltName=IP:127.0.0.1"
+    signed = "-CA ca.pem -CAkey ca_key.pem -addext basicConstraints=critical,CA:FALSE"
+    server = f"{signed} -addext subjectAltName=IP:127.0.0.1"
     for command in (
-        f"{new} -subj /CN=authority {usage} -keyout ca_key.pem -out ca.pem",
-        f"{new} -CA ca.pem -CAkey ca_key.pem -subj /CN=broker {server} -keyout broker_key.pem -out broker.pem",
+        f"{new} -nodes -subj /CN=authority {usage} -keyout ca_key.pem -out ca.pem",
+        f"{new} -nodes {server} -subj /CN=broker -keyout broker_key.pem -out broker.pem",
+        f"{new} -passout pass:{KEY_PASSWORD} {signed} -subj /CN=client -keyout client_key.pem -out client.pem",
     ):
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     (folder / "keystore.pem").write_text((folder / "broker_key.pem").read_text() + (folder / "broker.pem").read_text())
 
 
+def _scram(users: Mapping[str, str]) -> list[str]:
+    accounts = [f"{each}=[name={name},password={password}]" for name, password in users.items() for each in SCRAM]
+    return [argument for account in accounts for argument in ("--add-scram", account)]
+
+
 def _security(folder: Path, users: Mapping[str, str]) -> dict[str, str]:
     accounts = " ".join(f'user_{name}="{password}"' for name, password in users.items())
     login = f"org.apache.kafka.common.security.plain.PlainLoginModule required {accounts};"
-    listeners = [f"listener.name.{protocol.lower()}" for protocol in _PROTOCOLS]
+    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    encrypted, named = (
+        [f"listener.name.{protocol.lower()}" for protocol in _PROTOCOLS if word in protocol.split("_")]
+        for word in ("SSL", "SASL")
+    )
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
-        **{f"{listener}.sasl.enabled.mechanisms": "PLAIN" for listener in listeners},
-        **{f"{listener}.plain.sasl.jaas.config": login for listener in listeners},
-        "listener.name.sasl_ssl.ssl.keystore.type": "PEM",
-        "listener.name.sasl_ssl.ssl.keystore.location": str(folder / "keystore.pem"),
+        **{f"{listener}.sasl.enabled.mechanisms": ",".join(("PLAIN", *SCRAM)) for listener in named},
+        **{f"{listener}.plain.sasl.jaas.config": login for listener in named},
+        **{f"{listener}.{each.lower()}.sasl.jaas.config": scram for listener in named for each in SCRAM},
+        **{f"{listener}.ssl.keystore.type": "PEM" for listener in encrypted},
+        **{f"{listener}.ssl.keystore.location": str(folder / "keystore.pem") for listener in encrypted},
+        "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.ssl.ssl.truststore.type": "PEM",
+        "listener.name.ssl.ssl.truststore.location": str(folder / "ca.pem"),
     }

@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.broker import EmbeddedBroker
+from app.broker import EmbeddedBroker, free_ports
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
@@ -69,6 +69,26 @@ def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, endi
         )
         until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
         assert worker.terminate() == 0
+
+
+@pytest.mark.chaos
+def test_worker_broker_moves(tmp_path: Path) -> None:
+    """A cluster that comes back at other addresses is found by bootstrap.servers, though no record is on its way."""
+    before, after = (f"127.0.0.1:{port}" for port in free_ports(2))
+    with EmbeddedBroker(port=int(before.rpartition(":")[2])) as broker:
+        way = way_on(broker, tmp_path)
+        settings = {**way.settings(), "bootstrap.servers": f"{before},{after}"}
+        keys = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 2_000}
+        with WorkerProcess(way.folder, settings, way.offload(**keys)) as worker:
+            worker.wait_ready()
+            broker.stop()
+            broker.move(int(after.rpartition(":")[2]))
+            broker.start()
+            send(after, way.raw, [(0, b"k", b"v", [], 1_700_000_000_000)])
+            until(lambda: end_offsets(after, way.orders)[0] == 1, "the record has come")
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
+            assert "bootstrap.servers is asked again" in worker.log.read_text()
+            assert worker.terminate() == 0
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The worker while the clock of its machine is set: nothing it does goes by that clock."""
+"""The worker while the clock of its machine, or that of a broker, is set: nothing it does goes by that clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.topics import read_all, send
+from app.broker import EmbeddedBroker
+from tests.integration.test_worker_broker import way_on
+from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, mixed
 from tests.integration.worker_process import WorkerProcess, until
 
@@ -101,6 +103,38 @@ def test_worker_clock_is_set(make_way: Callable[..., Way], tmp_path: Path) -> No
     assert digests(read_all(way.broker, way.inflated)) == expected(records)
 
 
+def test_broker_clock_is_set(tmp_path: Path) -> None:
+    """What a broker refuses because its own clock is behind waits, and is not taken for a record that is wrong."""
+    clock = Clock(tmp_path)
+    with EmbeddedBroker(environ=clock.environ) as broker:
+        way = way_on(broker, tmp_path)
+        alter(way.broker, way.raw, {"message.timestamp.after.max.ms": str(10 * DAY_S * 1000)})
+        sent: list[Sent] = []
+
+        def send_some() -> None:
+            some: list[Sent] = [(0, b"%d" % (len(sent) + n), b"v", [], int(time.time() * 1000)) for n in range(20)]
+            send(way.broker, way.raw, some)
+            sent.extend(some)
+
+        def arrived() -> bool:
+            return end_offsets(way.broker, way.orders)[0] >= len(sent)
+
+        with WorkerProcess(way.folder, way.settings(), way.offload(**{"errors.retry.delay.max.ms": 500})) as worker:
+            worker.wait_ready()
+            send_some()
+            until(arrived, "records flow")
+            clock.step(-DAY_S)
+            send_some()
+            until(lambda: "set the clocks of the brokers" in str(worker.get("/health")[1]["reasons"]), "it is told")
+            clock.step(2 * DAY_S)
+            until(arrived, "what was refused has come")
+            send_some()
+            until(arrived, "records flow")
+            until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == len(sent), "all is committed")
+            assert worker.terminate() == 0
+        assert digests(read_all(way.broker, way.orders)) == expected(sent)
+
+
 def lags(worker: WorkerProcess) -> list[int]:
     """The lag of each partition of each pipeline."""
     return [partition["lag"] for page in worker.get("/pipelines")[1] for partition in page["partitions"]]
@@ -112,6 +146,7 @@ WALL_CLOCK = {
     "app/brokers.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/dlq.py": "what a user means by a time ago",
+    "app/outlet.py": "whether a timestamp that was refused is the record's fault",
     "app/pipeline.py": "people are told since when",
     "app/preflight.py": "which timestamps brokers take",
     "app/verdicts.py": "the timestamp of a letter whose own is refused",

@@ -1,4 +1,4 @@
-"""The worker on a cluster of three brokers: leaders that move, rights that come and go, TLS and SASL."""
+"""The worker on a cluster of three brokers: leaders that move, failing disks, rights that come and go, TLS and SASL."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from app.preflight import check
 from app.settings import parse
-from tests.integration.cluster import Cluster
-from tests.integration.topics import Counted, committed, end_offsets, read_all, send
+from tests.integration.cluster import KEY_PASSWORD, Cluster
+from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import ConfigurationError, WideloadError
@@ -27,11 +27,15 @@ PREFIXED = 4
 ONCE = {"processing.guarantee": "exactly_once"}
 
 
+# A replica that is gone soon counts so, and with each checkpoint a broker finds out that a disk of its own is.
+SOON = {"replica.lag.time.max.ms": "3000", "replica.high.watermark.checkpoint.interval.ms": "500"}
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three brokers, for the tests of this file."""
     try:
-        made = Cluster(tmp_path_factory.mktemp("certificates"), {USER: PASSWORD}).__enter__()
+        made = Cluster(tmp_path_factory.mktemp("cluster"), {USER: PASSWORD}, properties=SOON).__enter__()
     except WideloadError as exc:
         pytest.fail(f"no cluster: {exc}", pytrace=False)
     with contextlib.closing(made):
@@ -102,23 +106,49 @@ def test_worker_coordinator_killed_in_a_transaction(cluster: Cluster, way: Way) 
     assert digests(read_all(way.broker, way.inflated, "read_committed")) == expected(records)
 
 
+@pytest.mark.chaos
+def test_worker_disk_of_a_leader_fails(cluster: Cluster, way: Way) -> None:
+    """Where a disk fails, and its broker lives on, the worker finds the new leader of what it reads by itself."""
+    records: list[Sent] = [(0, b"%d" % number, b"v", [], 1_700_000_000_000) for number in range(200)]
+    with WorkerProcess(way.folder, way.settings(), way.offload(**{"producer.request.timeout.ms": 2_000})) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, records[:100])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 100, "records flow")
+        leader = cluster.leaders(way.raw)[0]
+        with cluster.failing_disk(leader, way.raw, 0):
+            until(lambda: all(cluster.leaders(way.raw)[0] != leader for _ in range(5)), "another leads, as each knows")
+            # The first request after that is not always answered.
+            send(way.broker, way.raw, records[100:], request_ms=2_000)
+            until(lambda: end_offsets(way.broker, way.orders)[0] >= 200, "all have arrived")
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
+        assert worker.terminate() == 0
+    assert first_occurrences(digests(read_all(way.broker, way.orders))) == expected(records)
+
+
 def secured(cluster: Cluster, protocol: str) -> dict[str, object]:
     """The keys of a worker that logs in."""
     keys: dict[str, object] = {
         "bootstrap.servers": cluster.addresses(protocol),
         "security.protocol": protocol,
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": USER,
-        "sasl.password": PASSWORD,
     }
-    return {**keys, "ssl.ca.location": str(cluster.ca)} if protocol.endswith("SSL") else keys
+    if protocol.startswith("SASL"):
+        keys |= {"sasl.mechanism": "PLAIN", "sasl.username": USER, "sasl.password": PASSWORD}
+    if protocol.endswith("SSL"):
+        keys["ssl.ca.location"] = str(cluster.ca)
+    if protocol == "SSL":
+        keys |= {
+            "ssl.certificate.location": str(cluster.certificate),
+            "ssl.key.location": str(cluster.key),
+            "ssl.key.password": KEY_PASSWORD,
+        }
+    return keys
 
 
-def grant(cluster: Cluster, way: Way) -> None:
+def grant(cluster: Cluster, way: Way, user: str = USER) -> None:
     """What docs/deployment.md says that the user needs."""
-    cluster.allow(USER, way.raw, READ, DESCRIBE, DESCRIBE_CONFIGS)
-    cluster.allow(USER, way.orders, WRITE, DESCRIBE, DESCRIBE_CONFIGS)
-    cluster.allow(USER, way.group("offload"), READ, kind=GROUP)
+    cluster.allow(user, way.raw, READ, DESCRIBE, DESCRIBE_CONFIGS)
+    cluster.allow(user, way.orders, WRITE, DESCRIBE, DESCRIBE_CONFIGS)
+    cluster.allow(user, way.group("offload"), READ, kind=GROUP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,3 +274,36 @@ def test_worker_refused_at_start(cluster: Cluster, way: Way, protocol: str) -> N
     assert "wrong-one" not in told["login"]
     assert f"topic {way.raw} does not exist" in told["rights"]
     assert ("CERTIFICATE_VERIFY_FAILED" in told["authority"]) == (protocol == "SASL_SSL")
+
+
+# how to log in: protocol, keys, the user that brokers then see, a key that is wrong, what is said then
+NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
+LOGINS = {
+    "scram-256": ("SASL_PLAINTEXT", {"sasl.mechanism": "SCRAM-SHA-256"}, USER, "sasl.password", NOT_ACCEPTED),
+    "scram-512": ("SASL_SSL", {"sasl.mechanism": "SCRAM-SHA-512"}, USER, "sasl.password", NOT_ACCEPTED),
+    "certificate": ("SSL", {}, "CN=client", "ssl.key.password", "ssl.key.password do not go together"),
+}
+
+
+@pytest.mark.parametrize("login", LOGINS)
+def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
+    """By SCRAM and by a certificate: admin, consumer and producers get in, and nobody who has not the secret."""
+    protocol, more, user, secret, told = LOGINS[login]
+    grant(cluster, way, user)
+    cluster.allow(user, "*", WRITE, DESCRIBE, kind=TRANSACTIONAL_ID)
+    head = {**way.settings(), **secured(cluster, protocol), **more}
+    pipelines = way.offload(**{"processing.guarantee": "exactly_once"})
+    with WorkerProcess(way.folder, head, pipelines) as worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, [(0, b"%d" % number, b"v", [], 1) for number in range(10)])
+        until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == 10, "all is committed")
+        assert worker.terminate() == 0
+        log = worker.log.read_text()
+    assert [each.key for each in read_all(way.broker, way.orders, "read_committed")[0]] == [
+        b"%d" % n for n in range(10)
+    ]
+    assert PASSWORD not in log
+    assert KEY_PASSWORD not in log
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        asyncio.run(check(parse({**head, secret: "wrong-one", "pipeline": pipelines}, {})))
+    assert "wrong-one" not in str(refused.value)

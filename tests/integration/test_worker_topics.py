@@ -192,6 +192,22 @@ def test_source_replaced_by_a_longer_one(topics: Topics) -> None:
     assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 50
 
 
+def test_offsets_set_while_the_worker_is_cut_off(topics: Topics) -> None:
+    """The offsets that an operator has set count: a worker that comes back does not commit its own over them."""
+    with topics.worker(**{"offset.flush.interval.ms": 60_000}) as worker:
+        send(topics.broker, topics.raw, records(range(1)))
+        until(lambda: committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 1, "the first is committed")
+        send(topics.broker, topics.raw, records(range(1, 10)))
+        until(lambda: topics.count(topics.orders) == 10, "all have come, and are not committed yet")
+        assert worker.process is not None
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        until(lambda: topics.commit({0: 4}), "an offset is set once the group is empty")
+        os.kill(worker.process.pid, signal.SIGCONT)
+        until(lambda: topics.values(topics.orders) == {0: [*range(10), *range(4, 10)]}, "it reads on from there")
+        assert worker.terminate() == 0
+    assert committed(topics.broker, f"{topics.raw}-g", topics.raw)[0] == 10
+
+
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_committed_offsets_out_of_range(topics: Topics, reset: str) -> None:
     """Beyond the end of the log, or before its first record: all that is there is read, and what is not is told."""

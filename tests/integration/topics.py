@@ -38,10 +38,14 @@ class Found:
 Sent = tuple[int, bytes | None, bytes | None, Sequence[Header], int]
 
 
-async def _send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int) -> None:
+async def _send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int, request_ms: int) -> None:
     # Batches take what `send` refuses: a key and a value that are both null.
     async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, max_batch_size=batch_bytes
+        bootstrap_servers=bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        max_batch_size=batch_bytes,
+        request_timeout_ms=request_ms,
     ) as producer:
         batches: dict[int, Any] = {}
         futures = []
@@ -56,9 +60,11 @@ async def _send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes
         await asyncio.gather(*futures)
 
 
-def send(bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int = 1_000_000) -> None:
+def send(
+    bootstrap: str, topic: str, records: Iterable[Sent], batch_bytes: int = 1_000_000, *, request_ms: int = 40_000
+) -> None:
     """Writes (partition, key, value, headers, timestamp) in order, and waits until all are durable."""
-    asyncio.run(_send(bootstrap, topic, records, batch_bytes))
+    asyncio.run(_send(bootstrap, topic, records, batch_bytes, request_ms))
 
 
 async def write_raw(bootstrap: str, topic: str, records: Iterable[Record]) -> None:

@@ -1,0 +1,117 @@
+"""What an intake commits where its group has moved on, and what it tells of the group; on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, GroupCoordinatorNotAvailableError, KafkaConnectionError
+from aiokafka.protocol.commit import OffsetCommitRequest
+
+from app.brokers import Brokers
+from app.intake import Intake
+from tests.app.configurations import settings_of
+from tests.integration.topics import committed
+from tests.integration.way import MakeTopic
+
+
+class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Holds up a rebalance while it is told to."""
+
+    def __init__(self) -> None:
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        await self.let.wait()
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        pass
+
+
+async def joined(broker: str, topic: str, listener: Listener | None = None) -> Intake:
+    """A member of the group that is named as the topic."""
+    settings = settings_of(
+        f"""
+        bootstrap.servers = "{broker}"
+        [pipeline.orders]
+        topics = ["{topic}"]
+        output.topic = "orders"
+        group.id = "{topic}"
+        transforms = ["offload"]
+        large.message.payload.store.class = "memory"
+        consumer.heartbeat.interval.ms = 100
+        """
+    )
+    (pipeline,) = settings.pipelines
+    intake = Intake(settings.client, pipeline, Brokers([topic], 0.5))
+    await intake.start(listener or Listener())
+    return intake
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever takes time is told at once."""
+    monkeypatch.setattr("app.intake.UNANSWERED_S", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
+    """It is told, and fails, as it would go over what the new owner of a partition has committed."""
+    topic = make_topic(2)
+    first = await joined(broker, topic)
+    coordinator: Any = first._consumer._coordinator
+    send: Callable[[Any], Awaitable[Any]] = coordinator._send_req
+    sent, let = asyncio.Event(), asyncio.Event()
+
+    async def unavailable(request: Any) -> Any:
+        if not isinstance(request, OffsetCommitRequest) or let.is_set():
+            return await send(request)
+        sent.set()
+        await let.wait()
+        raise GroupCoordinatorNotAvailableError
+
+    coordinator._send_req = unavailable
+    everything = {TopicPartition(topic, number): (1, "") for number in range(2)}
+    committing = asyncio.create_task(first.commit(everything))
+    await sent.wait()
+    assert f"group {topic} takes no offsets since 20" in str(first.trouble)
+    second = await joined(broker, topic)
+    try:
+        (mine,) = [each for each in everything if second.seek(each, 0)]
+        await second.commit({mine: (9, "")})
+        let.set()
+        with pytest.raises(CommitFailedError):
+            await committing
+        assert first.trouble is None
+        found = await asyncio.to_thread(committed, broker, topic, topic)
+        assert found[mine.partition] == 9
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> None:
+    """It is told while a poll waits for it, and such a poll can be ended."""
+    topic = make_topic(2)
+    listener = Listener()
+    first = await joined(broker, topic, listener)
+    listener.let.clear()
+    joining = asyncio.create_task(joined(broker, topic))
+    try:
+        while first.trouble is None:
+            polling = asyncio.create_task(first.poll((), 100))
+            await asyncio.wait([polling], timeout=1)
+        assert f"group {topic} rebalances since 20" in str(first.trouble)
+        first.interrupt(KafkaConnectionError("enough"))
+        with pytest.raises(KafkaConnectionError, match="enough"):
+            await polling
+        assert first.trouble is None
+    finally:
+        listener.let.set()
+        await (await joining).stop()
+        await first.stop()
