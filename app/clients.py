@@ -270,7 +270,8 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
     """An admin client, started; closed at the end.
 
     Raises:
-        ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in.
+        ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in, or those that they name
+            cannot be reached.
     """
     arguments = security_arguments(settings)
     client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
@@ -279,9 +280,29 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
             await asyncio.wait_for(client.start(), timeout_s)
         except (kafka_errors.KafkaError, OSError, ValueError) as exc:
             raise await _unreachable(settings, arguments, exc) from exc
-        yield client
+        try:
+            yield client
+        except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError) as exc:
+            misled = await _misled(client, settings, arguments)
+            raise (exc if misled is None else misled) from exc
     finally:
         await client.close()
+
+
+async def _misled(
+    client: AIOKafkaAdminClient, settings: ClientSettings, arguments: Mapping[str, Any]
+) -> ConfigurationError | None:
+    """What is wrong where brokers answer, and cannot be reached where they say that they are."""
+    brokers = client._client.cluster.brokers()  # noqa: SLF001
+    addresses = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+    reason = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else None
+    if reason is None:
+        return None
+    return ConfigurationError(
+        "bootstrap.servers",
+        f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be reached: "
+        f"{reason}; correct advertised.listeners of the brokers, or what this machine knows of these names",
+    )
 
 
 async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:

@@ -208,12 +208,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
         changes = Changes(self._plan, self._ending, self._intake.send)
-        watching: asyncio.Future[tuple[None, None]] | None = None
+        watching: list[asyncio.Task[None]] = []
         try:
             await self._outlet.start()
             await self._join()
             self._commits.begin()
-            watching = asyncio.gather(changes.watch(), self._watch_brokers())
+            watching = [asyncio.create_task(each) for each in (changes.watch(), self._watch_brokers())]
             while not self._ending.asked:
                 self._ending.raise_error()
                 await self._turn()
@@ -233,8 +233,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
             await self._commits.close()
             self._lanes.discard_all()
             await self._stop_clients()
