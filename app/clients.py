@@ -300,8 +300,8 @@ async def _misled(
         return None
     return ConfigurationError(
         "bootstrap.servers",
-        f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be reached: "
-        f"{reason}; correct advertised.listeners of the brokers, or what this machine knows of these names",
+        f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
+        f"reached: {reason}; correct advertised.listeners of the brokers, or what this machine knows of these names",
     )
 
 

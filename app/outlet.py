@@ -118,10 +118,9 @@ class Outlet:
         """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
         ahead_ms = error.timestamp - time.time() * 1000
         for topic in (self._plan.sink, self._plan.dead_letters):
-            if topic is None or topic.name != error.topic:
+            if topic is None or topic.name != error.topic or topic.oldest_ms is None or topic.newest_ms is None:
                 continue
-            oldest_ms, newest_ms = topic.oldest_ms, topic.newest_ms
-            if (oldest_ms is None or ahead_ms >= -oldest_ms) and (newest_ms is None or ahead_ms <= newest_ms):
+            if -topic.oldest_ms <= ahead_ms <= topic.newest_ms:
                 told = datetime.fromtimestamp(error.timestamp / 1000, UTC).isoformat(timespec="seconds")
                 return ClusterError(
                     f"topic {topic.name} refuses a record for its timestamp, {told}, which by the clock of this "

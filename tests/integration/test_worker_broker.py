@@ -15,9 +15,12 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.broker import EmbeddedBroker, free_ports
+from app.preflight import check
+from app.settings import parse
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
+from transforms.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -78,7 +81,11 @@ def test_worker_broker_moves(tmp_path: Path) -> None:
     with EmbeddedBroker(port=int(before.rpartition(":")[2])) as broker:
         way = way_on(broker, tmp_path)
         settings = {**way.settings(), "bootstrap.servers": f"{before},{after}"}
-        keys = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 2_000}
+        keys: dict[str, object] = {
+            "producer.request.timeout.ms": 1_000,
+            "producer.delivery.timeout.ms": 2_000,
+            "errors.retry.delay.max.ms": 500,
+        }
         with WorkerProcess(way.folder, settings, way.offload(**keys)) as worker:
             worker.wait_ready()
             broker.stop()
@@ -89,6 +96,19 @@ def test_worker_broker_moves(tmp_path: Path) -> None:
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
             assert "bootstrap.servers is asked again" in worker.log.read_text()
             assert worker.terminate() == 0
+
+
+def test_broker_that_is_not_where_it_says() -> None:
+    """A wrong advertised.listeners is told with the address that brokers give, and why nobody is there."""
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    with EmbeddedBroker({"advertised.listeners": f"PLAINTEXT://{nowhere}"}) as broker:
+        memory = {"large.message.payload.store.class": "memory"}
+        pipeline = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"], **memory}
+        document = {"bootstrap.servers": broker.bootstrap_servers, "pipeline": {"offload": pipeline}}
+        with pytest.raises(ConfigurationError) as refused:
+            asyncio.run(check(parse(document, {})))
+    assert f"says that the brokers are at {nowhere}, where none can be reached: ConnectionRefused" in str(refused.value)
+    assert "correct advertised.listeners" in str(refused.value)
 
 
 @pytest.fixture
