@@ -88,13 +88,12 @@ def test_worker_broker_moves(tmp_path: Path) -> None:
         }
         with WorkerProcess(way.folder, settings, way.offload(**keys)) as worker:
             worker.wait_ready()
-            broker.stop()
+            broker.kill()
             broker.move(int(after.rpartition(":")[2]))
             broker.start()
             send(after, way.raw, [(0, b"k", b"v", [], 1_700_000_000_000)])
             until(lambda: end_offsets(after, way.orders)[0] == 1, "the record has come")
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
-            assert "bootstrap.servers is asked again" in worker.log.read_text()
             assert worker.terminate() == 0
 
 
