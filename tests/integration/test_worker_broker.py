@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from app.broker import EmbeddedBroker, free_ports
 from app.preflight import check
 from app.settings import parse
-from tests.integration.topics import Sent, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.errors import ConfigurationError
@@ -88,11 +88,15 @@ def test_worker_broker_moves(tmp_path: Path) -> None:
         }
         with WorkerProcess(way.folder, settings, way.offload(**keys)) as worker:
             worker.wait_ready()
+            records: list[Sent] = [(number, b"k", b"v", [], 1_700_000_000_000) for number in range(PARTITIONS)]
+            send(before, way.raw, records)
+            first = dict.fromkeys(range(PARTITIONS), 1)
+            until(lambda: committed(before, way.group("offload"), way.raw) == first, "nothing is on its way")
             broker.kill()
             broker.move(int(after.rpartition(":")[2]))
             broker.start()
-            send(after, way.raw, [(0, b"k", b"v", [], 1_700_000_000_000)])
-            until(lambda: end_offsets(after, way.orders)[0] == 1, "the record has come")
+            send(after, way.raw, records)
+            until(lambda: sum(end_offsets(after, way.orders).values()) == 2 * PARTITIONS, "the records have come", 120)
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
             assert worker.terminate() == 0
 
