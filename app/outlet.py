@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aiokafka.partitioner import murmur2
@@ -116,15 +114,15 @@ class Outlet:
 
     def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
         """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
-        ahead_ms = error.timestamp - time.time() * 1000
+        if error.timestamp is None:
+            return None
         for topic in (self._plan.sink, self._plan.dead_letters):
-            if topic is None or topic.name != error.topic or topic.oldest_ms is None or topic.newest_ms is None:
+            if topic is None or topic.name != error.topic or (topic.oldest_ms is None and topic.newest_ms is None):
                 continue
-            if -topic.oldest_ms <= ahead_ms <= topic.newest_ms:
-                told = datetime.fromtimestamp(error.timestamp / 1000, UTC).isoformat(timespec="seconds")
+            if topic.takes_timestamp(error.timestamp):
                 return ClusterError(
-                    f"topic {topic.name} refuses a record for its timestamp, {told}, which by the clock of this "
-                    "machine it takes: set the clocks of the brokers, and of this machine, right",
+                    f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
+                    "this machine it takes: set the clocks of the brokers, and of this machine, right",
                     retriable=True,
                 )
         return None

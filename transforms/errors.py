@@ -283,10 +283,10 @@ class RecordUnfitError(TransformError):
     Attributes:
         topic: the topic.
         reason: what the broker says, and what would help.
-        timestamp: of the record, in milliseconds since 1970.
+        timestamp: of the record that a broker has refused for it, in milliseconds since 1970; None where none has.
     """
 
-    def __init__(self, topic: str, reason: str, timestamp: int) -> None:
+    def __init__(self, topic: str, reason: str, timestamp: int | None = None) -> None:
         super().__init__(topic, reason, timestamp)
         self.topic = topic
         self.reason = reason

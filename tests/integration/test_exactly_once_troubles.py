@@ -169,7 +169,7 @@ async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine) 
     line = make_line()
     async with line.life() as life:
         await life.until(lambda: life.flow._commits.resumed)
-        error = UnfitError(OffsetTracker(0), 0, RecordUnfitError(line.sink, "INVALID_TIMESTAMP", 0))
+        error = UnfitError(OffsetTracker(0), 0, RecordUnfitError(line.sink, "INVALID_TIMESTAMP"))
         life.flow._ending.fail(error)
         with pytest.raises(UnfitError) as caught:
             await asyncio.wait_for(asyncio.shield(life.task), 30)

@@ -146,7 +146,6 @@ WALL_CLOCK = {
     "app/brokers.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/dlq.py": "what a user means by a time ago",
-    "app/outlet.py": "whether a timestamp that was refused is the record's fault",
     "app/pipeline.py": "people are told since when",
     "app/preflight.py": "which timestamps brokers take",
     "app/verdicts.py": "the timestamp of a letter whose own is refused",
