@@ -145,7 +145,7 @@ class Starts:
         if lane.tracker is not None:
             raise ClusterError(
                 f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
-                "created anew, or records were deleted before they were read",
+                "created anew, or records were deleted before they were read, or lost in the cluster",
                 retriable=True,
             )
         if not await self._begin(lane, first):

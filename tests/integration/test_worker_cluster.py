@@ -307,3 +307,11 @@ def test_worker_logs_in(cluster: Cluster, way: Way, login: str) -> None:
     with pytest.raises(ConfigurationError, match=told) as refused:
         asyncio.run(check(parse({**head, secret: "wrong-one", "pipeline": pipelines}, {})))
     assert "wrong-one" not in str(refused.value)
+
+
+def test_worker_without_its_certificate(cluster: Cluster, way: Way) -> None:
+    """Brokers that ask for a certificate say nothing where there is none; the sentence says which key is missing."""
+    head = {**way.settings(), **secured(cluster, "SSL")}
+    document = {key: value for key, value in head.items() if not key.startswith(("ssl.certificate", "ssl.key"))}
+    with pytest.raises(ConfigurationError, match=r"ask for a certificate close so: ssl\.certificate\.location has it"):
+        asyncio.run(check(parse({**document, "pipeline": way.offload()}, {})))
