@@ -308,8 +308,8 @@ async def _misled(
 async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:
     reason = await _probed(arguments) or describe(error)
     protocol, security = arguments["security_protocol"], settings.security
-    encrypted = protocol.endswith("SSL") and security["ssl.certificate.location"] is None
-    advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if encrypted else ""
+    closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
+    advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
     return ConfigurationError(
         "bootstrap.servers",
         f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
