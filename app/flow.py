@@ -45,7 +45,7 @@ from app.transactions import Transactions
 from app.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
     from concurrent.futures import Executor
 
     from app.lane import Lane
@@ -294,7 +294,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             polled = await self._intake.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             if self._commits.may_read:
-                await self._starts.find(exc)
+                await self._unless_ended(self._starts.find(exc))
             return False
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
         if not self._commits.may_read:
@@ -305,9 +305,21 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         return bool(polled)
 
     async def _renew(self) -> None:
-        await self._starts.renew()
+        await self._unless_ended(self._starts.renew())
         if not self._starts.fresh:
             self._commits.look_up()
+
+    async def _unless_ended(self, looking: Coroutine[None, None, None]) -> None:
+        """Waits for what asks the brokers, which may be away, but no longer than the flow goes on."""
+        task = asyncio.get_running_loop().create_task(looking)
+        try:
+            while not task.done() and not self._ending.asked and self._ending.error is None:
+                await asyncio.wait([task], timeout=_POLL_MS / 1000)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _poll_others(self) -> None:
         """Reads the partitions of which no records wait for room, without letting those wait that have some by now."""

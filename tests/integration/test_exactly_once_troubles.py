@@ -107,6 +107,26 @@ async def test_producer_that_does_not_start_is_let_go(make_line: MakeLine, monke
         await life.stop()
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+async def test_stop_while_a_start_is_looked_up(
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    """A flow that is to stop does not wait for brokers that are asked where a partition begins, and do not answer."""
+    line = make_line(**{"processing.guarantee": guarantee})
+    await line.send(records(5))
+    asked = asyncio.Event()
+
+    async def never(*_: object) -> tuple[int, int]:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Intake, "bounds", never)
+    async with line.life() as life:
+        await life.until(asked.is_set)
+        await life.stop()
+
+
 async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flow that has ended, and is given partitions while it leaves the group, takes no transactional id any more."""
     line = make_line()
