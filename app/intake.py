@@ -85,7 +85,8 @@ class Intake:
 
         aiokafka first waits for the group where that is rebalancing, which takes as long as its slowest member.
         """
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+        # It fails with what its fetcher has failed with, and would leave the rest as it is.
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
             await asyncio.wait_for(self._consumer.stop(), _STOP_S)
             return
         coordinator = self._consumer._coordinator  # noqa: SLF001
@@ -128,14 +129,22 @@ class Intake:
         Raises:
             NoOffsetForPartitionError, OffsetOutOfRangeError: of one partition it is not known where to begin; `Starts`
                 finds it.
+            KafkaError: there will be nothing any more, as aiokafka's fetcher has died of something unforeseen.
         """
         assert self._unreadable is not None, "it has started"
+        self._look_at_fetcher()
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
         polled = await self._unreadable.read(wanted := list(partitions))
         if not polled:
             with self._waiting("rebalances"):  # which is what takes longer than the time-out
                 polled = await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
         return polled
+
+    def _look_at_fetcher(self) -> None:
+        # A poll of aiokafka does not: it waits for ever for what nobody fetches.
+        fetching = self._consumer._fetcher._fetch_task  # noqa: SLF001
+        if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
+            raise error
 
     async def keep_membership(self, lanes: Lanes) -> None:
         """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, GroupCoordinatorNotAvailableError, KafkaConnectionError
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupCoordinatorNotAvailableError,
+    KafkaConnectionError,
+    KafkaError,
+    NoOffsetForPartitionError,
+)
 from aiokafka.protocol.commit import OffsetCommitRequest
 
 from app.brokers import Brokers
@@ -50,6 +57,12 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> I
     intake = Intake(settings.client, pipeline, Brokers([topic], 0.5))
     await intake.start(listener or Listener())
     return intake
+
+
+async def polling_for_ever(intake: Intake) -> None:
+    """Until a poll raises something."""
+    while True:
+        await intake.poll((), 100)
 
 
 @pytest.fixture
@@ -115,3 +128,27 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
         listener.let.set()
         await (await joining).stop()
         await first.stop()
+
+
+async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTopic) -> None:
+    """aiokafka's task that reads may die, as where two leaders say at once that there is no offset: a poll tells."""
+    topic = make_topic(1)
+    intake = await joined(broker, topic)
+    consumer: Any = intake._consumer
+    fetcher = consumer._fetcher
+    try:
+        with pytest.raises(NoOffsetForPartitionError):
+            await polling_for_ever(intake)
+        nothing = NoOffsetForPartitionError(TopicPartition(topic, 0))
+        fetcher._set_error(TopicPartition(topic, 0), nothing)
+        assignment = consumer._subscription.subscription.assignment
+        again = asyncio.create_task(fetcher._update_fetch_positions(assignment, 0, [TopicPartition(topic, 0)]))
+        fetcher._pending_tasks.add(again)
+        with contextlib.suppress(AssertionError):
+            await again
+        fetcher._notify(fetcher._wait_consume_future)
+        with pytest.raises(KafkaError, match="Unexpected error during data retrieval"):
+            await polling_for_ever(intake)
+    finally:
+        await intake.stop()
+    assert not any(each.connected() for each in consumer._client._conns.values())
