@@ -59,10 +59,10 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> I
     return intake
 
 
-async def polling_for_ever(intake: Intake) -> None:
+async def polling_for_ever(intake: Intake, *partitions: TopicPartition) -> None:
     """Until a poll raises something."""
     while True:
-        await intake.poll((), 100)
+        await intake.poll(partitions, 100)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTop
             await again
         fetcher._notify(fetcher._wait_consume_future)
         with pytest.raises(KafkaError, match="Unexpected error during data retrieval"):
-            await polling_for_ever(intake)
+            await polling_for_ever(intake, TopicPartition(topic, 1))
     finally:
         await intake.stop()
     assert not any(each.connected() for each in consumer._client._conns.values())
