@@ -240,7 +240,8 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         bootstrap = cluster.bootstrap_servers
         for name, config in _topics().items():
             cluster.make_topic(name, PARTITIONS, **config)
-        store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint}
+        # Without a signature this server takes an upload that was cut for a whole one.
+        store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint, "s3.payload.signing": True}
         folders = [folder / f"worker-{number}" for number in range(3)]
         for each in folders:
             each.mkdir()
