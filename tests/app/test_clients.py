@@ -357,6 +357,7 @@ PASSING = [
     kafka_errors.for_code(-1)(),
     kafka_errors.for_code(74)(),  # FENCED_LEADER_EPOCH, which aiokafka does not know
     TimeoutError(),
+    kafka_errors.InvalidTimestampError(),
     ConnectionResetError(104, "Connection reset by peer"),
     socket.gaierror(-2, "Name or service not known"),
 ]

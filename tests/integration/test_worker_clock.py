@@ -119,10 +119,14 @@ def test_broker_clock_is_set(tmp_path: Path) -> None:
         def arrived() -> bool:
             return end_offsets(way.broker, way.orders)[0] >= len(sent)
 
+        def all_committed() -> bool:
+            return committed(way.broker, way.group("offload"), way.raw).get(0) == len(sent)
+
         with WorkerProcess(way.folder, way.settings(), way.offload(**{"errors.retry.delay.max.ms": 500})) as worker:
             worker.wait_ready()
             send_some()
             until(arrived, "records flow")
+            until(all_committed, "the broker writes nothing while its clock is set")
             clock.step(-DAY_S)
             send_some()
             until(lambda: "set the clocks of the brokers" in str(worker.get("/health")[1]["reasons"]), "it is told")
@@ -130,7 +134,7 @@ def test_broker_clock_is_set(tmp_path: Path) -> None:
             until(arrived, "what was refused has come")
             send_some()
             until(arrived, "records flow")
-            until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == len(sent), "all is committed")
+            until(all_committed, "all is committed")
             assert worker.terminate() == 0
         assert digests(read_all(way.broker, way.orders)) == expected(sent)
 
