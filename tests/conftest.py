@@ -25,7 +25,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from app import jars
 from app.broker import EmbeddedBroker
 from tests.integration.way import PARTITIONS, MakeTopic, Way
-from tests.s3_server import S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server, s3_server_or_skip
 from transforms.errors import WideloadError
 
 if TYPE_CHECKING:
@@ -111,11 +111,8 @@ def least_session_ms(broker: str, pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="module")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server for the tests of a file."""
-    try:
-        with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-            yield server
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
+    with s3_server_or_skip("versitygw", tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import boto3
+import pytest
 from botocore.config import Config
 
-__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server"]
+__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip"]
 
 Kind = Literal["versitygw", "minio"]
 KINDS: tuple[Kind, ...] = ("versitygw", "minio")
@@ -106,6 +107,16 @@ def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
         server = S3Server(kind, endpoint, access_key, secret_key)
         _create_bucket(server)
         yield server
+
+
+@contextlib.contextmanager
+def s3_server_or_skip(kind: Kind, directory: Path) -> Iterator[S3Server]:
+    """As `s3_server`; skips the test where this machine has no such server."""
+    try:
+        with s3_server(kind, directory) as server:
+            yield server
+    except S3UnavailableError as exc:
+        pytest.skip(str(exc))
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
-from tests.s3_server import Kind, S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server, s3_server_or_skip
 
 pytestmark = pytest.mark.s3
 
@@ -26,21 +26,8 @@ S3 = "large.message.payload.store.class"
 @pytest.fixture(scope="module")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server that has expiry rules."""
-    yield from server("minio", tmp_path_factory.mktemp("minio"))
-
-
-@pytest.fixture(scope="module")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server that has none."""
-    yield from server("versitygw", tmp_path_factory.mktemp("versitygw"))
-
-
-def server(kind: Kind, folder: Path) -> Iterator[S3Server]:
-    try:
-        with s3_server(kind, folder) as running:
-            yield running
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
+    with s3_server_or_skip("minio", tmp_path_factory.mktemp("minio")) as server:
+        yield server
 
 
 class Place:

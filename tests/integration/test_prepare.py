@@ -7,7 +7,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,9 @@ from app.clients import admin
 from app.preflight import topics
 from app.settings import ClientSettings
 from tests.integration.worker_process import toml
-from tests.s3_server import S3Server, S3UnavailableError, free_port, s3_server
+from tests.s3_server import S3Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """The S3 server of docker-compose.yml."""
-    try:
-        with s3_server("versitygw", tmp_path_factory.mktemp("s3")) as server:
-            yield server
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
 
 
 class Setting:
@@ -77,9 +66,9 @@ class Setting:
 
 
 @pytest.fixture
-def setting(broker: str, s3: S3Server, tmp_path: Path) -> Setting:
+def setting(broker: str, versitygw: S3Server, tmp_path: Path) -> Setting:
     """Topics and a bucket that are not there yet."""
-    return Setting(broker, s3, tmp_path)
+    return Setting(broker, versitygw, tmp_path)
 
 
 def test_prepare_creates_topics_and_bucket(setting: Setting) -> None:

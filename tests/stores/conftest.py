@@ -14,7 +14,7 @@ from stores.filesystem import FilesystemStore
 from stores.memory import MemoryStore
 from stores.s3 import S3Store
 from stores.store import Store
-from tests.s3_server import KINDS, Kind, S3Server, S3UnavailableError, s3_server
+from tests.s3_server import KINDS, Kind, S3Server, s3_server_or_skip
 
 Configure = Callable[[Mapping[str, object]], Store]
 
@@ -79,8 +79,5 @@ def shared_store(configured: Configure) -> Store:
 
 def _server(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Generator[S3Server]:
     directory: Path = tmp_path_factory.mktemp(re.sub(r"\W", "-", kind))
-    try:
-        with s3_server(kind, directory) as running:
-            yield running
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
+    with s3_server_or_skip(kind, directory) as running:
+        yield running

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stores.s3 import S3Store
 from stores.s3_lifecycle import own_id, reaching, with_own_rule
 from stores.store import Lifecycle
-from tests.s3_server import S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server, s3_server_or_skip
 from tests.stores.scripted_server import Request, Script, Wire, error, scripted_server
 from transforms.errors import PayloadStoreError
 
@@ -83,11 +83,8 @@ class Bucket:
 @pytest.fixture(scope="module")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server that has expiry rules."""
-    try:
-        with s3_server("minio", tmp_path_factory.mktemp("minio")) as running:
-            yield running
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
+    with s3_server_or_skip("minio", tmp_path_factory.mktemp("minio")) as running:
+        yield running
 
 
 @pytest.fixture
