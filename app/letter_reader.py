@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from app.dead_letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
-from app.payload import download
 from app.reach import Reach
+from stores.payload import download
 from stores.registry import STORE_CLASS
 from stores.store import Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.dead_letter import dead_letter, marked, replays_of, resembles
-from app.payload import publish
+from stores.payload import publish
 from transforms import wire
 from transforms.chunk import Chunk, Chunking, checksum
 from transforms.errors import ChunkError, ConfigurationError, PayloadStoreError, RecordTooLargeError, TransformError

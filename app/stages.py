@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from app.chunking import limit_bytes as chunk_limit_bytes
 from app.lane import SourceRecord
-from app.payload import download, publish
 from app.preflight import CLOCKS_APART_MS
 from app.reach import reach
 from app.wrapper_stages import UnwrapStage, WrapStage
+from stores.payload import download, publish
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ChunkError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ class _Required:
 
 REQUIRED = _Required()
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+_FLOAT = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
 _SHOWN_CHARACTERS = 200
 _NEAR = 0.75  # a long prefix in common makes names look alike: at 0.6 `producer.linger.ms` was `producer.acks`
 
@@ -57,6 +60,26 @@ class Key:
     minimum: float | None = None
     maximum: float | None = None
     secret: bool = False
+
+    def coerce(self, value: object) -> object:
+        """A text as the type of this key; anything else, and a text that cannot be read so, as it is.
+
+        Kafka's configurations are maps of strings in many places: `8080`, `true`, `a,b`. Booleans are read as Kafka
+        reads them, in any case. The items of a list have the class of the text, so those of a secret stay secret.
+        `check` says what is allowed where the text could not be read.
+        """
+        if not isinstance(value, str) or self.kind == "string":
+            return value
+        text = value.strip()
+        if self.kind == "int" and _INTEGER.fullmatch(text):
+            return int(text)
+        if self.kind == "float" and _FLOAT.fullmatch(text):
+            return float(text)
+        if self.kind == "boolean" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if self.kind == "list":
+            return [type(value)(item.strip()) for item in text.split(",")]
+        return value
 
     def check(self, value: object) -> Value:
         """`value` if it may stand under this key.

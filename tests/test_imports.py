@@ -14,7 +14,7 @@ FOLDERS = ("app", "transforms", "stores", "jobs")
 OURS = {
     "app": {"app", "transforms", "stores"},
     "jobs": {"jobs", "transforms", "stores"},
-    "stores": {"stores", "transforms.errors"},
+    "stores": {"stores", "transforms"},
     "transforms": {"transforms"},
 }
 ONLY_IN: dict[str, str | tuple[str, ...]] = {
@@ -75,7 +75,7 @@ def test_imports_point_one_way(folder: str) -> None:
         ("transforms/chunk.py", "import aiokafka.record"),
         ("transforms/chunk.py", "from stores.store import PayloadStore"),
         ("transforms/chunk.py", "if TYPE_CHECKING:\n    import app.settings"),
-        ("stores/filesystem.py", "from transforms.record import Record"),
+        ("stores/filesystem.py", "from app.settings import Settings"),
         ("stores/filesystem.py", "import boto3"),
         ("stores/s3.py", "import app"),
         ("app/worker.py", "from jobs import ingest"),

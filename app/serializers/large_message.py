@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.payload import download, publish
 from app.serializers.compaction import CompactionWarning
 from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, appended_headers, shared_headers
+from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Put
 from stores.user import UserStore

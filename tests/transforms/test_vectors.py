@@ -18,7 +18,7 @@ from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 CASES = cases()
 FIELDS = {part.name: part for part in (VALUE, KEY)}
 OF_STORES = {"PayloadNotFoundError", "ReferenceRefusedError"}
-OF_DOWNLOAD = {"compressed to more"}  # what was read is at fault for being read; see app/payload.py
+OF_DOWNLOAD = {"compressed to more"}  # what was read is at fault for being read; see stores/payload.py
 
 
 def data_of(record: Record, part: Field) -> bytes | None:

@@ -1,29 +1,26 @@
-"""The way of one payload to the store and back; what workers and serializers have in common."""
+"""One payload on its way to the store and back. The worker, the serializers and the Spark jobs all use these functions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stores.registry import get, put
+from stores.store import PayloadStore
 from transforms.errors import PayloadCorruptError, PayloadTooLargeError
-
-if TYPE_CHECKING:
-    from stores.store import PayloadStore
-    from transforms.inflate import Inflate
-    from transforms.offload import Payload
-    from transforms.reference import Reference
+from transforms.inflate import Inflate
+from transforms.offload import Payload
+from transforms.reference import Reference
 
 __all__ = ["download", "publish"]
 
 
 def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: bool) -> Reference:
-    """Stores the payload below `topic`, and says where it is.
+    """Writes the payload to the store, below `topic`, and returns the reference to it.
 
     Args:
-        store: opened; its own generator of ids counts.
-        topic: the topic that the reference is going to.
-        payload: what is to be stored.
-        by_digest: whether that generator is `sha256`, so that a digest that is there already need not be made again.
+        store: an open store.
+        topic: the topic that the reference will be written to.
+        payload: what to store.
+        by_digest: True where the store's id generator is `sha256`. Then the checksum of the payload is its id, and is
+            not computed again.
 
     Raises:
         PayloadStoreError: see `PayloadStore.publish`.
@@ -34,11 +31,13 @@ def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: boo
 
 
 def download(store: PayloadStore, reference: Reference, inflate: Inflate) -> bytes:
-    """The stored bytes of a reference, no more than the reference and `inflate` allow; not verified yet.
+    """Reads the stored bytes of a reference. They are not verified yet.
+
+    No more bytes are read than the reference and `inflate` allow.
 
     Raises:
-        PayloadTooLargeError: there is more than is allowed.
-        PayloadCorruptError: there is more than the reference says.
+        PayloadTooLargeError: the payload is larger than `inflate` allows.
+        PayloadCorruptError: the payload is larger than the reference says.
         PayloadStoreError: see `PayloadStore.download`.
     """
     limit_bytes = inflate.stored_limit_bytes(reference)
