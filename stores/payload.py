@@ -1,4 +1,4 @@
-"""One payload on its way to the store and back. The worker, the serializers and the Spark jobs all use these functions."""
+"""One payload on its way to the store and back, for the worker, the serializers and the Spark jobs alike."""
 
 from __future__ import annotations
 
