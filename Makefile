@@ -11,7 +11,7 @@ RUN := .venv/bin/python
 CHECKED := app transforms stores jobs tests benchmarks
 
 # Python for the set-up: the one asked for, else that of .venv, else the newest that Spark and Faust were made for. Where
-# there is none, app/bootstrap.py says so with whichever Python there is.
+# there is none, app/local/bootstrap.py says so with whichever Python there is.
 define SET_UP
 @good() { "$$1" -I -S -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }; \
 if [ -n "$$PYTHON" ]; then set -- "$$PYTHON"; \
@@ -22,7 +22,7 @@ fi; \
 command -v "$$1" >/dev/null || { \
   echo "Set-up: $$1 was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
   exit 1; }; \
-exec "$$1" -I -S app/bootstrap.py
+exec "$$1" -I -S app/local/bootstrap.py
 endef
 
 help: ## List the targets
@@ -70,10 +70,10 @@ soak: setup-test ## Break workers, store and broker by chance for MINUTES=30, an
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $(SOAK)
 
 docs: setup-demo ## Write docs/configuration.md from the settings
-	@$(RUN) -m app.reference
+	@$(RUN) -m app.commands.configuration_page
 
 jobs-zip: setup-demo ## Pack the code of the Spark jobs into build/jobs.zip, for spark-submit --py-files
-	@$(RUN) -m app.archive build/jobs.zip
+	@$(RUN) -m app.local.jobs_archive build/jobs.zip
 
 lock: setup-demo ## Resolve the requirements and the jars anew
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
@@ -82,7 +82,7 @@ lock: setup-demo ## Resolve the requirements and the jars anew
 	    --no-emit-find-links --no-header pyproject.toml && \
 	"$$folder/bin/uv" "$$@" --extra s3 -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
-	$(RUN) -m app.jars lock
+	$(RUN) -m app.local.jars lock
 
 vulnerabilities: setup-demo ## Look the locked requirements up in the advisories that the package index has
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \

@@ -11,14 +11,14 @@ import faust
 from faust.app.base import BootStrategy
 from mode import ServiceT
 
-from app.budget import Budget
-from app.clients import security_arguments
-from app.discretion import keep_secrets
-from app.door import Door
-from app.pages import add_pages
-from app.pipeline import Pipeline
-from app.preflight import Plan
-from app.settings import ClientSettings, Settings
+from app.cluster.preflight import Plan
+from app.config.settings import ClientSettings, Settings
+from app.kafka.clients import security_arguments
+from app.log_redaction import keep_secrets
+from app.pipeline.budget import Budget
+from app.pipeline.service import Pipeline
+from app.web.pages import add_pages
+from app.web.server import Door
 from transforms.errors import WideloadError
 
 __all__ = ["Application", "PipelinesFailedError"]

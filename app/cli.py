@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from app.clients import ClusterError
-from app.connection import config_option
+from app.commands.connection import config_option
+from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["main"]
@@ -32,14 +32,14 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
 
 # By name: a command's module, and with it aiokafka or Faust, is imported when the command is run.
 _COMMANDS: Mapping[str, str] = {
-    "consume": "app.consume",
-    "demo": "app.demo",
-    "dlq": "app.dlq",
-    "inspect": "app.inspection",
-    "job": "app.job",
-    "names": "app.names",
-    "produce": "app.produce",
-    "store": "app.lifecycle",
+    "consume": "app.commands.consume",
+    "demo": "app.commands.demo",
+    "dlq": "app.commands.dlq",
+    "inspect": "app.commands.inspect",
+    "job": "app.commands.job",
+    "names": "app.commands.names",
+    "produce": "app.commands.produce",
+    "store": "app.commands.lifecycle",
 }
 
 _DEBUG = "wideload.debug"
@@ -49,7 +49,7 @@ _CLIENT_LOGS = ("aiokafka", "asyncio")
 def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's signature
     if value:
         context.find_root().meta[_DEBUG] = True
-        from app.discretion import keep_secrets
+        from app.log_redaction import keep_secrets
 
         keep_secrets()
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)
@@ -155,7 +155,7 @@ def worker(config: str, log_level: str) -> int:
     Example:
       wideload worker -c wideload.toml --log-level WARNING
     """
-    from app.settings import load
+    from app.config.settings import load
 
     settings = load(config)
     from app.run import run_worker
@@ -178,15 +178,15 @@ def check(config: str, *, show: bool) -> int:
     Example:
       wideload check -c wideload.toml --print
     """
-    from app import capacity
-    from app.check import effective, plan_table
-    from app.expiry import warnings_within
-    from app.settings import load
+    from app.cluster import capacity
+    from app.cluster.expiry import warnings_within
+    from app.commands.check import effective, plan_table
+    from app.config.settings import load
 
     settings = load(config)
     if show:
         click.echo(effective(settings))
-    from app import preflight
+    from app.cluster import preflight
 
     try:
         plans = asyncio.run(preflight.check(settings))

@@ -13,12 +13,12 @@ import time
 
 import faust
 
-from app.allocation import keep_freed
 from app.application import Application, PipelinesFailedError
-from app.pipeline import STORE_THREADS
-from app.preflight import check
-from app.repeats import Repeats
-from app.settings import Settings
+from app.cluster.preflight import check
+from app.config.settings import Settings
+from app.log_repeats import Repeats
+from app.malloc import keep_freed
+from app.pipeline.service import STORE_THREADS
 from transforms.errors import ConfigurationError
 
 __all__ = ["run_worker"]

@@ -9,11 +9,11 @@ import asyncio
 import os
 import sys
 
-from app.allocation import keep_freed
 from app.application import Application
-from app.discretion import keep_secrets
-from app.preflight import check
-from app.settings import load
+from app.cluster.preflight import check
+from app.config.settings import load
+from app.log_redaction import keep_secrets
+from app.malloc import keep_freed
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is made when it is asked for

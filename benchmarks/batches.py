@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from aiokafka import AIOKafkaProducer
 
-from app.batches import BatchingProducer, BatchSettings
+from app.kafka.batches import BatchingProducer, BatchSettings
 from benchmarks.bench import Bench
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.definitions import PRODUCER_KEYS
+from app.config.keys import PRODUCER_KEYS
 from benchmarks.bench import Bench, median
 from benchmarks.memory import ALLOWANCE_MIB
 from benchmarks.race import BenchmarkError, Run, race

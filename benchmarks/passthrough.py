@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.definitions import PRODUCER_KEYS
+from app.config.keys import PRODUCER_KEYS
 from benchmarks.bench import Bench, median
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result

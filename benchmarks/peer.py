@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.jars import cache_folder
+from app.local.jars import cache_folder
 
 __all__ = ["PeerUnavailableError", "python"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from app.broker import EmbeddedBroker
+from app.local.broker import EmbeddedBroker
 from benchmarks import machine
 from benchmarks.batches import batches
 from benchmarks.bench import Bench

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from app import jars
+from app.local import jars
 from benchmarks.bench import Bench, median
 from benchmarks.machine import load_average
 from benchmarks.race import BenchmarkError

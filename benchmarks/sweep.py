@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app import jars
+from app.local import jars
 from benchmarks.bench import Bench, median
 from benchmarks.machine import load_average
 from benchmarks.race import BenchmarkError

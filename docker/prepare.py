@@ -23,9 +23,9 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.clients import ClusterError, admin, describe
-from app.preflight import topics
-from app.settings import ClientSettings, PipelineSettings, load
+from app.cluster.preflight import topics
+from app.config.settings import ClientSettings, PipelineSettings, load
+from app.kafka.clients import ClusterError, admin, describe
 from transforms.errors import ConfigurationError, WideloadError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What a worker's configuration says, in a job: the connection, the stores, and which topics refer to their payloads.
 
 `wideload job NAME -c FILE` makes a document of it and hands it over; under `spark-submit` it comes from the file that
-`--write-options` has made of it. What the document holds is what `app/job_document.py` says.
+`--write-options` has made of it. What the document holds is what `app/config/job_document.py` says.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app import jars
-from app.broker import EmbeddedBroker
+from app.local import jars
+from app.local.broker import EmbeddedBroker
 from tests.integration.way import PARTITIONS, MakeTopic, Way
 from tests.s3_server import S3Server, s3_server_or_skip
 from transforms.errors import WideloadError

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from app.cli import cli
-from app.settings import PipelineSettings, Settings, parse
+from app.config.settings import PipelineSettings, Settings, parse
 
 ROOT = Path(__file__).parent.parent
 CONFIG_FOLDER = "/etc/wideload"

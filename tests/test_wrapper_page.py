@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from app.settings import parse
-from app.wrapping import WRAPPER_KEYS
+from app.config.settings import parse
+from app.config.wrapping import WRAPPER_KEYS
 from tests.vectors.wrapper import wrapper_cases
 from transforms.wrapper import OWN_KEYS, KeyRange
 

@@ -19,7 +19,7 @@ from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.positions import Subscriptions
 from app.chunks.rate import Rate
-from app.naming import check_topics
+from app.config.naming import check_topics
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 
 __all__ = ["AssemblingConsumer"]

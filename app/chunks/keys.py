@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from app.chunking import CHUNK_KEYS
-from app.naming import check_config
+from app.config.chunking import CHUNK_KEYS
+from app.config.naming import check_config
 from app.serializers.arguments import Arguments
 from app.serializers.options import LIMIT, coerced, limits_names
 from stores.keys import Key, Value, read, unknown

@@ -27,9 +27,9 @@ from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
 from app.chunks.rate import Rate
-from app.clients import ClusterError, describe
-from app.naming import check_name
-from app.preflight import topics
+from app.cluster.preflight import topics
+from app.config.naming import check_name
+from app.kafka.clients import ClusterError, describe
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
 from transforms.errors import ChunkError, ConfigurationError

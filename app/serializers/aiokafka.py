@@ -16,7 +16,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
-from app.naming import check_name, check_topics
+from app.config.naming import check_name, check_topics
 from app.serializers import config as taken
 from app.serializers.arguments import Arguments
 from app.serializers.demand import Allowance, Demand

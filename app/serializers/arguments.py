@@ -126,7 +126,7 @@ def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> o
 
 
 def _context(tls: Mapping[str, object]) -> object:
-    from app.clients import security_arguments
+    from app.kafka.clients import security_arguments
 
     # Only the context is asked for, so any address will do.
     return security_arguments(client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]

@@ -59,8 +59,8 @@ class CompactionWarning:
 
 
 async def _cleanup_policy(config: Mapping[str, object], topic: str) -> str:
-    from app.clients import admin
-    from app.preflight import topics
+    from app.cluster.preflight import topics
+    from app.kafka.clients import admin
     from app.serializers.options import client_settings
 
     async with admin(client_settings(config)) as connection:

@@ -20,7 +20,7 @@ from transforms.offload import DEFAULT_THRESHOLD_BYTES
 from transforms.signing import Signing
 
 if TYPE_CHECKING:
-    from app.settings import ClientSettings
+    from app.config.settings import ClientSettings
 
 __all__ = [
     "CONSUMER_KEYS",
@@ -263,9 +263,9 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
     Raises:
         ConfigurationError: it does so in a way that this project's own clients do not know.
     """
-    from app.definitions import CONNECTION_KEYS, SECURITY_KEYS
-    from app.secret import hidden
-    from app.settings import ClientSettings
+    from app.config.keys import CONNECTION_KEYS, SECURITY_KEYS
+    from app.config.secret import hidden
+    from app.config.settings import ClientSettings
 
     given = dict(config)
     if "sasl.mechanisms" in given:  # librdkafka's name for it

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from app.config.wrapping import PLAIN_KEY
 from app.serializers.stage import Headers
-from app.wrapping import PLAIN_KEY
 from stores.keys import read
 from transforms.errors import MalformedWrapperError, SerializationError
 from transforms.wrapper import MessageWrapper

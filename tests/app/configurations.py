@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.settings import PipelineSettings, Settings, parse
+from app.config.settings import PipelineSettings, Settings, parse
 from transforms.errors import ConfigurationError
 
 __all__ = ["HEAD", "ORDERS", "OWN_CLASS", "S3", "STORE", "only_pipeline", "refusal_of", "settings_of"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from aiokafka import TopicPartition
 
-from app.settings import PipelineSettings, parse
-from app.stats import PipelineStats
+from app.config.settings import PipelineSettings, parse
+from app.pipeline.stats import PipelineStats
 
 __all__ = ["Flow", "Pipeline", "pipeline_settings"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from app.config.settings import parse
 from app.run import run_worker
-from app.settings import parse
 from transforms.errors import ConfigurationError
 
 ORDERS = {

@@ -17,10 +17,10 @@ from aiokafka.client import CoordinationType
 from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
-from app.broker import EmbeddedBroker, free_ports, new_cluster_id
-from app.clients import admin
-from app.queries import OLD_TEXT, Query, version
-from app.settings import ClientSettings
+from app.config.settings import ClientSettings
+from app.kafka.clients import admin
+from app.kafka.queries import OLD_TEXT, Query, version
+from app.local.broker import EmbeddedBroker, free_ports, new_cluster_id
 from tests.integration.names import Names
 from tests.integration.worker_process import until
 

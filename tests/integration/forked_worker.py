@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ForkedWorker"]
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["app.run", "app.settings", "tests.integration.forked_worker"])
+_FORKS.set_forkserver_preload(["app.run", "app.config.settings", "tests.integration.forked_worker"])
 
 
 def _run(config: str, log: str) -> None:
@@ -26,8 +26,8 @@ def _run(config: str, log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    from app.config.settings import load
     from app.run import run_worker
-    from app.settings import load
 
     sys.exit(run_worker(load(config), "INFO"))
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from app.budget import Budget
-from app.flow import Flow
-from app.preflight import Plan, plan_pipeline
-from app.settings import PipelineSettings, Settings, parse
-from app.stages import build
-from app.stats import PipelineStats
+from app.cluster.preflight import Plan, plan_pipeline
+from app.config.settings import PipelineSettings, Settings, parse
+from app.pipeline.budget import Budget
+from app.pipeline.flow import Flow
+from app.pipeline.stages import build
+from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from tests.integration.topics import Found, Sent, marks, read_all, send
 from transforms.identifiers import transactional_id

@@ -22,7 +22,7 @@ from aiokafka.protocol.types import (
 )
 from confluent_kafka import Consumer
 
-from app.queries import OLD_TEXT, TAGS, TEXT, Query, version
+from app.kafka.queries import OLD_TEXT, TAGS, TEXT, Query, version
 
 __all__ = ["Names", "properties"]
 

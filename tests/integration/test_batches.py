@@ -20,7 +20,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.batches import BatchingProducer, BatchSettings, RecordRefusedError
+from app.kafka.batches import BatchingProducer, BatchSettings, RecordRefusedError
 from tests.integration.limits import set_limit
 from tests.integration.topics import Found, read_all
 from tests.integration.way import MakeTopic

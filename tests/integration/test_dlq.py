@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.clients import ClusterError
-from app.dead_letter import MARK
-from app.letter_log import Filters, ReplayTakenOverError, open_log
-from app.preflight import Topic
-from app.replay import Replay, Writer, open_writer
-from app.sender import find_topic
-from app.settings import load
+from app.cluster.preflight import Topic
+from app.config.settings import load
+from app.deadletters.letter import MARK
+from app.deadletters.log import Filters, ReplayTakenOverError, open_log
+from app.deadletters.replay import Replay, Writer, open_writer
+from app.kafka.clients import ClusterError
+from app.kafka.sender import find_topic
 from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 
-from app.clients import ClusterError
-from app.ending import RecordError
-from app.lane import Lane
-from app.preflight import plan_pipeline
-from app.refusals import LimitError
-from app.transactions import Transactions
+from app.cluster.preflight import plan_pipeline
+from app.kafka.clients import ClusterError
+from app.pipeline.exactly_once import Transactions
+from app.pipeline.lane import Lane
+from app.pipeline.learned_limits import LimitError
+from app.pipeline.termination import RecordError
 from tests.integration.line import LONG, STAMP, MakeLine, keys, records
 from tests.integration.topics import Sent, alter
 from tests.integration.way import MakeTopic

@@ -13,15 +13,16 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import TopicAuthorizationFailedError
 from aiokafka.producer.sender import Sender
 
-from app import coordinator, transaction
-from app.broker import EmbeddedBroker
-from app.clients import ClusterError, admin
-from app.intake import Intake
-from app.lane import Lane
-from app.preflight import plan_pipeline, topics
-from app.refusals import UnfitError
-from app.tracker import OffsetTracker
-from app.transactions import Transactions
+from app.cluster import coordinator
+from app.cluster.preflight import plan_pipeline, topics
+from app.kafka.clients import ClusterError, admin
+from app.kafka.consumer import Intake
+from app.local.broker import EmbeddedBroker
+from app.pipeline import transaction
+from app.pipeline.exactly_once import Transactions
+from app.pipeline.lane import Lane
+from app.pipeline.learned_limits import UnfitError
+from app.pipeline.offset_tracker import OffsetTracker
 from tests.integration.line import LONG, Life, Line, MakeLine, keys, records
 from transforms.errors import ConfigurationError, RecordUnfitError
 

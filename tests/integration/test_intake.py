@@ -18,8 +18,8 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.commit import OffsetCommitRequest
 
-from app.brokers import Brokers
-from app.intake import Intake
+from app.kafka.broker_health import Brokers
+from app.kafka.consumer import Intake
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
 from tests.integration.way import MakeTopic
@@ -68,7 +68,7 @@ async def polling_for_ever(intake: Intake, *partitions: TopicPartition) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever takes time is told at once."""
-    monkeypatch.setattr("app.intake.UNANSWERED_S", 0.0)
+    monkeypatch.setattr("app.kafka.consumer.UNANSWERED_S", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -328,11 +328,11 @@ def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
     assert len(log) == 2
     by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
     assert set(by_pipeline) == {"missing", "compacted"}
-    assert "WARNING app.expiry: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
+    assert "WARNING app.cluster.expiry: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
     assert "a TTL must not be used" in by_pipeline["compacted"]
 
 
 def warnings(worker: WorkerProcess, count: int) -> list[str]:
     """The lines of the log that are about expiry, once there are so many."""
-    found = [line for line in worker.log.read_text().splitlines() if "app.expiry" in line]
+    found = [line for line in worker.log.read_text().splitlines() if "app.cluster.expiry" in line]
     return found if len(found) >= count else []

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from app.audit import audit
-from app.broker import EmbeddedBroker
-from app.clients import admin
-from app.findings import Audit, Use
-from app.settings import ClientSettings
+from app.cluster.name_uses import Audit, Use
+from app.cluster.names_audit import audit
+from app.config.settings import ClientSettings
+from app.kafka.clients import admin
+from app.local.broker import EmbeddedBroker
 from tests.integration.names import Names, properties
 from transforms.errors import WideloadError
 from transforms.identifiers import Kind

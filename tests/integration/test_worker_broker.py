@@ -14,9 +14,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.broker import EmbeddedBroker, free_ports
-from app.preflight import check
-from app.settings import parse
+from app.cluster.preflight import check
+from app.config.settings import parse
+from app.local.broker import EmbeddedBroker, free_ports
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until

@@ -18,10 +18,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
-from app.letter_reader import LetterReader
-from app.preflight import check
-from app.reader import TopicRecord
-from app.settings import parse
+from app.cluster.preflight import check
+from app.config.settings import parse
+from app.deadletters.reader import LetterReader
+from app.kafka.topic_reader import TopicRecord
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until

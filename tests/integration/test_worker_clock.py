@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.local.broker import EmbeddedBroker
 from tests.integration.test_worker_broker import way_on
 from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, mixed
@@ -146,13 +146,13 @@ def lags(worker: WorkerProcess) -> list[int]:
 
 # Who may ask for the time of day, and what for.
 WALL_CLOCK = {
-    "app/batches/client.py": "the timestamp of a record whose writer gives none",
-    "app/brokers.py": "people are told since when",
+    "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
+    "app/kafka/broker_health.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
-    "app/dlq.py": "what a user means by a time ago",
-    "app/pipeline.py": "people are told since when",
-    "app/preflight.py": "which timestamps brokers take",
-    "app/verdicts.py": "the timestamp of a letter whose own is refused",
+    "app/commands/dlq.py": "what a user means by a time ago",
+    "app/pipeline/service.py": "people are told since when",
+    "app/cluster/preflight.py": "which timestamps brokers take",
+    "app/pipeline/error_policy.py": "the timestamp of a letter whose own is refused",
     "stores/memory.py": "the age of a payload",
 }
 

@@ -15,19 +15,19 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from app.batches import Batches
-from app.batches.raw import raw_batch
-from app.budget import Budget, Share
-from app.ending import RecordError
-from app.flow import Flow
-from app.letter_reader import LetterReader
-from app.preflight import plan_pipeline
-from app.reader import TopicRecord
-from app.settings import parse
-from app.sink import Sink
-from app.stages import Chain, Stage
-from app.stats import PipelineStats
-from app.tracker import OffsetTracker
+from app.cluster.preflight import plan_pipeline
+from app.config.settings import parse
+from app.deadletters.reader import LetterReader
+from app.kafka.batches import Batches
+from app.kafka.batches.raw import raw_batch
+from app.kafka.topic_reader import TopicRecord
+from app.pipeline.budget import Budget, Share
+from app.pipeline.flow import Flow
+from app.pipeline.offset_tracker import OffsetTracker
+from app.pipeline.sink import Sink
+from app.pipeline.stages import Chain, Stage
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import RecordError
 from tests.integration.test_dlq import run as command
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
-from app.batches.batch import Builder
-from app.batches.raw import _AFTER, _BEFORE, _CRC, _Raw
+from app.kafka.batches.batch import Builder
+from app.kafka.batches.raw import _AFTER, _BEFORE, _CRC, _Raw
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until

@@ -12,8 +12,8 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from app.broker import EmbeddedBroker
-from app.job_document import document
+from app.config.job_document import document
+from app.local.broker import EmbeddedBroker
 from jobs.configured import Configured
 from jobs.log import bounds
 from jobs.ranges import Bounds

@@ -7,7 +7,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.batches.raw import raw_batch
+from app.kafka.batches.raw import raw_batch
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Record
 from transforms.wire import check_names, name_bytes, parse, serialize

@@ -1,0 +1,99 @@
+"""The transaction coordinator of the cluster: whether a pipeline can have transactions, before it reads a record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import CoordinationType
+from aiokafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    GroupCoordinatorNotAvailableError,
+    KafkaError,
+    TransactionalIdAuthorizationFailed,
+)
+
+from app.config.guarantee import TIMEOUT
+from app.config.naming import check_name
+from app.kafka.clients import ClusterError, describe
+from transforms.errors import ConfigurationError
+from transforms.identifiers import transactional_id
+
+if TYPE_CHECKING:
+    from aiokafka.admin import AIOKafkaAdminClient
+
+    from app.config.settings import PipelineSettings
+
+__all__ = ["check_transactions"]
+
+_GUARANTEE = "processing.guarantee"
+_MAX_TIMEOUT = "transaction.max.timeout.ms"
+_PATIENCE_S = 15.0  # the first who asks has the brokers make the topic of transactions
+_PAUSE_S = 0.1
+_NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, CoordinatorLoadInProgressError)
+
+
+async def check_transactions(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> None:
+    """Refuses a cluster where the pipeline's transactions could not be.
+
+    Nothing is fenced by this: that the user may write with the ids, which takes a producer, is seen when one begins.
+
+    Args:
+        connection: to the cluster.
+        pipeline: whose; nothing is asked where it delivers at least once.
+
+    Raises:
+        ConfigurationError: the user may not see the ids, there is no coordinator, or the time-out is too long.
+        ClusterError: the cluster did not answer.
+    """
+    if not pipeline.guarantee.exactly_once:
+        return
+    try:
+        for topic in pipeline.topics:
+            name = transactional_id(pipeline.name, topic, 0)
+            check_name("transactional-id", name, "topics")
+            await _find_coordinator(connection, name)
+        longest_ms = await _longest_ms(connection)
+    except KafkaError as exc:
+        told = f"the transaction coordinator cannot be found: {describe(exc)}"
+        raise ClusterError(told, retriable=bool(exc.retriable)) from exc
+    if longest_ms is not None and pipeline.guarantee.timeout_ms > longest_ms:
+        raise ConfigurationError(
+            TIMEOUT,
+            f"found {pipeline.guarantee.timeout_ms:,}, allowed is no more than {_MAX_TIMEOUT} of the brokers, which is "
+            f"{longest_ms:,}",
+        )
+
+
+async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            await connection._client.coordinator_lookup(CoordinationType.TRANSACTION, name)  # noqa: SLF001
+        except TransactionalIdAuthorizationFailed as exc:
+            told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(exc)}'
+            raise ConfigurationError(_GUARANTEE, told) from exc
+        except _NOT_YET as exc:
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    _GUARANTEE,
+                    f'found "exactly_once", and the brokers have had no transaction coordinator for {_PATIENCE_S:.0f} '
+                    "s; where there are fewer of them than their transaction.state.log.replication.factor (default 3), "
+                    "lower that and transaction.state.log.min.isr",
+                ) from exc
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return
+
+
+async def _longest_ms(connection: AIOKafkaAdminClient) -> int | None:
+    """The brokers' `transaction.max.timeout.ms`; None where the user may not see it."""
+    node = connection._client.get_random_node()  # noqa: SLF001
+    resource = ConfigResource(ConfigResourceType.BROKER, str(node), {_MAX_TIMEOUT: None})
+    (response,) = await connection.describe_configs([resource])
+    (found,) = response.to_object()["resources"]
+    values = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
+    return int(values[_MAX_TIMEOUT]) if values.get(_MAX_TIMEOUT) else None

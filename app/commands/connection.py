@@ -1,0 +1,126 @@
+"""How a command reaches the cluster: options of the command line, or a configuration file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from app.config.keys import CONNECTION_KEYS
+from app.config.secret import Secret, as_kind, fill_in
+from app.config.settings import ClientSettings, PipelineSettings, Settings, client_settings, load
+from stores.keys import unknown
+from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
+
+__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "pipeline_of"]
+
+BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# For commands that cannot do without a configuration.
+config_option = click.option(
+    "-c",
+    "--config",
+    metavar="FILE",
+    required=True,
+    envvar="WIDELOAD_CONFIG",
+    show_envvar=True,
+    help="The configuration.",
+)
+
+
+def connection_options(command: _Function) -> _Function:
+    """Adds `bootstrap_servers`, `config` and `extra` to a command; `client_of` takes them."""
+    options = (
+        click.option(
+            "-b",
+            "--bootstrap-servers",
+            "--bootstrap-server",
+            "bootstrap_servers",
+            metavar="HOST:PORT,…",
+            help=f"Brokers to begin with. Else the file of -c counts, else ${BOOTSTRAP_VARIABLE}.",
+        ),
+        click.option(
+            "-c", "--config", metavar="FILE", help="Take brokers, security and store from this configuration file."
+        ),
+        click.option(
+            "-X",
+            "extra",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="A key of the connection, such as security.protocol=SSL; may be repeated. Give secrets as "
+            "${env:NAME} or ${file:/path}: other users can see the command line.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def client_of(
+    bootstrap_servers: str | None, config: str | None, extra: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> ClientSettings:
+    """What the options say, the nearer one first: `-b`, `-X`, the file of `-c`, the environment.
+
+    Raises:
+        ConfigurationError: the file or an option is wrong, or no broker is named anywhere.
+    """
+    values: dict[str, object] = {}
+    if environ.get(BOOTSTRAP_VARIABLE):
+        values["bootstrap.servers"] = environ[BOOTSTRAP_VARIABLE]
+    if config is not None:
+        client = load(config).client
+        values |= {"bootstrap.servers": client.bootstrap_servers, "client.id": client.client_id}
+        values[LIMIT_KEY] = client.limit_names
+        values |= {name: value for name, value in client.security.items() if value is not None}
+    values |= _pairs(extra, environ)
+    if bootstrap_servers is not None:
+        values["bootstrap.servers"] = bootstrap_servers
+    if "bootstrap.servers" not in values:
+        raise ConfigurationError(
+            "--bootstrap-servers", f"is missing; give it, or a configuration with -c, or set ${BOOTSTRAP_VARIABLE}"
+        )
+    return client_settings(values)
+
+
+def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:
+    keys = {key.name: key for key in CONNECTION_KEYS}
+    pairs: dict[str, object] = {}
+    for text in extra:
+        name, separator, value = text.partition("=")
+        if not separator:
+            # The text may be a secret that was put in the wrong place; it is not repeated.
+            raise ConfigurationError("-X", "is KEY=VALUE, and one that was given has no '='")
+        if name not in keys:
+            raise unknown(name, keys)
+        filled = fill_in(name, value, environ)
+        taken = as_kind(Secret(filled), keys[name].kind)
+        pairs[name] = filled if isinstance(taken, str) else taken
+    return pairs
+
+
+def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
+    """The pipeline whose store a command uses: the one called `name`, or any if all have the same store.
+
+    Raises:
+        ConfigurationError: there is no such pipeline, or one must be chosen.
+    """
+    pipelines = [pipeline for pipeline in settings.pipelines if pipeline.store]
+    if not pipelines:
+        raise ConfigurationError("--config", "is a configuration of which no pipeline has a store")
+    names = ", ".join(pipeline.name for pipeline in pipelines)
+    if name is None:
+        if any(pipeline.store != pipelines[0].store for pipeline in pipelines):
+            raise ConfigurationError(
+                "--pipeline", f"is missing, and the stores, or their keys, differ; name one of: {names}"
+            )
+        # One store, but perhaps not one limit: what any pipeline may read, this command may read.
+        return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
+    for pipeline in pipelines:
+        if pipeline.name == name:
+            return pipeline
+    raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")

@@ -1,0 +1,298 @@
+"""`wideload consume`: records as a table, as JSON lines, as files; references resolved where that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.commands.connection import client_of, connection_options, pipeline_of
+from app.commands.console import Column, Progress, Rows, bytes_text, printable, progress
+from app.commands.folder import Folder
+from app.config.reference_scope import reach
+from app.config.settings import ClientSettings, load
+from app.kafka.sender import find_topic
+from app.kafka.topic_reader import Selection, open_reader
+from app.pipeline.stages import InflateStage
+from app.pipeline.stats import PipelineStats
+from stores.registry import open_store
+from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
+from transforms.formats import FORMATS
+from transforms.inflate import Inflate
+from transforms.record import Header, RecordLike
+from transforms.reference import is_reference
+
+if TYPE_CHECKING:
+    from app.kafka.topic_reader import TopicRecord
+    from stores.store import PayloadStore
+
+__all__ = ["command", "header_json", "json_line", "start_of", "text_json"]
+
+_COLUMNS = (
+    Column("partition", 9, ">"),
+    Column("offset", 12, ">"),
+    Column("size", 10, ">"),
+    Column("kind", 9),
+    Column("key", 30),
+    Column("headers", 40),
+)
+
+
+def text_json(data: bytes | None) -> Any:
+    """Bytes as JSON: a string where they are UTF-8, else `{"base64": …}`; null for null."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def header_json(headers: Sequence[Header]) -> list[list[Any]]:
+    """Headers in order, as pairs."""
+    return [[name, text_json(value)] for name, value in headers]
+
+
+def json_line(value: object) -> str:
+    """`value` as a line of JSON that can harm no terminal: text stays readable, what is not printable is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    # JSON itself lets pass DEL, the C1 controls (U+009B begins an escape sequence), and marks that turn text round.
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return f"{text}\n"
+
+
+@dataclass(slots=True)
+class _Totals:
+    messages: int = 0
+    size: int = 0
+    failed: int = 0
+
+
+class _Printer:
+    """Shows records one by one: rows on a terminal, JSON lines elsewhere."""
+
+    def __init__(self, *, as_json: bool, values: bool) -> None:
+        self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
+        self._values = values
+
+    def show(
+        self, source: TopicRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
+    ) -> None:
+        """Shows one record: `record` is what became of `source`."""
+        reference = error is not None or (record.value is not None and is_reference(record.headers))
+        if self._rows is None:
+            self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
+            return
+        value = record.value
+        kind = "tombstone" if value is None else "reference" if reference else "inflated" if inflated else "value"
+        headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
+        size = "-" if value is None else bytes_text(len(value))
+        note = f"! {error}" if error else printable(headers.encode(errors="replace"))
+        self._rows.add(
+            str(source.partition),
+            str(source.offset),
+            size,
+            "failed" if error else kind,
+            printable(record.key, 30),
+            note,
+        )
+
+    def _json(
+        self, source: TopicRecord, record: RecordLike, kind: dict[str, Any], file: str | None, error: str | None
+    ) -> None:
+        line = {
+            "topic": source.topic,
+            "partition": source.partition,
+            "offset": source.offset,
+            "timestamp": source.timestamp,
+            "key": text_json(record.key),
+            "size": None if record.value is None else len(record.value),
+            "headers": header_json(record.headers),
+            **kind,
+        }
+        if self._values:
+            line["value"] = text_json(record.value)
+        if file is not None:
+            line["file"] = file
+        if error is not None:
+            line["error"] = error
+        sys.stdout.write(json_line(line))
+
+
+class _Run:
+    """One `consume`: what happens to each record."""
+
+    def __init__(self, printer: _Printer, folder: Folder | None, inflate: InflateStage | None) -> None:
+        self.totals = _Totals()
+        self._printer = printer
+        self._folder = folder
+        self._inflate = inflate
+
+    async def take(self, source: TopicRecord) -> None:
+        """Inflates, writes and shows one record. What cannot be inflated is shown as such, and counted."""
+        record: RecordLike = source
+        inflated, error = False, None
+        if self._inflate is not None and self._inflate.wants(source):
+            try:
+                (record,) = await asyncio.to_thread(self._inflate.apply, source, source)
+                inflated = self._inflate.moves(source)
+            except (TransformError, PayloadStoreError) as exc:
+                error = str(exc)
+        file = None
+        if self._folder is not None and record.value is not None and error is None:
+            fallback = f"{source.topic}-{source.partition}-{source.offset}"
+            try:
+                file = str(await asyncio.to_thread(self._folder.write, record.value, record.key, fallback))
+            except OSError as exc:
+                raise WideloadError(f"--output: {fallback} cannot be written: {exc.strerror}") from exc
+        self.totals.messages += 1
+        self.totals.size += len(record.value or b"")
+        self.totals.failed += error is not None
+        self._printer.show(source, record, inflated=inflated, file=file, error=error)
+
+
+async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, bar: Progress) -> None:
+    topic = await find_topic(client, topic_name)
+    async with open_reader(client, topic, selection) as reader:
+        async for records in reader.batches():
+            for record in records:
+                await run.take(record)
+                bar.advance(1)
+            sys.stdout.flush()
+
+
+def start_of(offset: str | None, *, from_beginning: bool) -> Any:
+    """`Selection.start` from the two options.
+
+    Raises:
+        ConfigurationError: both were given, or the offset is none.
+    """
+    if offset is None:
+        return "earliest" if from_beginning else "latest"
+    if from_beginning:
+        raise ConfigurationError("--offset", "goes without --from-beginning; give one of them")
+    if offset in {"earliest", "latest"}:
+        return offset
+    try:
+        return int(offset)
+    except ValueError:
+        raise ConfigurationError(
+            "--offset", f"found {offset!r}, allowed are earliest, latest, a number, or -N for the last N"
+        ) from None
+
+
+def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, PayloadStore]:
+    if config is None:
+        raise ConfigurationError("--inflate", "needs the store, which a configuration names: -c FILE")
+    settings = pipeline_of(load(config), pipeline)
+    try:
+        store = open_store(settings.store)
+    except ConfigurationError as exc:
+        raise exc.within(settings.name) from exc
+    inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
+    return InflateStage(inflate, store, PipelineStats(), reach(settings.reach, store)), store
+
+
+@click.command("consume")
+@click.argument("topic")
+@connection_options
+@click.option("--from-beginning", is_flag=True, help="Begin with the oldest record, not with the next that comes.")
+@click.option("-o", "--offset", metavar="N", help="Begin at earliest, latest, an offset, or -N: N before the end.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after so many.")
+@click.option("-e", "--until-end", is_flag=True, help="Stop at the end of the topic as it is now.")
+@click.option("--timeout-ms", type=click.IntRange(1), help="Stop when none has come for so long.")
+@click.option("-g", "--group", help="Go on at this group's offsets, and commit them.")
+@click.option("--output", metavar="DIR", help="Write each value to a file, named after the key where that is safe.")
+@click.option("--inflate", is_flag=True, help="Put the payload in place of each reference; needs -c.")
+@click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
+@click.option("--values", is_flag=True, help="Put the values into the JSON lines.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on a terminal too.")
+def command(
+    topic: str,
+    bootstrap_servers: str | None,
+    config: str | None,
+    extra: tuple[str, ...],
+    *,
+    from_beginning: bool,
+    offset: str | None,
+    partition: int | None,
+    max_messages: int | None,
+    until_end: bool,
+    timeout_ms: int | None,
+    group: str | None,
+    output: str | None,
+    inflate: bool,
+    pipeline: str | None,
+    values: bool,
+    as_json: bool,
+) -> int:
+    """Show the records of a topic, or write their values to files.
+
+    Records are a table on a terminal and JSON lines elsewhere; with --output, values are files as well.
+
+    Without --from-beginning or --offset it waits for new records, as Kafka's own console consumer does. Nothing is
+    overwritten in DIR; a value whose key is no safe name is called TOPIC-PARTITION-OFFSET. The status is 1 where a
+    reference could not be inflated.
+
+    \b
+    Examples:
+      wideload consume orders --from-beginning --until-end -b localhost:9092
+      wideload consume orders --offset -10 --until-end --json --values -b localhost:9092 | jq .value
+      wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
+    """
+    client = client_of(bootstrap_servers, config, extra)
+    selection = Selection(
+        partition=partition,
+        start=start_of(offset, from_beginning=from_beginning),
+        group=group,
+        until_end=until_end,
+        max_messages=max_messages,
+        timeout_ms=timeout_ms,
+    )
+    _check(selection)
+    with ExitStack() as stack:
+        stage = None
+        if inflate:
+            stage, store = _stage(config, pipeline)
+            stack.callback(store.close)
+        folder = None if output is None else Folder(output)
+        rows = sys.stdout.isatty() and not as_json
+        run = _Run(_Printer(as_json=not rows, values=values), folder, stage)
+        # Rows that scroll by are progress enough.
+        bar = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
+        return _run(client, topic, selection, run, bar)
+
+
+def _check(selection: Selection) -> None:
+    numbered = isinstance(selection.start, int) and selection.start >= 0
+    if numbered and selection.partition is None:
+        raise ConfigurationError("--offset", f"found {selection.start}, which is of one partition; add --partition N")
+    if selection.group is None:
+        return
+    if selection.partition is not None:
+        raise ConfigurationError("--partition", "goes without --group; a group gives out partitions by itself")
+    if isinstance(selection.start, int):
+        raise ConfigurationError("--offset", "is earliest or latest with --group, whose own offsets count first")
+
+
+def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, bar: Progress) -> int:
+    interrupted = False
+    try:
+        asyncio.run(_consume(client, topic, selection, run, bar))
+    except KeyboardInterrupt:  # the way to end a command that would go on for ever
+        interrupted = True
+    sys.stdout.flush()
+    totals = run.totals
+    if totals.failed or sys.stderr.isatty():
+        failed = f", {totals.failed:,} of them could not be inflated" if totals.failed else ""
+        click.echo(f"{totals.messages:,} messages ({bytes_text(totals.size)}) from {topic}{failed}", err=True)
+    return 130 if interrupted else 1 if totals.failed else 0

@@ -1,0 +1,401 @@
+"""`wideload demo`: the whole way of a message, on a broker, a worker and a Spark job of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import NewTopic
+
+from app.commands.console import Progress, Unit, bytes_text, progress
+from app.config.settings import ClientSettings
+from app.kafka.clients import admin
+from app.kafka.sender import find_topic, open_sender
+from app.local import jars, java
+from app.local.broker import EmbeddedBroker
+from app.local.demo_files import Comparison, Exhibit, compare, from_folder, from_jars
+from app.local.watchdog import Watched, watched
+from transforms.errors import ConfigurationError, WideloadError
+from transforms.record import Record
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Demo", "DemoError", "command"]
+
+RAW, ORDERS, INFLATED = "raw-large", "orders", "orders-inflated"
+_PARTITIONS = 3
+_DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own; `orders` keeps it
+_ROOM_BYTES = 65_536  # for key, headers and batch around the largest value
+_READY_S = 60.0
+_SILENCE_S = 120.0
+_POLL_S = 0.2
+_LOG_LINES = 20
+_LISTED = 10
+_DISK_COPIES = 4  # raw topic, store, inflated topic, Parquet
+_DISK_EXTRA_BYTES = 300_000_000  # Spark's and Kafka's own files
+_ROOT = Path(__file__).resolve().parents[2]
+
+_CONFIG = """\
+bootstrap.servers = "{servers}"
+web.port = {port}
+
+[pipeline.orders-offload]
+topics = ["raw-large"]
+output.topic = "orders"
+transforms = ["offload"]
+large.message.payload.store.class = "filesystem"
+filesystem.root = {root}
+
+[pipeline.orders-inflate]
+topics = ["orders"]
+output.topic = "orders-inflated"
+transforms = ["inflate"]
+large.message.payload.store.class = "filesystem"
+filesystem.root = {root}
+"""
+
+
+class DemoError(WideloadError):
+    """A step of the demo failed; the message has the last lines of what failed."""
+
+
+@dataclass(slots=True)
+class _Report:
+    messages: int = 0
+    offloaded: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Demo:
+    """One run of the demo. Everything that it starts ends, and its folder is removed, when the block ends.
+
+    Args:
+        exhibits: what to send.
+        keep: leave the folder.
+    """
+
+    def __init__(self, exhibits: Sequence[Exhibit], *, keep: bool = False) -> None:
+        self.report = _Report(messages=len(exhibits))
+        self._exhibits = exhibits
+        self._keep = keep
+        self._stack = ExitStack()
+        self._largest = max(exhibit.size for exhibit in exhibits)
+        self._folder = Path()
+        self._broker = EmbeddedBroker(
+            {"socket.request.max.bytes": str(self._largest + 104_857_600)}, heap=self._heap(512)
+        )
+        self._worker: Watched | None = None
+        self._port = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where configuration, logs, payloads and Parquet files are."""
+        return self._folder
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="wideload-demo-"))
+        if not self._keep:
+            self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A second Ctrl-C must not leave a broker or a folder behind; what follows takes a second or two.
+        with _signals(signal.SIG_IGN):
+            self._stack.close()
+
+    def run(self) -> Comparison:
+        """All steps, one after the other.
+
+        Raises:
+            DemoError: a step failed.
+            WideloadError: the broker, its jars, or Java.
+        """
+        with self._step("start a Kafka broker"):
+            self._stack.callback(self._broker.close)
+            self._broker.start()
+            asyncio.run(self._create_topics())
+        with self._step("start the worker"):
+            self._start_worker()
+        total = sum(exhibit.size for exhibit in self._exhibits)
+        with self._step(f"send to {RAW}", total, "bytes") as bar:
+            digests = asyncio.run(self._send(bar))
+        with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), "messages") as bar:
+            asyncio.run(self._wait_for(len(digests), bar))
+        with self._step("stop the worker"):
+            self._stop_worker()
+        with self._step("Spark to Parquet"):
+            self._run_spark()
+        with self._step("compare"):
+            return compare(digests, self._folder / "parquet")
+
+    @contextmanager
+    def _step(self, title: str, total: int | None = None, unit: Unit = None) -> Iterator[Progress]:
+        started = time.monotonic()
+        with progress(title, total, unit=unit) as bar:
+            yield bar
+        seconds = time.monotonic() - started
+        self.report.seconds[title] = seconds
+        click.echo(f"{title}: {seconds:.1f} s")
+
+    def _heap(self, least_mib: int) -> str:
+        # Kafka and Spark hold a value several times over while it passes.
+        return f"{least_mib + 10 * self._largest // (1 << 20)}m"
+
+    @property
+    def _client(self) -> ClientSettings:
+        return ClientSettings(self._broker.bootstrap_servers, "wideload-demo")
+
+    async def _create_topics(self) -> None:
+        largest = str(max(self._largest + _ROOM_BYTES, _DEFAULT_MAX_MESSAGE_BYTES))
+        limits = {RAW: largest, ORDERS: str(_DEFAULT_MAX_MESSAGE_BYTES), INFLATED: largest}
+        async with admin(self._client) as connection:
+            await connection.create_topics(
+                [
+                    NewTopic(name, _PARTITIONS, 1, topic_configs={"max.message.bytes": limit})
+                    for name, limit in limits.items()
+                ]
+            )
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def _start_worker(self) -> None:
+        self._port = _free_port()
+        config = self._folder / "wideload.toml"
+        root = json.dumps(str(self._folder / "store"))
+        config.write_text(_CONFIG.format(servers=self._broker.bootstrap_servers, port=self._port, root=root))
+        with (self._folder / "worker.log").open("ab") as log:
+            self._worker = watched(
+                [sys.executable, "-m", "app.cli", "worker", "-c", config], output=log, environ=self._environ()
+            )
+        self._stack.callback(self._worker.kill)
+        deadline = time.monotonic() + _READY_S
+        while self._page("/health/ready") is None:
+            self._check_worker()
+            if time.monotonic() > deadline:
+                raise DemoError(f"the worker was not ready within {_READY_S:g} s; {self._log_end('worker.log')}")
+            time.sleep(_POLL_S)
+
+    def _check_worker(self) -> None:
+        """Raises where the worker, or one of its pipelines, has ended."""
+        assert self._worker is not None
+        status = self._worker.poll()
+        if status is not None:
+            raise DemoError(f"the worker ended with status {status}; {self._log_end('worker.log')}")
+        for pipeline in self._page("/pipelines") or ():
+            if pipeline["state"] == "FAILED":
+                raise DemoError(f"pipeline {pipeline['name']} has stopped: {pipeline['last_error']}")
+
+    def _stop_worker(self) -> None:
+        assert self._worker is not None
+        pipelines = {pipeline["name"]: pipeline for pipeline in self._page("/pipelines") or ()}
+        self.report.offloaded = pipelines.get("orders-offload", {}).get("offloaded_records", 0)
+        self._worker.signal(signal.SIGTERM)
+        try:
+            status = self._worker.wait(_READY_S)
+        except subprocess.TimeoutExpired as exc:
+            raise DemoError(f"the worker did not stop within {_READY_S:g} s; {self._log_end('worker.log')}") from exc
+        if status != 0:
+            raise DemoError(f"the worker ended with status {status}; {self._log_end('worker.log')}")
+        self.report.sizes = {name: self._topic_bytes(name) for name in (RAW, ORDERS, INFLATED)}
+        self.report.sizes["payload store"] = _file_bytes((self._folder / "store").rglob("*"))
+
+    def _topic_bytes(self, topic: str) -> int:
+        data = self._broker.log_path.parent / "data"
+        return sum(_file_bytes((data / f"{topic}-{number}").glob("*.log")) for number in range(_PARTITIONS))
+
+    def _page(self, path: str) -> Any:
+        """The JSON of a page; None where it says that the worker is not ready, or nothing answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+                return json.load(answer)
+        except (urllib.error.URLError, OSError):
+            return None
+
+    # --- the messages ------------------------------------------------------------------------------------------------
+
+    async def _send(self, bar: Progress) -> dict[bytes, bytes]:
+        """Sends every file as a message, and returns the SHA-256 of what was sent, by key."""
+        digests: dict[bytes, bytes] = {}
+        topic = await find_topic(self._client, RAW)
+        async with open_sender(self._client, topic, done=bar.advance) as sender:
+            for exhibit in self._exhibits:
+                try:
+                    value = await asyncio.to_thread(exhibit.path.read_bytes)
+                except OSError as exc:
+                    raise DemoError(f"{exhibit.path} cannot be read: {exc.strerror}") from exc
+                digests[exhibit.key] = hashlib.sha256(value).digest()
+                await sender.send(Record(exhibit.key, value), str(exhibit.path))
+            await sender.drain()
+        return digests
+
+    async def _wait_for(self, count: int, bar: Progress) -> None:
+        """Waits until as many messages stand in the last topic; fails where the worker does, or nothing moves."""
+        partitions = [TopicPartition(INFLATED, number) for number in range(_PARTITIONS)]
+        async with AIOKafkaConsumer(bootstrap_servers=self._broker.bootstrap_servers) as consumer:
+            seen, moved = 0, time.monotonic()
+            while seen < count:
+                ends = sum((await consumer.end_offsets(partitions)).values())
+                if ends > seen:
+                    bar.advance(ends - seen)
+                    seen, moved = ends, time.monotonic()
+                await asyncio.to_thread(self._check_worker)
+                if time.monotonic() - moved > _SILENCE_S:
+                    raise DemoError(
+                        f"{seen} of {count} messages arrived, and none in the last {_SILENCE_S:g} s; "
+                        f"{self._log_end('worker.log')}"
+                    )
+                await asyncio.sleep(_POLL_S)
+
+    # --- Spark -------------------------------------------------------------------------------------------------------
+
+    def _run_spark(self) -> None:
+        connector = ",".join(str(jar) for jar in jars.ensure("spark"))
+        spark = [sys.executable, "-m", "jobs.ingest", "--bootstrap-servers", self._broker.bootstrap_servers]
+        spark += ["--topic", INFLATED, "--once", "--jars", connector, "--driver-memory", self._heap(1024)]
+        spark += ["--output", str(self._folder / "parquet"), "--checkpoint", str(self._folder / "checkpoint")]
+        with (self._folder / "spark.log").open("ab") as log:
+            job = watched(spark, output=log, environ=self._environ())
+        self._stack.callback(job.kill)
+        status = job.wait()
+        if status != 0:
+            raise DemoError(f"the Spark job ended with status {status}; {self._log_end('spark.log')}")
+
+    def _environ(self) -> Mapping[str, str]:
+        scratch = self._folder / "tmp"
+        scratch.mkdir(exist_ok=True)
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+
+    def _log_end(self, name: str) -> str:
+        lines = (self._folder / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return "\n".join([f"the end of {name}:", *lines])
+
+
+def _file_bytes(paths: Iterator[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _check_disk(exhibits: Sequence[Exhibit]) -> None:
+    folder = tempfile.gettempdir()
+    needed = _DISK_COPIES * sum(exhibit.size for exhibit in exhibits) + _DISK_EXTRA_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ConfigurationError(
+            "INPUT",
+            f"the demo needs about {bytes_text(needed)} in {folder}, and {bytes_text(free)} are free; make room, set "
+            "TMPDIR to another folder, or give a smaller INPUT",
+        )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    """Has Ctrl-C, SIGTERM and a closed terminal do the same for the length of a block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, before in zip(numbers, former, strict=True):
+            signal.signal(number, before)
+
+
+def _show(report: _Report, comparison: Comparison) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False)
+    table.add_row("messages", f"{report.messages:,}")
+    table.add_row("offloaded", f"{report.offloaded:,}")
+    for name, size in report.sizes.items():
+        table.add_row(name if name == "payload store" else f"topic {name}", bytes_text(size))
+    table.add_section()
+    for title, seconds in report.seconds.items():
+        table.add_row(title, f"{seconds:.1f} s")
+    table.columns[1].justify = "right"
+    Console().print(table)
+    for what, keys in (
+        ("another value", comparison.different),
+        ("no value at all", comparison.missing),
+        ("a key that nobody sent", comparison.strange),
+    ):
+        for key in keys[:_LISTED]:
+            click.echo(f"{what}: {key!r}", err=True)
+        if len(keys) > _LISTED:
+            click.echo(f"{what}: {len(keys) - _LISTED} more", err=True)
+    click.echo(f"{comparison.identical} of {report.messages} payloads identical")
+
+
+@click.command("demo")
+@click.argument("folder", metavar="[INPUT]", required=False, type=click.Path(path_type=Path))
+@click.option("--keep", is_flag=True, help="Keep the folder with configuration, payloads, Parquet files and logs.")
+def command(folder: Path | None, *, keep: bool) -> int:
+    """Send real files the whole way, and compare what comes out with what went in.
+
+    It starts a Kafka broker and a worker of its own, sends the files of INPUT to raw-large, waits until they have been
+    offloaded to orders and inflated to orders-inflated, has Spark write them to Parquet, and compares SHA-256 digests.
+    Without INPUT the files are the jars that the set-up fetched. Everything is stopped and removed at the end. The
+    status is 1 if a payload differs or is missing. Java 17 to 22 is needed.
+
+    \b
+    Examples:
+      wideload demo
+      wideload demo ~/Pictures --keep
+    """
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                "demo", f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
+            )
+    if folder is not None:
+        exhibits = from_folder(folder)
+    try:
+        java.find()
+    except java.JavaMissingError as exc:
+        raise ConfigurationError("demo", str(exc)) from exc
+    fetched = [jar for name in ("kafka", "spark") for jar in jars.ensure(name, lambda line: click.echo(line, err=True))]
+    if folder is None:
+        exhibits = from_jars(fetched)
+    _check_disk(exhibits)
+    size = bytes_text(sum(exhibit.size for exhibit in exhibits))
+    click.echo(f"{len(exhibits)} files, {size}, the largest {bytes_text(max(exhibit.size for exhibit in exhibits))}")
+    with _signals(_interrupt), Demo(exhibits, keep=keep) as demo, ExitStack() as last:
+        if keep:
+            last.callback(click.echo, f"kept in {demo.folder}")
+        comparison = demo.run()
+        _show(demo.report, comparison)
+    return 0 if comparison.whole else 1

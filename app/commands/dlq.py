@@ -1,0 +1,370 @@
+"""`wideload dlq`: the letters of a pipeline's dead-letter topic, shown, and replayed to where they came from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from app.commands.connection import config_option
+from app.commands.console import Column, Rows, bytes_text, printable, progress
+from app.commands.consume import header_json, json_line, text_json
+from app.config.naming import check_name
+from app.config.settings import load
+from app.deadletters.log import Filters, open_log
+from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
+from app.kafka.sender import find_topic
+from stores.registry import open_store
+from transforms.errors import ConfigurationError
+from transforms.wire import name_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.config.settings import ClientSettings, PipelineSettings
+    from app.deadletters.reader import Found, LetterReader, Summary
+    from stores.store import PayloadStore
+
+__all__ = ["command", "moment_ms"]
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+_COLUMNS = (
+    Column("partition", 9, ">"),
+    Column("offset", 10, ">"),
+    Column("when", 19),
+    Column("from", 32),
+    Column("error", 26),
+    Column("size", 9, ">"),
+    Column("key", 20),
+    Column("message", 60),
+)
+_AGE = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def moment_ms(text: str, now_s: float) -> int:
+    """A moment as users give it, in milliseconds since the epoch: ISO 8601, or an age: `90s`, `30m`, `2h`, `7d`.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    age = _AGE.fullmatch(text)
+    if age is not None:
+        return int((now_s - int(age[1]) * _SECONDS[age[2]]) * 1000)
+    try:
+        moment = datetime.fromisoformat(text)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigurationError(
+            "--since", f"found {text!r}, allowed is a time such as 2026-11-21T10:00 (UTC), or an age: 90s, 30m, 2h, 7d"
+        ) from None
+
+
+def _filter_options(command: _Function) -> _Function:
+    options = (
+        config_option,
+        click.option("--pipeline", metavar="NAME", help="The pipeline, if several have a dead-letter topic."),
+        click.option("--error", metavar="CLASS", help="Only with this exception: PayloadNotFoundError."),
+        click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
+        click.option("--topic", metavar="NAME", help="Only records that came from this topic."),
+        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition of the dead letters."),
+        click.option("--from-offset", type=click.IntRange(0), help="Only from this offset on; needs --partition."),
+        click.option("--to-offset", type=click.IntRange(0), help="Only up to this offset; needs --partition."),
+        click.option("-n", "--limit", type=click.IntRange(1), help="So many letters at most."),
+        click.option("--json", "as_json", is_flag=True, help="JSON on a terminal too."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _filters(given: dict[str, Any]) -> Filters:
+    for option in ("from_offset", "to_offset"):
+        if given[option] is not None and given["partition"] is None:
+            raise ConfigurationError(
+                f"--{option.replace('_', '-')}", f"found {given[option]}, which is of one partition; add --partition N"
+            )
+    since = given["since"]
+    return Filters(
+        error=given["error"],
+        since_ms=None if since is None else moment_ms(since, time.time()),
+        topic=given["topic"],
+        partition=given["partition"],
+        start=given["from_offset"] or 0,
+        end=given["to_offset"],
+        limit=given["limit"],
+    )
+
+
+def _pipeline(
+    config: str, name: str | None, stack: ExitStack
+) -> tuple[ClientSettings, PipelineSettings, PayloadStore | None]:
+    settings = load(config)
+    pipelines = {each.name: each for each in settings.pipelines if each.dead_letter_topic is not None}
+    if not pipelines:
+        raise ConfigurationError(
+            "--config", 'is a configuration of which no pipeline has a dead-letter topic and errors.tolerance = "all"'
+        )
+    names = ", ".join(pipelines)
+    if name is None and len(pipelines) > 1:
+        raise ConfigurationError("--pipeline", f"is missing; name one of: {names}")
+    pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
+    if pipeline is None:
+        raise ConfigurationError("--pipeline", f"found {name!r}; with a dead-letter topic there are: {names}")
+    if not pipeline.store:
+        return settings.client, pipeline, None
+    try:
+        store = open_store(pipeline.store)
+    except ConfigurationError as exc:
+        raise exc.within(pipeline.name) from exc
+    stack.callback(store.close)
+    return settings.client, pipeline, store
+
+
+@click.group("dlq")
+def command() -> None:
+    """Look at dead letters, and send their records through the pipeline again.
+
+    \b
+    Examples:
+      wideload dlq list -c wideload.toml --since 2h
+      wideload dlq replay -c wideload.toml --error PayloadNotFoundError
+      wideload dlq replay -c wideload.toml --error PayloadNotFoundError --yes
+    """
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+class _Printer:
+    def __init__(self, *, as_json: bool) -> None:
+        self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
+        self.shown = 0
+        self.unreadable = 0
+
+    def show(self, found: Found, summary: Summary) -> None:
+        """Shows one letter."""
+        self.shown += 1
+        self.unreadable += summary.letter is None
+        if self._rows is None:
+            sys.stdout.write(json_line(_line(found, summary)))
+            return
+        letter = summary.letter
+        context = {} if letter is None else letter.context
+        place = None if letter is None else letter.place
+        key = found.record.key if letter is None else letter.record.key
+        message = f"! {summary.error}" if summary.error else context.get("exception.message", "-")
+        self._rows.add(
+            str(found.partition),
+            str(found.offset),
+            _when(found.timestamp),
+            "-" if place is None else printable(f"{place[0]}-{place[1]}@{place[2]}".encode(errors="replace"), 32),
+            printable(context.get("exception.class.name", "-").rpartition(".")[2].encode(errors="replace"), 26),
+            "-" if summary.size is None else bytes_text(summary.size),
+            printable(key, 20),
+            printable(message.encode(errors="replace"), 500),
+        )
+
+
+def _when(timestamp_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "-"  # any 64 bits may stand there
+
+
+def _line(found: Found, summary: Summary) -> dict[str, Any]:
+    letter = summary.letter
+    context = {} if letter is None else letter.context
+    place = None if letter is None else letter.place
+    record = found.record if letter is None else letter.record
+    return {
+        "partition": found.partition,
+        "offset": found.offset,
+        "last_offset": found.offsets[-1],
+        "timestamp": found.timestamp,
+        "topic": None if place is None else place[0],
+        "original_partition": None if place is None else place[1],
+        "original_offset": None if place is None else place[2],
+        "pipeline": context.get("connector.name"),
+        "error": context.get("exception.class.name"),
+        "message": context.get("exception.message"),
+        "key": text_json(record.key),
+        "size": summary.size,
+        "form": summary.form,
+        "replays": None if letter is None else letter.replays,
+        "headers": header_json([(name_bytes(name).decode(errors="replace"), value) for name, value in record.headers]),
+        **({} if summary.error is None else {"problem": summary.error}),
+    }
+
+
+async def _list(
+    client: ClientSettings, pipeline: PipelineSettings, store: PayloadStore | None, filters: Filters, printer: _Printer
+) -> None:
+    assert pipeline.dead_letter_topic is not None
+    topic = await find_topic(client, pipeline.dead_letter_topic)
+
+    async def show(reader: LetterReader, found: Found) -> bool:
+        summary = await asyncio.to_thread(reader.look, found)
+        if filters.take(found, summary):
+            printer.show(found, summary)
+        return filters.limit is None or printer.shown < filters.limit
+
+    async with open_log(client, topic) as log:
+        for partition, (first, end) in (await log.ranges(filters)).items():
+            reader = letter_reader(store, pipeline, topic.name)
+            async for records in log.records(partition, max(first, filters.start), end):
+                for record in records:
+                    for found in reader.add(record):
+                        if not await show(reader, found):
+                            return
+            for found in reader.rest():
+                if not await show(reader, found):
+                    return
+
+
+@command.command("list")
+@_filter_options
+def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> int:
+    """Show dead letters: a table on a terminal, JSON lines elsewhere.
+
+    A letter has the timestamp of its record. The status is 1 where a letter cannot be read, as its payload is missing.
+
+    \b
+    Examples:
+      wideload dlq list -c wideload.toml
+      wideload dlq list -c wideload.toml --pipeline orders-inflate --error PayloadNotFoundError --since 2h
+      wideload dlq list -c wideload.toml --json | jq -r .error | sort | uniq -c
+    """
+    filters = _filters(given)
+    rows = sys.stdout.isatty() and not as_json
+    with ExitStack() as stack:
+        client, chosen, store = _pipeline(config, pipeline, stack)
+        printer = _Printer(as_json=not rows)
+        asyncio.run(_list(client, chosen, store, filters, printer))
+    if rows:
+        letters = "1 letter" if printer.shown == 1 else f"{printer.shown:,} letters"
+        click.echo(f"{letters} in {chosen.dead_letter_topic}")
+    return 1 if printer.unreadable else 0
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def _group(pipeline: PipelineSettings, given: str | None, client: ClientSettings) -> str:
+    group = given or f"{pipeline.group_id}-dlq-replay"
+    derived = "" if given else "group.id of the pipeline, and -dlq-replay"
+    check_name("group-id", group, "--group", enabled=client.limit_names, derived=derived)
+    return group
+
+
+def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, as_json: bool) -> None:
+    if as_json:
+        summary = {
+            "dry_run": not yes,
+            "replayed" if yes else "would_replay": tally.replayed,
+            "targets": [
+                {"topic": topic, "partition": partition, "letters": count}
+                for (topic, partition), count in sorted(tally.targets.items())
+            ],
+            "errors": dict(sorted(tally.errors.items())),
+            "skipped": dict(sorted(tally.skipped.items())),
+            "failed": tally.failures,
+            "failures": [
+                {"partition": each.partition, "offset": each.offset, "reason": each.reason} for each in tally.failed
+            ],
+            "group": group,
+        }
+        click.echo(json.dumps(summary))
+        return
+    for (topic, partition), count in sorted(tally.targets.items()):
+        click.echo(f"  to {topic}, partition {partition}: {count:,}")
+    for name, count in tally.errors.most_common():
+        click.echo(f"  failed with {_safe(name)}: {count:,}")
+    for reason, count in tally.skipped.most_common():
+        click.echo(f"  left out, {_safe(reason)}: {count:,}")
+    for each in tally.failed:
+        click.echo(f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {_safe(each.reason)}")
+    if tally.failures > len(tally.failed):
+        click.echo(f"  and {tally.failures - len(tally.failed):,} others")
+    letters = "1 letter" if tally.replayed == 1 else f"{tally.replayed:,} letters"
+    if yes:
+        click.echo(f"replayed {letters} of {pipeline.dead_letter_topic}; group {group} remembers which")
+    else:
+        click.echo(f"would replay {letters} of {pipeline.dead_letter_topic}; nothing was written, --yes does it")
+
+
+def _safe(text: str) -> str:
+    return printable(text.encode(errors="replace"), 500)
+
+
+@command.command("replay")
+@_filter_options
+@click.option("--to", metavar="TOPIC", help="Write all records to this topic, not to where they came from.")
+@click.option("--yes", is_flag=True, help="Do it; else it is only said what would be done.")
+@click.option("-g", "--group", help="The group that remembers what was replayed; else the pipeline's, and -dlq-replay.")
+@click.option(
+    "--max-replays",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Leave out records that were replayed so often, and failed again.",
+)
+def replay(
+    config: str,
+    pipeline: str | None,
+    *,
+    as_json: bool,
+    to: str | None,
+    yes: bool,
+    group: str | None,
+    max_replays: int,
+    **given: Any,
+) -> int:
+    """Write the records of dead letters back to their topics and partitions; a dry run without --yes.
+
+    Each record goes as it was read when it failed: key, value, headers and timestamp, and before its headers
+    wideload.replays says how often it was replayed. What was replayed is committed once it is durable, so run again it
+    goes on, and repeats nothing; letters that a filter leaves out wait for another time. Run one replay at a time: the
+    one that began last goes on, the others end. The status is 1 where a letter cannot be replayed.
+
+    \b
+    Examples:
+      wideload dlq replay -c wideload.toml
+      wideload dlq replay -c wideload.toml --error PayloadNotFoundError --yes
+      wideload dlq replay -c wideload.toml --partition 0 --from-offset 17 --to-offset 17 --to orders-repaired --yes
+    """
+    filters = _filters(given)
+    with ExitStack() as stack:
+        client, chosen, store = _pipeline(config, pipeline, stack)
+        name = _group(chosen, group, client)
+        bar = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
+
+        async def run() -> Tally:
+            assert chosen.dead_letter_topic is not None
+            topic = await find_topic(client, chosen.dead_letter_topic)
+            async with open_log(client, topic, name) as log:
+                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=bar.advance)
+                try:
+                    if yes:
+                        async with open_writer(client) as writer:
+                            await work.run(writer)
+                    else:
+                        await work.run(None)
+                except BaseException:
+                    if yes and work.tally.replayed:
+                        click.echo(f"wideload: {work.tally.replayed:,} letters were replayed before", err=True)
+                    raise
+                return work.tally
+
+        tally = asyncio.run(run())
+    _report(chosen, tally, name, yes=yes, as_json=as_json or not sys.stdout.isatty())
+    return 1 if tally.failures else 0

@@ -1,0 +1,113 @@
+"""`wideload job`: the Spark jobs, each with its own options, in this process."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import click
+
+from app.config.job_document import document, write
+from app.config.settings import load
+from app.local import jars
+from transforms.errors import ConfigurationError
+
+__all__ = ["JOBS", "command"]
+
+JOBS: Mapping[str, str] = {
+    "audit": "Say which references of topics lead to payloads that are missing, are others, or go too early.",
+    "backfill": "Take an existing topic into references, or back to plain values, in another topic.",
+    "ingest": "Read a topic of whole values into Parquet or a Delta table, each record once.",
+    "sweep": "Remove the payloads that no record refers to any more; a dry run unless told otherwise.",
+}
+"""The jobs by name: those modules of `jobs` that have a `main`."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+)
+@click.argument("arguments", metavar="[NAME [OPTIONS]]", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(context: click.Context, arguments: tuple[str, ...]) -> int:
+    """Run a Spark job; without a name, list them.
+
+    A job takes its own options: `wideload job NAME --help`. It runs in this process, with this machine's cores unless
+    --master says otherwise; on a cluster use spark-submit (docs/spark.md). Its exit status is that of this command.
+
+    Behind the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. With
+    --write-options FILE besides, nothing is run: the file is what --options of a job takes under spark-submit. It has
+    the secrets of the configuration in it.
+
+    \b
+    Examples:
+      wideload job sweep --help
+      wideload job sweep -c wideload.toml
+      wideload job sweep -c wideload.toml --write-options options.json
+    """
+    if not arguments:
+        _list()
+        return 0
+    name, *rest = arguments
+    if name in ("-h", "--help"):
+        click.echo(context.get_help())
+        _list()
+        return 0
+    if name not in JOBS:
+        near = difflib.get_close_matches(name, JOBS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(JOBS)}"
+        context.fail(f"there is no job {name!r}{hint}")
+    config, rest = _taken(rest, "-c", "--config")
+    written, rest = _taken(rest, "--write-options")
+    if written is not None and config is None:
+        raise ConfigurationError("--write-options", "writes what a configuration says; give that with -c")
+    said = None if config is None else document(load(config))
+    if written is not None and said is not None:
+        write(said, written)
+        return 0
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
+            )
+    # By name, and only now: no other part of `app` knows the jobs, nor Spark.
+    main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
+    return main([*_fetched_jars(), *rest], said)  # of an option that is given twice the last one counts
+
+
+def _fetched_jars() -> list[str]:
+    """The connector that the set-up has fetched, as an option; without it Spark asks the network, each time."""
+    if os.environ.get("WIDELOAD_SPARK_JARS") or "spark" in jars.missing():
+        return []
+    return ["--jars", ",".join(map(str, jars.ensure("spark")))]
+
+
+def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:
+    """The value of an option that stands among the job's own, and what is left; the last one counts.
+
+    Raises:
+        ConfigurationError: it has no value.
+    """
+    value: str | None = None
+    left: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, separator, behind = argument.partition("=")
+        if argument in options:
+            value = next(waiting, None)
+            if value is None:
+                raise ConfigurationError(argument, "is missing its file")
+        elif separator and name in options:
+            value = behind
+        else:
+            left.append(argument)
+    return value, left
+
+
+def _list() -> None:
+    width = max(map(len, JOBS))
+    for name, line in JOBS.items():
+        click.echo(f"  {name:<{width}}  {line}")

@@ -1,0 +1,302 @@
+"""`wideload produce`: files or lines as messages, many on their way at once, within a bound of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import click
+
+from app.cluster.preflight import Topic
+from app.commands.connection import client_of, connection_options
+from app.commands.console import bytes_text, progress
+from app.config.settings import ClientSettings
+from app.kafka.clients import ClusterError
+from app.kafka.sender import BATCH_BYTES, UNLIMITED_BYTES, Sender, SendError, Sent, find_topic, open_sender
+from transforms.compression import CODECS
+from transforms.errors import ConfigurationError
+from transforms.record import Header, Record
+from transforms.size import batch_of_one_bytes
+
+__all__ = ["Source", "command"]
+
+KeyFrom = Literal["name", "path", "none"]
+
+_STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A message that is not read yet.
+
+    Attributes:
+        name: what a message to the user calls it.
+        key: the record's key.
+        size: of the value in bytes; None where it is not known before it is read.
+        read: the value, at most so many bytes of it as the argument says; blocks.
+    """
+
+    name: str
+    key: bytes | None
+    size: int | None
+    read: Callable[[int], bytes | None]
+
+
+# --- what to send ----------------------------------------------------------------------------------------------------
+
+
+def _file_source(path: Path, name: str, key: bytes | None) -> Source:
+    try:
+        status = path.stat()
+        if not os.access(path, os.R_OK):
+            raise ConfigurationError("FILE", f"{name} may not be read by this user")
+    except OSError as exc:
+        raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
+
+    def read(limit: int) -> bytes:
+        with path.open("rb") as file:
+            return file.read(limit)
+
+    return Source(name, key, status.st_size if stat.S_ISREG(status.st_mode) else None, read)
+
+
+def _key(key: str | None, key_from: KeyFrom, path: Path, below: str) -> bytes | None:
+    if key is not None:
+        return key.encode(errors="surrogateescape")
+    return None if key_from == "none" else os.fsencode(path.name if key_from == "name" else below)
+
+
+def _file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, recursive: bool) -> Iterator[Source]:
+    for name in files:
+        path = Path(name)
+        if name == _STDIN:
+            yield Source("standard input", _key(key, "none", path, ""), None, sys.stdin.buffer.read)
+        elif not path.is_dir():
+            yield _file_source(path, name, _key(key, key_from, path, name))
+        elif not recursive:
+            raise ConfigurationError("FILE", f"{name} is a folder; --recursive sends every file in it")
+        else:
+            found = sorted(child for child in path.rglob("*") if child.is_file())
+            if not found:
+                raise ConfigurationError("FILE", f"there is no file in the folder {name}")
+            for child in found:
+                yield _file_source(child, str(child), _key(key, key_from, child, child.relative_to(path).as_posix()))
+
+
+def _lines(file: IO[bytes], name: str, key: bytes | None, limit: int) -> Iterator[Source]:
+    number = 0
+    while line := file.readline(limit + 2):
+        number += 1
+        if len(line) > limit + 1:
+            raise SendError(f"{name}, line {number}: it is longer than the {limit:,} bytes that the topic takes")
+        value = line.removesuffix(b"\n")
+        yield Source(f"{name}, line {number}", key, len(value), lambda _, value=value: value)  # type: ignore[misc]
+
+
+def _line_sources(files: Sequence[str], key: bytes | None, limit: int) -> Iterator[Source]:
+    for name in files or [_STDIN]:
+        if name == _STDIN:
+            yield from _lines(sys.stdin.buffer, "standard input", key, limit)
+            continue
+        try:
+            file = Path(name).open("rb")  # noqa: SIM115  # closed below; only opening it is the user's mistake
+        except OSError as exc:
+            raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
+        with file:
+            yield from _lines(file, name, key, limit)
+
+
+def _headers(given: Sequence[str]) -> tuple[Header, ...]:
+    headers: list[Header] = []
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not name:
+            raise ConfigurationError("--header", f"found {text!r}, allowed is NAME=VALUE, or NAME for a null value")
+        headers.append((name, value.encode(errors="surrogateescape") if separator else None))
+    return tuple(headers)
+
+
+def _refuse_too_large(sources: Sequence[Source], headers: tuple[Header, ...], topic: Topic) -> None:
+    for source in sources:
+        size = (source.size or 0) + batch_of_one_bytes(Record(source.key, b"", headers))
+        if size > topic.max_message_bytes:
+            raise ConfigurationError(
+                "FILE",
+                f"{source.name} has {source.size:,} bytes, and topic {topic.name} takes messages of up to "
+                f"{topic.max_message_bytes:,} (its max.message.bytes); nothing was sent. Raise the limit of the topic, "
+                "or try --compression-type",
+            )
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    topic: Topic
+    headers: tuple[Header, ...]
+    partition: int | None
+    codec: str
+
+
+async def _send_all(client: ClientSettings, job: _Job, sources: Iterator[Source], total: int | None) -> Sent:
+    sent = Sent()
+    title = f"to {job.topic.name}"
+    limit = job.topic.max_message_bytes if job.codec == "none" else UNLIMITED_BYTES - 1
+    try:
+        with progress(title, total, unit="bytes") as bar:
+            async with open_sender(client, job.topic, job.codec, bar.advance) as sender:
+                sent = sender.sent
+                try:
+                    await _feed(sender, job, sources, limit)
+                finally:
+                    # What was handed over before the mistake goes its way, in order, and is counted.
+                    await sender.drain()
+    except (SendError, ClusterError, OSError, asyncio.CancelledError) as exc:
+        why = "interrupted" if isinstance(exc, asyncio.CancelledError) else str(exc)
+        raise SendError(f"{why} ({sent.messages} messages were sent before)") from exc
+    return sent
+
+
+async def _feed(sender: Sender, job: _Job, sources: Iterator[Source], limit: int) -> None:
+    """Reads one message at a time: what is on its way is bounded by the sender, and one more is read."""
+    for source in sources:
+        try:
+            if source.size is not None and source.size < BATCH_BYTES:
+                value = source.read(limit + 1)
+            else:
+                value = await asyncio.to_thread(source.read, limit + 1)
+        except OSError as exc:
+            raise SendError(f"{source.name}: it cannot be read: {exc.strerror}") from exc
+        await sender.send(Record(source.key, value, job.headers), source.name, job.partition)
+
+
+async def _produce(
+    client: ClientSettings,
+    topic_name: str,
+    plan: Callable[[Topic], tuple[Iterator[Source], int | None]],
+    headers: tuple[Header, ...],
+    partition: int | None,
+    codec: str,
+) -> Sent:
+    topic = await find_topic(client, topic_name)
+    if partition is not None and partition >= topic.partitions:
+        raise ConfigurationError(
+            "--partition", f"found {partition}, topic {topic.name} has the partitions 0 to {topic.partitions - 1}"
+        )
+    sources, total = plan(topic)
+    return await _send_all(client, _Job(topic, headers, partition, codec), sources, total)
+
+
+def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        summary = {
+            "topic": topic,
+            "messages": sent.messages,
+            "bytes": sent.size,
+            "seconds": round(seconds, 3),
+            "partitions": {
+                str(partition): {"first": first, "last": last}
+                for partition, (first, last) in sorted(sent.offsets.items())
+            },
+        }
+        click.echo(json.dumps(summary))
+        return
+    where = ", ".join(f"{partition}: {first}-{last}" for partition, (first, last) in sorted(sent.offsets.items()))
+    messages = "1 message" if sent.messages == 1 else f"{sent.messages:,} messages"
+    click.echo(
+        f"sent {messages} ({bytes_text(sent.size)}) to {topic} in {seconds:.1f} s"
+        + (f"; offsets by partition: {where}" if where else "")
+    )
+
+
+@click.command("produce")
+@click.argument("topic")
+@click.argument("files", nargs=-1, metavar="FILE…")
+@connection_options
+@click.option("--lines", is_flag=True, help="A line a message; without FILE, standard input.")
+@click.option("-k", "--key", help="The key of every message.")
+@click.option(
+    "--key-from",
+    type=click.Choice(["name", "path", "none"]),
+    default="name",
+    show_default=True,
+    help="The key of a file's message: its name, its path (below the folder, with --recursive), or null.",
+)
+@click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="The partition. Else the key decides.")
+@click.option("--tombstone", "tombstones", multiple=True, metavar="KEY", help="Send a null value for this key.")
+@click.option("-r", "--recursive", is_flag=True, help="Send every file of the folders that are given.")
+@click.option(
+    "--compression-type",
+    "codec",
+    type=click.Choice(["none", *CODECS]),
+    default="none",
+    show_default=True,
+    help="How batches are compressed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Say what was sent as JSON.")
+def command(
+    topic: str,
+    files: tuple[str, ...],
+    bootstrap_servers: str | None,
+    config: str | None,
+    extra: tuple[str, ...],
+    *,
+    lines: bool,
+    key: str | None,
+    key_from: KeyFrom,
+    headers: tuple[str, ...],
+    partition: int | None,
+    tombstones: tuple[str, ...],
+    recursive: bool,
+    codec: str,
+    as_json: bool,
+) -> int:
+    """Send files to a topic, a file a message; - is standard input.
+
+    Files that are over the topic's max.message.bytes are refused before anything is sent. A message counts as sent
+    once all in-sync replicas have it.
+
+    \b
+    Examples:
+      wideload produce raw-large *.jpg -b localhost:9092 --header source=camera-1
+      wideload produce raw-large photos/ --recursive --key-from path -c wideload.toml
+      seq 1000 | wideload produce numbers --lines -b localhost:9092
+      wideload produce orders --tombstone order-17 -b localhost:9092
+    """
+    if not files and not tombstones and not lines:
+        raise click.UsageError("Missing argument 'FILE…'; - is standard input.")
+    client = client_of(bootstrap_servers, config, extra)
+    record_headers = _headers(headers)
+
+    def plan(found: Topic) -> tuple[Iterator[Source], int | None]:
+        deletes = [
+            Source(f"tombstone {name}", name.encode(errors="surrogateescape"), 0, lambda _: None) for name in tombstones
+        ]
+        if lines:
+            sources = _line_sources(files, None if key is None else key.encode(), found.max_message_bytes)
+            return _chained(sources, deletes), None
+        listed = [*_file_sources(files, key, key_from, recursive=recursive), *deletes]
+        if codec == "none":
+            _refuse_too_large(listed, record_headers, found)
+        known = all(source.size is not None for source in listed)
+        return iter(listed), sum(source.size or 0 for source in listed) if known else None
+
+    started = time.monotonic()
+    sent = asyncio.run(_produce(client, topic, plan, record_headers, partition, codec))
+    _report(topic, sent, time.monotonic() - started, as_json=as_json)
+    return 0
+
+
+def _chained(sources: Iterator[Source], deletes: Sequence[Source]) -> Iterator[Source]:
+    yield from sources
+    yield from deletes

@@ -1,0 +1,249 @@
+"""Chunks in the configuration: which pipelines split values and assemble them, their limits, and what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from stores.keys import Key
+from transforms.assembly import Limits
+from transforms.chunk import Chunk
+from transforms.errors import ConfigurationError
+from transforms.record import Record
+from transforms.size import batch_of_one_bytes
+
+if TYPE_CHECKING:
+    from app.cluster.preflight import Topic
+    from app.config.settings import PipelineSettings
+
+__all__ = [
+    "CHUNK_KEYS",
+    "ChunkSettings",
+    "Strategy",
+    "check_limit",
+    "check_order",
+    "check_topics",
+    "chunk_settings",
+    "limit_bytes",
+]
+
+Strategy = Literal["offload", "chunk", "auto"]
+
+_MAX_BYTES = "chunk.max.bytes"
+_MESSAGE_BYTES = "chunk.max.message.bytes"
+_PENDING_BYTES = "max.pending.chunked.bytes"
+_STRATEGY = "large.message.strategy"
+_THRESHOLD = "large.message.threshold.bytes"
+_FORMAT = "reference.format"
+_LIMITS = Limits()
+# A chunk of a message without key and headers; uuid and numbers as long as they get.
+_LEAST_BYTES = batch_of_one_bytes(
+    Record(None, b"v", Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers())
+)
+
+
+CHUNK_KEYS: Sequence[Key] = (
+    Key(
+        "large.message.strategy",
+        "string",
+        "What `offload` does with large values. `offload`: they go to the store. `chunk`: they go as chunks, as with "
+        "the transform `chunk`, and no store is needed. `auto`: they go to the store, and while it is down as chunks, "
+        "up to `chunk.max.message.bytes`. `inflate` with `chunk` or `auto` reads references and chunks.",
+        default="offload",
+        allowed=("offload", "chunk", "auto"),
+    ),
+    Key(
+        "chunk.max.bytes",
+        "int",
+        "The most bytes of a chunk: key, headers and batch overhead included. Records over it are split. Where it is "
+        "not given, the sink topic's `max.message.bytes`.",
+        minimum=1,
+    ),
+    Key(
+        "chunk.max.message.bytes",
+        "int",
+        "The largest value that is split, and the largest message that is assembled. Where it is not given, "
+        "67,108,864, or a quarter of `in.flight.bytes` if that is less.",
+        minimum=1,
+    ),
+    Key(
+        "max.pending.chunked.message",
+        "int",
+        "How many messages `assemble` may have of which chunks are missing; one more, and the oldest is discarded.",
+        default=_LIMITS.messages,
+        minimum=1,
+    ),
+    Key(
+        "max.pending.chunked.bytes",
+        "int",
+        "How many bytes the chunks of these may have, beside those that `in.flight.bytes` counts; more, and the oldest "
+        "message is discarded. Where it is not given, a half of `in.flight.bytes`.",
+        minimum=1,
+    ),
+    Key(
+        "expire.time.of.incomplete.chunked.message.ms",
+        "int",
+        "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the pipeline "
+        "does not read, as when its store is down, does not count.",
+        default=_LIMITS.expire_ms,
+        minimum=0,
+    ),
+    Key(
+        "auto.ack.oldest.chunked.message.on.queue.full",
+        "boolean",
+        "Whether the oldest message, where more are pending than may be, is dropped with a warning. Where not, its "
+        "chunks go by `errors.tolerance`, as those of all messages that are discarded do.",
+        default=False,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSettings:
+    """What a pipeline does with chunks.
+
+    Attributes:
+        splits: whether large values leave as chunks: all of them, or (`strategy` is `auto`) while the store is down.
+        assembles: whether chunks that are read become messages again.
+        strategy: `large.message.strategy`.
+        max_bytes: `chunk.max.bytes`; None for the sink's own limit.
+        limits: of the assembler; `limits.message_bytes` holds for what is split, too.
+        drops_oldest: `auto.ack.oldest.chunked.message.on.queue.full`.
+    """
+
+    splits: bool
+    assembles: bool
+    strategy: Strategy
+    max_bytes: int | None
+    limits: Limits
+    drops_oldest: bool
+
+
+def chunk_settings(
+    values: Mapping[str, Any], given: Mapping[str, object], transforms: Sequence[str], in_flight_bytes: int
+) -> ChunkSettings:
+    """The settings of a pipeline that `check_order` let pass.
+
+    Args:
+        values: of the keys of the pipeline, defaults included.
+        given: what the file says.
+        transforms: in order.
+        in_flight_bytes: of which the defaults are parts.
+
+    Raises:
+        ConfigurationError: some do not go together.
+    """
+    strategy: Strategy = values[_STRATEGY]
+    _check_strategy(strategy, values[_FORMAT], transforms)
+    splits = "chunk" in transforms or ("offload" in transforms and strategy != "offload")
+    assembles = "assemble" in transforms or ("inflate" in transforms and strategy != "offload")
+    if splits and _THRESHOLD in given and (strategy == "chunk" or "offload" not in transforms):
+        raise ConfigurationError(
+            _THRESHOLD, f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the sink, says what is split"
+        )
+    pending = values[_PENDING_BYTES] or max(1, in_flight_bytes // 2)
+    message = values[_MESSAGE_BYTES] or max(1, min(_LIMITS.message_bytes, in_flight_bytes // 4))
+    if pending > in_flight_bytes:
+        raise ConfigurationError(
+            _PENDING_BYTES, f"found {pending:,}, allowed is no more than in.flight.bytes, which is {in_flight_bytes:,}"
+        )
+    if assembles and message > pending:
+        raise ConfigurationError(
+            _MESSAGE_BYTES, f"found {message:,}, allowed is no more than {_PENDING_BYTES}, which is {pending:,}"
+        )
+    limits = Limits(
+        messages=values["max.pending.chunked.message"],
+        pending_bytes=pending,
+        message_bytes=message,
+        expire_ms=values["expire.time.of.incomplete.chunked.message.ms"],
+    )
+    drops_oldest = values["auto.ack.oldest.chunked.message.on.queue.full"]
+    return ChunkSettings(splits, assembles, strategy, values[_MAX_BYTES], limits, drops_oldest)
+
+
+def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) -> None:
+    if strategy == "offload":
+        return
+    if "offload" not in transforms and "inflate" not in transforms:
+        raise ConfigurationError(
+            _STRATEGY, f"found {strategy!r}, which belongs to offload and inflate; transforms are {list(transforms)}"
+        )
+    if "chunk" in transforms:
+        raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which goes without 'chunk' in transforms")
+    if form != "wideload":
+        raise ConfigurationError(_STRATEGY, f"found {strategy!r}; readers of {_FORMAT} {form!r} know no chunks")
+
+
+def check_order(transforms: Sequence[str]) -> None:
+    """Refuses transforms in an order in which chunks cannot be.
+
+    Raises:
+        ConfigurationError: `assemble` is not the first, or `chunk` not the last.
+    """
+    if "assemble" in transforms[1:]:
+        raise ConfigurationError(
+            "transforms",
+            f"found {list(transforms)}; assemble goes first: it puts together what stands in the source topic",
+        )
+    if "chunk" in transforms[:-1]:
+        raise ConfigurationError(
+            "transforms", f"found {list(transforms)}; chunk goes last: what is behind it would get pieces of values"
+        )
+
+
+def limit_bytes(pipeline: PipelineSettings, sink_limit_bytes: int) -> int:
+    """The most that a chunk may take as a batch of one."""
+    return min(sink_limit_bytes, pipeline.chunks.max_bytes or sink_limit_bytes)
+
+
+def check_topics(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic) -> None:
+    """Refuses topics that would not keep the chunks, or not take them.
+
+    Raises:
+        ConfigurationError: a topic of chunks is compacted, or the sizes do not go together.
+    """
+    chunks = pipeline.chunks
+    if chunks.assembles:
+        for source in sources:
+            _check_kept("topics", source)
+    if not chunks.splits:
+        return
+    _check_kept("output.topic", sink)
+    limit = limit_bytes(pipeline, sink.max_message_bytes)
+    if limit < _LEAST_BYTES:
+        own = chunks.max_bytes is not None and chunks.max_bytes == limit
+        key, found = (_MAX_BYTES, f"found {limit:,}") if own else ("output.topic", _limit_of(sink))
+        raise ConfigurationError(key, f"{found}; a chunk takes {_LEAST_BYTES:,} bytes without key and own headers")
+    if "chunk" in pipeline.transforms and "offload" in pipeline.transforms and limit >= pipeline.threshold_bytes:
+        raise ConfigurationError(
+            "transforms",
+            f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, so "
+            f"chunk, for records over {limit:,}, gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
+        )
+
+
+def check_limit(pipeline: PipelineSettings, sink: Topic) -> None:
+    """Refuses chunks that are larger than the sink takes.
+
+    Raises:
+        ConfigurationError: they are; `limit_bytes` makes them smaller all the same.
+    """
+    chunks = pipeline.chunks
+    if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
+        raise ConfigurationError(
+            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {_limit_of(sink)}"
+        )
+
+
+def _limit_of(sink: Topic) -> str:
+    return f"max.message.bytes of topic {sink.name} is {sink.max_message_bytes:,}"
+
+
+def _check_kept(key: str, topic: Topic) -> None:
+    if "compact" in topic.cleanup_policy:
+        raise ConfigurationError(
+            key,
+            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the chunks of a value have one key, so "
+            "compaction would delete all but the last; take a topic with cleanup.policy delete",
+        )

@@ -1,0 +1,128 @@
+"""The document of a configuration file: dotted names for its nested tables, and where each name may stand."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
+from app.config.secret import fill_in
+from app.config.wrapping import HEADER_KEY, is_header_key
+from stores.keys import unknown
+from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
+from stores.store import COMMON_KEYS
+from transforms.errors import ConfigurationError
+
+__all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten", "flatten_in"]
+
+_TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
+_HEADER = HEADER_KEY.name.rpartition(".")[0]
+
+# Keys of Kafka's Java clients and of Connect that have another name here: files are PEM, logins have no Java classes.
+_ELSEWHERE: Mapping[str, str] = {
+    "consumer.group.id": "group.id",
+    "errors.deadletterqueue.topic.replication.factor": "topic.creation.default.replication.factor",
+    "sasl.jaas.config": "sasl.username and sasl.password",
+    "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, PEM files",
+    "ssl.keystore.password": "ssl.key.password",
+    "ssl.truststore.location": "ssl.ca.location, a PEM file",
+}
+
+
+def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
+    """Dotted names from the nested tables that TOML makes of them; a quoted name with dots means the same.
+
+    Raises:
+        ConfigurationError: a name is given twice, or a placeholder cannot be filled in from `environ` or a file.
+    """
+    flat: dict[str, object] = {}
+    for name, value in table.items():
+        nested = isinstance(value, dict)
+        for key, item in flatten(value, environ, f"{prefix}{name}.").items() if nested else [(prefix + name, value)]:
+            if key in flat:
+                raise ConfigurationError(key, "is given twice: with quotes and without")
+            flat[key] = item if nested else fill_in(key, item, environ)
+    return flat
+
+
+def flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, object]:
+    """As `flatten`; what is raised is said of the pipeline."""
+    try:
+        return flatten(table, environ)
+    except ConfigurationError as exc:
+        raise exc.within(pipeline) from exc
+
+
+def check_top_names(names: Iterable[str]) -> None:
+    """What stands above all pipelines is the worker's.
+
+    Raises:
+        ConfigurationError: a key is not, or is not known.
+    """
+    known = [key.name for key in WORKER_KEYS]
+    for name in names:
+        if name in known:
+            continue
+        if difflib.get_close_matches(name.partition(".")[0], ["pipeline"], cutoff=0.8):
+            raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
+        if is_header_key(name) or name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
+            raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
+        raise _unknown(name, known)
+
+
+def check_client_names(names: Iterable[str]) -> None:
+    """What begins with `consumer.` or `producer.` is a key of theirs.
+
+    Raises:
+        ConfigurationError: a key is not known.
+    """
+    for name in names:
+        for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
+            known = [key.name for key in keys]
+            if name.startswith(prefix) and name not in known:
+                raise _unknown(name, known)
+
+
+def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
+    """A key that is not the pipeline's own is the store's, or nobody's.
+
+    Args:
+        pipeline: its name.
+        handed: the keys that are not its own.
+        store_class: the value of `large.message.payload.store.class`.
+        own: the keys that are.
+
+    Raises:
+        ConfigurationError: a key is the worker's, or not known.
+    """
+    check_client_names(handed)
+    keys = store_keys(store_class) if isinstance(store_class, str) else None
+    known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
+    worker = {key.name for key in WORKER_KEYS}
+    for name in handed:
+        if name in worker:
+            raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
+        nested = re.fullmatch(r"(.+)\.(?:topics|output\.topic|transforms)", name)
+        if nested and (keys is not None or store_class is None):
+            quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
+            raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
+        if difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
+            raise ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?")
+        if name in known:
+            continue
+        other = name.partition(".")[0]
+        if keys is not None and other in STORE_NAMES and other != store_class:
+            raise ConfigurationError(
+                name,
+                f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct the one or the other",
+            )
+        if keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
+            raise _unknown(name, known)
+
+
+def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
+    if name in _ELSEWHERE:
+        return ConfigurationError(name, f"is not a key that is known here; in its place is {_ELSEWHERE[name]}")
+    return unknown(name, known)

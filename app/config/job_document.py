@@ -1,0 +1,169 @@
+"""What a configuration says to the Spark jobs, as a document: `jobs` know neither the worker nor its settings.
+
+For each store: whose payloads are there, and into which topics the pipelines may carry references to them. A sweep
+that overlooks one of those deletes payloads that are still referred to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+from app.config.settings import PipelineSettings, Settings
+from stores.registry import open_store
+from stores.store import Store
+from transforms.errors import ConfigurationError
+from transforms.formats import FormatName
+from transforms.identifiers import LIMIT_KEY
+from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
+
+__all__ = ["document", "reached", "write"]
+
+_SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
+
+
+def document(settings: Settings) -> dict[str, object]:
+    """The document; it holds secrets in the clear. `jobs.configured` reads it.
+
+    Raises:
+        ConfigurationError: a store cannot be opened.
+    """
+    client = settings.client
+    connection = {name: str(value) for name, value in client.security.items() if value is not None}
+    return {
+        "connection": {
+            "bootstrap.servers": str(client.bootstrap_servers),
+            LIMIT_KEY: str(client.limit_names).lower(),
+            **connection,
+        },
+        "topics": sorted(_named(settings.pipelines)),
+        "stores": [_store(group, settings.pipelines) for group in _by_store(settings.pipelines)],
+    }
+
+
+def write(document: Mapping[str, object], path: str) -> None:
+    """Writes a document for `--options` of a job, to a new file that nobody else may read.
+
+    Raises:
+        ConfigurationError: it cannot be written, or is there already.
+    """
+    try:
+        # Not one that is there: others might be reading it, or might have been allowed to.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+    except FileExistsError as exc:
+        raise ConfigurationError("--write-options", f"{Path(path)} is there already; give a new file") from exc
+    except OSError as exc:
+        raise ConfigurationError("--write-options", f"{Path(path)} cannot be written: {exc.strerror}") from exc
+
+
+def reached(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
+    """The topics into which the pipelines may carry references of `topic`, through others too; in the file's order.
+
+    More than `app.cluster.expiry.carriers` says: `inflate` lets references to keys pass, and references that it does
+    not know.
+    """
+    found: list[str] = []
+    waiting = [topic]
+    while waiting:
+        source = waiting.pop(0)
+        for pipeline in pipelines:
+            if source in pipeline.topics:
+                new = [name for name in _sinks(pipeline) if name not in (topic, *found)]
+                found += new
+                waiting += new
+    return found
+
+
+def _sinks(pipeline: PipelineSettings) -> list[str]:
+    return [name for name in (pipeline.output_topic, pipeline.dead_letter_topic) if name is not None]
+
+
+def _named(pipelines: Iterable[PipelineSettings]) -> set[str]:
+    return {name for pipeline in pipelines for name in (*pipeline.topics, *_sinks(pipeline))}
+
+
+def _by_store(pipelines: Sequence[PipelineSettings]) -> list[list[PipelineSettings]]:
+    """The pipelines that have a store, those with one root together."""
+    groups: dict[object, list[PipelineSettings]] = {}
+    for pipeline in pipelines:
+        if pipeline.store:
+            with closing(open_store(pipeline.store)) as store:
+                # A store of which no root is known is another one for each configuration.
+                config = tuple(sorted((key, repr(_plain(value))) for key, value in pipeline.store.items()))
+                groups.setdefault(store.root.uri if isinstance(store, Store) else config, []).append(pipeline)
+    return list(groups.values())
+
+
+def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettings]) -> dict[str, object]:
+    topics = list(dict.fromkeys(topic for pipeline in group for topic in _folders(pipeline)))
+    # One store, but perhaps not one limit: what any pipeline may read, a job may read.
+    widest = max(group, key=lambda pipeline: pipeline.max_bytes)
+    carriers = {topic: reached(topic, pipelines) for topic in topics}
+    store = {key: value for key, value in widest.store.items() if key not in _SIGNING} | _signing(group)
+    return {
+        "pipelines": [pipeline.name for pipeline in group],
+        "store": {key: _plain(value) for key, value in store.items()},
+        "in.flight.ms": max(_in_flight_ms(pipeline) for pipeline in group),
+        "carriers": carriers,
+        "formats": _formats(group, carriers),
+    }
+
+
+def _folders(pipeline: PipelineSettings) -> list[str]:
+    """The topics below whose names the store has payloads."""
+    found = list(pipeline.topics) if "inflate" in pipeline.transforms else []
+    if pipeline.offloads:
+        found.append(pipeline.output_topic)
+    if pipeline.dead_letter_topic is not None:
+        found.append(pipeline.dead_letter_topic)  # of letters that are too large for it
+    return found
+
+
+def _signing(group: Sequence[PipelineSettings]) -> dict[str, object]:
+    """The keys of signatures: a job signs as who offloads does, and knows what any of them knows.
+
+    In the middle of a change of keys, pipelines of one store have different ones.
+    """
+    writers_first = sorted(group, key=lambda pipeline: not pipeline.offloads)
+    keyed = [pipeline.signing for pipeline in writers_first if pipeline.signing is not None]
+    if not keyed:
+        return {}
+    key, *previous = dict.fromkeys([*(each.key for each in keyed), *(old for each in keyed for old in each.previous)])
+    readers = [pipeline for pipeline in group if "inflate" in pipeline.transforms] or group
+    required = all(reader.signing is not None and reader.signing.required for reader in readers)
+    return {KEY_NAME: key, REQUIRED_NAME: required} | ({PREVIOUS_NAME: previous} if previous else {})
+
+
+def _in_flight_ms(pipeline: PipelineSettings) -> int:
+    """How long a payload may be there before its record is, as far as the configuration bounds it.
+
+    The call that publishes it, one more try of a record before it in its partition, and the delivery.
+    """
+    delivery = cast("int", pipeline.producer["producer.delivery.timeout.ms"])
+    return 2 * pipeline.store_timeout_ms + pipeline.retry_delay_max_ms + delivery
+
+
+def _formats(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[str]]) -> dict[str, FormatName]:
+    """How the topics refer to payloads. Where pipelines differ, the one that no header tells, so that a sweep asks."""
+    found: dict[str, FormatName] = {}
+    for pipeline in group:
+        for topic in _folders(pipeline):
+            for name in (topic, *carriers[topic]):
+                if found.get(name) != "bakdata-flag":
+                    found[name] = pipeline.reference_format
+    return found
+
+
+def _plain(value: object) -> object:
+    """Without the classes that hide secrets, and the executors may lack."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, str) else value

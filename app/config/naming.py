@@ -1,0 +1,114 @@
+"""What a worker, and a client of ours, are called in Kafka; names that are derived; and all of them within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
+from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
+
+if TYPE_CHECKING:
+    from app.config.settings import ClientSettings, PipelineSettings
+
+__all__ = ["check_client", "check_config", "check_name", "check_pipeline", "check_topics", "client_id"]
+
+
+_LAST_PARTITION = 2**31 - 1  # Kafka counts partitions in 32 bits
+
+
+def client_id(client: ClientSettings, pipeline: str) -> str:
+    """The client id of the clients of a pipeline."""
+    return f"{client.client_id}-{pipeline}"
+
+
+def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived: str = "") -> None:
+    """Refuses a name that is over its limit.
+
+    Args:
+        kind: what it names.
+        text: the name.
+        key: what to change: a key of a configuration, or an option.
+        enabled: `resource.identifier.limit.enable`.
+        derived: what the name is made of, where it is not the value of the key.
+
+    Raises:
+        ConfigurationError: it is; the message has kind, length, limit and key. The name is not repeated.
+    """
+    try:
+        check(kind, text, enabled=enabled)
+    except ResourceIdentifierTooLargeError as exc:
+        raise ConfigurationError(key, _reason(exc, kind, derived, enabled=enabled)) from exc
+
+
+def _reason(error: ResourceIdentifierTooLargeError, kind: Kind, derived: str, *, enabled: bool) -> str:
+    row = IDENTIFIERS[kind]
+    made = f", which is made of {derived}," if derived else ""
+    way_out = "" if row.enforced or not enabled else f", or set {LIMIT_KEY} = false where the brokers take it"
+    return (
+        f"the {row.name}{made} has {error.length:,} {error.unit}, allowed are {error.limit:,}; shorten "
+        f"{derived or 'it'}{way_out}"
+    )
+
+
+def check_topics(topics: Iterable[str], key: str = "topics") -> None:
+    """As `check_name`, for topics.
+
+    Raises:
+        ConfigurationError: one is over the limit.
+    """
+    for topic in topics:
+        check_name("topic", topic, key)
+
+
+def check_client(client: ClientSettings) -> None:
+    """Checks the client's own name.
+
+    Raises:
+        ConfigurationError: it is over its limit.
+    """
+    check_name("client-id", client.client_id, "client.id", enabled=client.limit_names)
+
+
+def check_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> None:
+    """Checks every name that the pipeline gives to Kafka.
+
+    Raises:
+        ConfigurationError: one is over its limit; said of the pipeline.
+    """
+    try:
+        for kind, text, key, derived in _names(client, pipeline):
+            check_name(kind, text, key, enabled=client.limit_names, derived=derived)
+    except ConfigurationError as exc:
+        raise exc.within(pipeline.name) from exc
+
+
+def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple[Kind, str, str, str]]:
+    for topic in pipeline.topics:
+        yield "topic", topic, "topics", ""
+    yield "topic", pipeline.output_topic, "output.topic", ""
+    if pipeline.dead_letter_topic is not None:
+        yield "topic", pipeline.dead_letter_topic, "errors.deadletterqueue.topic.name", ""
+    yield "group-id", pipeline.group_id, "group.id", ""
+    made_of = "client.id and the pipeline's name"
+    yield "client-id", client_id(client, pipeline.name), "client.id", made_of
+    if pipeline.guarantee.exactly_once:
+        for topic in pipeline.topics:
+            name = transactional_id(pipeline.name, topic, _LAST_PARTITION)
+            yield "transactional-id", name, "topics", "the pipeline's name, the topic and the partition"
+    for name in ("group.instance.id", "client.rack"):
+        value = pipeline.consumer[f"consumer.{name}"]
+        if value is not None:
+            yield CLIENT_KEYS[name], str(value), f"consumer.{name}", ""
+
+
+def check_config(config: Mapping[str, object], *, enabled: bool = True) -> None:
+    """Checks the names in the configuration of a client, by Kafka's keys.
+
+    Raises:
+        ConfigurationError: one is over its limit.
+    """
+    for key, kind in CLIENT_KEYS.items():
+        value = config.get(key)
+        if isinstance(value, str):
+            check_name(kind, value, key, enabled=enabled)

@@ -1,0 +1,117 @@
+"""Reach: how far into the store the references of a topic may lead; `large.message.root`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.pipeline.lane import SourceRecord
+from stores.keys import Key
+from stores.store import Store
+from transforms.errors import ConfigurationError, ReferenceRefusedError
+
+if TYPE_CHECKING:
+    from stores.root import Root
+    from stores.store import PayloadStore
+    from transforms.record import RecordLike
+
+__all__ = ["REACH_KEYS", "Reach", "ReachSettings", "reach", "reach_settings"]
+
+_ROOT = "large.message.root"
+_TOPICS = "large.message.root.topics"
+
+REACH_KEYS: Sequence[Key] = (
+    Key(
+        _ROOT,
+        "string",
+        "Where references that `inflate` reads may lead. `store`: to any payload below the store's root. `topic`: only "
+        "to those of the topic that the record is read from, so that who may write to one topic cannot read what "
+        "another one's records refer to.",
+        default="store",
+        allowed=("store", "topic"),
+    ),
+    Key(
+        _TOPICS,
+        "list",
+        'With `large.message.root = "topic"`: other topics to whose payloads references may lead as well, such as the '
+        "topic of which a source is a mirror.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachSettings:
+    """The keys.
+
+    Attributes:
+        by_topic: whether references lead to payloads of their own topic only.
+        topics: and to those of these.
+    """
+
+    by_topic: bool = False
+    topics: tuple[str, ...] = ()
+
+
+def reach_settings(values: Mapping[str, Any], transforms: Sequence[str]) -> ReachSettings:
+    """The settings of a pipeline.
+
+    Raises:
+        ConfigurationError: the keys do not go together, or with the transforms.
+    """
+    by_topic = values[_ROOT] == "topic"
+    if by_topic and "inflate" not in transforms:
+        raise ConfigurationError(_ROOT, f"found 'topic', which belongs to inflate; transforms are {list(transforms)}")
+    if values[_TOPICS] is not None and not by_topic:
+        raise ConfigurationError(_TOPICS, f'is given, and {_ROOT} is not "topic"')
+    return ReachSettings(by_topic, tuple(values[_TOPICS] or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which payloads the records of a topic may refer to.
+
+    Attributes:
+        root: of the store.
+        topics: beside the one that a record is read from.
+    """
+
+    root: Root
+    topics: frozenset[str]
+
+    def check(self, path: str, source: RecordLike) -> None:
+        """Lets a path pass that leads to a payload of the right topic.
+
+        Raises:
+            ReferenceRefusedError: it does not; nothing was requested.
+        """
+        topic = self.root.topic(path)
+        own = source.topic if isinstance(source, SourceRecord) else None
+        if topic != own and topic not in self.topics:
+            root = f"{self.root.uri}{own}/" if own is not None else self.root.uri
+            raise ReferenceRefusedError(path, root, "large.message.root is topic, and it is not below")
+
+    def check_letter(self, path: str) -> None:
+        """Lets a path pass that leads to the payload of a dead letter.
+
+        Raises:
+            ReferenceRefusedError: it leads to another topic's; nothing was requested.
+        """
+        if self.root.topic(path) not in self.topics:
+            below = " or ".join(f"{self.root.uri}{topic}/" for topic in sorted(self.topics))
+            raise ReferenceRefusedError(path, below, "the payload of a dead letter is below")
+
+
+def reach(settings: ReachSettings, store: PayloadStore) -> Reach | None:
+    """What is to be checked beside what the store checks itself; None for nothing.
+
+    Raises:
+        ConfigurationError: the store does not say where the payloads of a topic are.
+    """
+    if not settings.by_topic:
+        return None
+    if not isinstance(store, Store):
+        raise ConfigurationError(
+            _ROOT, "found 'topic'; a store of a class of your own does not say whose a payload is: take another store"
+        )
+    return Reach(store.root, frozenset(settings.topics))

@@ -1,0 +1,145 @@
+"""Wrappers in the configuration: which pipelines take them off and put them on, and what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from stores.keys import Key
+from transforms.errors import ConfigurationError
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
+
+if TYPE_CHECKING:
+    from app.cluster.preflight import Topic
+    from app.config.settings import PipelineSettings
+
+__all__ = [
+    "HEADER_KEY",
+    "PLAIN_KEY",
+    "WRAPPER_KEYS",
+    "WrapperSettings",
+    "check_order",
+    "check_sink",
+    "is_header_key",
+    "wrapper_settings",
+]
+
+_PLAIN = "unwrap.on.plain.value"
+_UNMAPPED = "wrap.on.unmapped.header"
+_NULL = "wrap.on.null.value"
+
+PLAIN_KEY = Key(
+    _PLAIN,
+    "string",
+    "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it goes "
+    "on as it is.",
+    default="fail",
+    allowed=("fail", "pass"),
+)
+
+WRAPPER_KEYS: Sequence[Key] = (
+    PLAIN_KEY,
+    Key(
+        _UNMAPPED,
+        "string",
+        "What a header does at `wrap` that has no int key. `fail`: the record goes by `errors.tolerance`. `drop`: the "
+        "record goes on without it.",
+        default="fail",
+        allowed=("fail", "drop"),
+    ),
+    Key(
+        _NULL,
+        "string",
+        "What a tombstone does at `wrap`. `wrap`: it becomes a wrapper whose value is null, which deletes nothing from "
+        "a compacted topic. `pass`: it stays a tombstone, with its headers.",
+        default="wrap",
+        allowed=("wrap", "pass"),
+    ),
+)
+
+HEADER_KEY = Key(
+    f"{UNMAPPED_PREFIX}NUMBER",
+    "string",
+    'The header whose key in a wrapper is this number: `wrapper.header.3000001 = "trace-id"`. One line for each; a '
+    "number that has none is the header `wrapper.header.NUMBER`.",
+)
+"""For the reference page; there may be any number of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSettings:
+    """What a pipeline does with wrappers.
+
+    Attributes:
+        unwraps: whether they are taken off.
+        wraps: whether they are put on.
+        unwrap: how they are taken off, if they are.
+        wrap: how they are put on, likewise.
+    """
+
+    unwraps: bool
+    wraps: bool
+    unwrap: Unwrap
+    wrap: Wrap
+
+
+def is_header_key(name: str) -> bool:
+    """Whether a key of the file names a header."""
+    return name.startswith(UNMAPPED_PREFIX)
+
+
+def wrapper_settings(
+    values: Mapping[str, Any], given: Mapping[str, object], transforms: Sequence[str]
+) -> WrapperSettings:
+    """The settings of a pipeline.
+
+    Args:
+        values: of the keys of the pipeline, defaults included.
+        given: what the file says.
+        transforms: in order.
+
+    Raises:
+        ConfigurationError: the table cannot be read in both directions.
+    """
+    named = {name: value for name, value in given.items() if is_header_key(name)}
+    texts = {name: cast("str", Key(name, "string", HEADER_KEY.doc).check(value)) for name, value in named.items()}
+    table = HeaderTable.configured(texts)
+    return WrapperSettings(
+        unwraps="unwrap" in transforms,
+        wraps="wrap" in transforms,
+        unwrap=Unwrap(table, values[_PLAIN]),
+        wrap=Wrap(table, values[_UNMAPPED], values[_NULL]),
+    )
+
+
+def check_order(transforms: Sequence[str]) -> None:
+    """Refuses transforms in an order in which wrappers cannot be.
+
+    Raises:
+        ConfigurationError: `unwrap` stands behind a transform that is to see what was wrapped, or `wrap` before one.
+    """
+    found = f"found {list(transforms)}"
+    for i, name in enumerate(transforms):
+        before = transforms[:i]
+        if name == "unwrap" and (late := [each for each in before if each != "assemble"]):
+            raise ConfigurationError(
+                "transforms", f"{found}; unwrap goes before {late[0]}, which is to see the value and its headers"
+            )
+        if name not in ("wrap", "chunk") and "wrap" in before:
+            raise ConfigurationError("transforms", f"{found}; wrap goes behind {name}, which would see wrappers")
+
+
+def check_sink(pipeline: PipelineSettings, sink: Topic) -> None:
+    """Refuses a compacted topic in which a deleted key would stay for ever.
+
+    Raises:
+        ConfigurationError: tombstones are wrapped, and only true ones delete.
+    """
+    wrapper = pipeline.wrapper
+    if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
+        raise ConfigurationError(
+            _NULL,
+            f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is no "
+            f'null value, and deletes nothing; set {_NULL} = "pass"',
+        )

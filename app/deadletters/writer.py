@@ -1,0 +1,175 @@
+"""Letters: dead letters in a form that their topic takes, however large the records are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from app.deadletters.letter import dead_letter, marked, replays_of, resembles
+from stores.payload import publish
+from transforms import wire
+from transforms.chunk import Chunk, Chunking, checksum
+from transforms.errors import ChunkError, ConfigurationError, PayloadStoreError, RecordTooLargeError, TransformError
+from transforms.offload import Offload
+from transforms.record import Header, Record
+from transforms.reference import Reference
+from transforms.size import batch_of_one_bytes
+
+if TYPE_CHECKING:
+    from app.cluster.preflight import Topic
+    from app.config.settings import PipelineSettings
+    from app.deadletters.letter import Cause
+    from app.pipeline.lane import SourceRecord
+    from stores.store import PayloadStore
+
+__all__ = ["LEAST_BYTES", "Letters", "check_dead_letters"]
+
+log = logging.getLogger(__name__)
+
+_AVOID_S = 5.0  # how long letters go without a store that has failed, before it is asked again
+_LONGEST_PATH = "p" * 1_024  # of S3's keys; a store whose paths are longer has its letters sent as chunks
+
+LEAST_BYTES = batch_of_one_bytes(
+    Record(None, b"v", (marked("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
+)
+"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, as long as its numbers get."""
+
+
+def check_dead_letters(topic: Topic) -> None:
+    """Refuses a topic that could not keep, or not take, every letter.
+
+    Raises:
+        ConfigurationError: it is compacted, or takes too little.
+    """
+    key = "errors.deadletterqueue.topic.name"
+    if "compact" in topic.cleanup_policy:
+        raise ConfigurationError(
+            key,
+            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; it would refuse letters without a key, and "
+            "of those with one delete all but the last; take a topic with cleanup.policy delete",
+        )
+    if topic.max_message_bytes < LEAST_BYTES:
+        raise ConfigurationError(
+            key,
+            f"max.message.bytes of topic {topic.name} is {topic.max_message_bytes:,}; letters may need {LEAST_BYTES:,}",
+        )
+
+
+class Letters:
+    """Writes the letters of a pipeline. Its methods may be called from several threads at once.
+
+    Args:
+        settings: of the pipeline.
+        topic: the dead-letter topic.
+        store: of the pipeline; None where it has none.
+        clock: seconds that do not go back.
+    """
+
+    # State that changes: `_avoid_until_s`. It is one value, and what is read of it may be old.
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        topic: Topic,
+        store: PayloadStore | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.topic = topic
+        self._settings = settings
+        self._limit = topic.max_message_bytes
+        self._store = store
+        self._by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+        self._offload = Offload(0, self._limit, settings.codec, signing=settings.signing)
+        self._chunking = Chunking(self._limit)
+        self._clock = clock
+        self._avoid_until_s = 0.0
+
+    def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
+        """The letter as the record is; None where the topic would not take it, or no client could write it."""
+        if not wire.is_writable(source):
+            return None
+        context = cause.headers(source)
+        letter = dead_letter(source, context)
+        if not context and resembles(source):
+            letter = _behind(letter, marked("whole"))
+        return letter if batch_of_one_bytes(letter) <= self._limit else None
+
+    def any(self, source: SourceRecord, cause: Cause) -> Sequence[Record]:
+        """The letter in whatever form the topic takes; asks the store where it is large, and blocks.
+
+        Raises:
+            RecordTooLargeError: the topic takes less than `LEAST_BYTES`.
+        """
+        letter = self.whole(source, cause)
+        if letter is not None:
+            return (letter,)
+        if source.value and wire.is_writable(source) and not resembles(source):
+            context = cause.headers(source)
+            value = (_behind(dead_letter(source, context), marked("value", context)),)
+            letters = self._stored(value) or self._chunks(value, source)
+            if letters:
+                return letters
+        records = _records(source, cause)
+        for record in records:
+            if batch_of_one_bytes(record) <= self._limit:
+                return (record,)
+        letters = self._stored(records) or self._chunks(records, source)
+        if not letters:
+            raise RecordTooLargeError(self.topic.name, LEAST_BYTES, self._limit)
+        return letters
+
+    def _stored(self, forms: Sequence[Record]) -> Sequence[Record]:
+        store = self._store
+        if store is None or self._clock() < self._avoid_until_s:
+            return ()
+        for form in forms:
+            assert form.value
+            probe = self._offload.refer(form, Reference(_LONGEST_PATH, len(form.value), "0" * 64, "snappy"))
+            if batch_of_one_bytes(probe) > self._limit:
+                continue
+            try:
+                payload = self._offload.payload(form.value)
+                reference = publish(store, self.topic.name, payload, by_digest=self._by_digest)
+                letter = self._offload.refer(form, reference)
+            except (PayloadStoreError, TransformError) as exc:
+                self._avoid_until_s = self._clock() + _AVOID_S
+                log.warning(
+                    "pipeline %s: dead letters go to topic %s as chunks, for the store failed: %s",
+                    self._settings.name,
+                    self.topic.name,
+                    exc,
+                )
+                return ()
+            return (letter,) if batch_of_one_bytes(letter) <= self._limit else ()
+        return ()
+
+    def _chunks(self, forms: Sequence[Record], source: SourceRecord) -> Sequence[Record]:
+        origin = (self._settings.group_id, "dead-letter", source.topic, source.partition, source.offset)
+        for form in forms:
+            assert form.value
+            digest = checksum(form.value)
+            try:
+                return tuple(self._chunking.split(form, self._chunking.uuid(form, digest, origin), digest))
+            except ChunkError:
+                continue
+        return ()
+
+
+def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
+    """The letter as a value; each next form has less beside it."""
+    context = cause.headers(source)
+    data = wire.serialize(dead_letter(source, context))
+    mark = marked("record", context)
+    told = (*source.headers[: bool(replays_of(source.headers))], *context, mark)
+    return (
+        Record(source.key, data, told, source.timestamp),
+        Record(None, data, told, source.timestamp),
+        Record(None, data, (mark,), source.timestamp),
+    )
+
+
+def _behind(record: Record, header: Header) -> Record:
+    return Record(record.key, record.value, (*record.headers, header), record.timestamp)

@@ -1,0 +1,215 @@
+"""A producer for single records, each with a future of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
+from aiokafka.structs import RecordMetadata, TopicPartition
+
+from app.kafka.batches.producer import Batches, BatchSettings
+from app.kafka.batches.room import Room
+from transforms.record import Record
+from transforms.size import batch_of_one_bytes
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from aiokafka import AIOKafkaProducer
+
+    from app.kafka.batches.numbers import BatchNumbers
+    from transforms.record import RecordLike
+
+__all__ = ["DEFAULT_BUFFER_BYTES", "DEFAULT_MAX_BLOCK_S", "BatchingProducer"]
+
+DEFAULT_BUFFER_BYTES = 33_554_432
+DEFAULT_MAX_BLOCK_S = 60.0
+
+
+class _Receipts:
+    """The futures of the records of a batch, and what they hold of the buffer."""
+
+    __slots__ = ("_futures", "_pending", "_place")
+
+    def __init__(self, pending: _Pending, place: TopicPartition) -> None:
+        self._pending = pending
+        self._place = place
+        self._futures: list[tuple[asyncio.Future[RecordMetadata], int, int]] = []
+
+    def add(self, future: asyncio.Future[RecordMetadata], timestamp: int, size: int) -> None:
+        self._futures.append((future, timestamp, size))
+
+    def split(self, count: int) -> _Receipts:
+        """See `Load.split`."""
+        rest = _Receipts(self._pending, self._place)
+        rest._futures, self._futures = self._futures[count:], self._futures[:count]
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        """See `Load.delivered`."""
+        # As aiokafka has it: 1 where the broker has set the time of the batch (LogAppendTime), else the record's own.
+        by_broker = metadata.timestamp_type == 1
+        for index, (future, timestamp, held) in enumerate(self._futures):
+            self._pending.give(held)
+            if not future.done():
+                future.set_result(
+                    metadata._replace(
+                        # A broker that had the batch already, from a try whose answer was lost, may not know where.
+                        offset=metadata.offset + index if metadata.offset >= 0 else -1,
+                        timestamp=metadata.timestamp if by_broker else timestamp,
+                    )
+                )
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`."""
+        self._pending.failures += len(self._futures)
+        for future, _, held in self._futures:
+            self._pending.give(held)
+            if not future.done():
+                future.set_exception(copy(error))  # or each who awaits it would add to one traceback
+                future.exception()  # who does not look at it shall not be told at the end of the process
+
+
+class _Pending(Room):
+    """Records that are not delivered yet, within `buffer.memory`, and how many were not delivered at all."""
+
+    def __init__(self, limit: int, press: Callable[[], None]) -> None:
+        super().__init__(limit, press)
+        self.failures = 0
+
+
+class BatchingProducer:
+    """Sends records one by one through `Batches`, in the order of the calls, partition by partition.
+
+    A record that its topic refuses fails alone, with `RecordRefusedError`; those behind it go on. Whatever leaves it
+    open whether a batch is in the log, a refusal at a second try too, ends all sending: each record that has not been
+    delivered fails, and so does each later `send`.
+
+    Args:
+        producer: an aiokafka producer, started; nothing else may send through it. It is not stopped here.
+        settings: how batches are made.
+        buffer_bytes: `buffer.memory`: `send` waits while the records that are not delivered take more; one record may
+            go over.
+        max_block_s: `max.block.ms`: how long it waits.
+        numbers: where what happens is counted.
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        settings: BatchSettings | None = None,
+        *,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        max_block_s: float = DEFAULT_MAX_BLOCK_S,
+        numbers: BatchNumbers | None = None,
+    ) -> None:
+        self._producer = producer
+        self._batches = Batches(producer, settings, numbers=numbers)
+        self._pending = _Pending(buffer_bytes, self._batches.press)
+        self._max_block_s = max_block_s
+        self._closed = False
+
+    @property
+    def numbers(self) -> BatchNumbers:
+        """What has happened."""
+        return self._batches.numbers
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not delivered yet."""
+        return self._pending.used
+
+    def estimate(self, topic: str) -> float:
+        """See `Batches.estimate`."""
+        return self._batches.estimate(topic)
+
+    async def send(
+        self, topic: str, record: RecordLike, *, partition: int | None = None
+    ) -> asyncio.Future[RecordMetadata]:
+        """Takes a record; key and value may both be null.
+
+        Args:
+            topic: the topic.
+            record: a timestamp below 0 stands for now.
+            partition: where it goes; None lets aiokafka's partitioner decide by the key.
+
+        Returns:
+            Where the record stands, once it does.
+
+        Raises:
+            KafkaTimeoutError: the buffer stayed full for `max_block_s`, or the topic unknown.
+            IllegalOperation: the producer is transactional, and no transaction has begun.
+            KafkaError: what has ended all sending.
+        """
+        self._check()
+        timestamp = record.timestamp if record.timestamp >= 0 else int(time.time() * 1000)
+        size = batch_of_one_bytes(record)
+        # aiokafka's own `send` goes the same way.
+        await self._producer.client._wait_on_metadata(topic)  # noqa: SLF001
+        number: int = self._producer._partition(topic, partition, None, None, record.key, None)  # noqa: SLF001
+        try:
+            async with asyncio.timeout(self._max_block_s):
+                await self._pending.take(size)
+        except TimeoutError as exc:
+            told = f"buffer.memory stayed full for the {self._max_block_s:g} s of max.block.ms"
+            raise KafkaTimeoutError(told) from exc
+        try:
+            self._check()
+            place = TopicPartition(topic, number)
+            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self._pending, place))
+            receipts = outbox.append(Record(record.key, record.value, record.headers, timestamp))
+        except BaseException:
+            self._pending.give(size)
+            raise
+        future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+        receipts.add(future, timestamp, size)
+        outbox.send(outbox)
+        return future
+
+    async def flush(self) -> None:
+        """Waits until each record that was sent is delivered or has failed; batches do not linger meanwhile."""
+        await self._batches.flush()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Self]:
+        """Sends what is sent within as one transaction: all of it is committed at the end, or after an error nothing.
+
+        Raises:
+            KafkaError: the transaction could not be committed, or a record not be delivered.
+        """
+        await self._producer.begin_transaction()
+        failures = self._pending.failures
+        try:
+            yield self
+            await self.flush()
+            self._check_whole(failures)
+        except BaseException:
+            await self.flush()
+            await self._producer.abort_transaction()
+            raise
+        await self._producer.commit_transaction()
+
+    async def close(self) -> None:
+        """Delivers what was sent; nothing can be sent any more. The aiokafka producer stays."""
+        self._closed = True
+        await self.flush()
+
+    def _check_whole(self, failures: int) -> None:
+        self._check()
+        if self._pending.failures != failures:
+            raise IllegalOperation(f"{self._pending.failures - failures} records of the transaction were refused")
+
+    def _check(self) -> None:
+        if self._batches.failure is not None:
+            raise self._batches.failure
+        if self._closed:
+            raise ProducerClosed
+        transactions: Any = self._producer._txn_manager  # noqa: SLF001
+        transactional = transactions is not None and transactions.transactional_id is not None
+        if transactional and not transactions.is_in_transaction():
+            raise IllegalOperation("there is no transaction; send within `transaction()`")

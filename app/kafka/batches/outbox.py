@@ -1,0 +1,130 @@
+"""An outbox: the batches of one partition that have not been sent, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from app.kafka.batches.batch import Batch, Builder, Load
+
+if TYPE_CHECKING:
+    from aiokafka import TopicPartition
+
+    from transforms.record import RecordLike
+
+__all__ = ["Outbox"]
+
+L = TypeVar("L", bound=Load)
+
+
+class Outbox(Generic[L]):
+    """Batches fill here until they are full, or their turn comes. Belongs to one event loop.
+
+    Args:
+        partition: where they go.
+        make_builder: an empty builder, with as much room as a batch may have by now.
+        make_load: what is kept for the records of a batch.
+        send: called to have what is here sent, as soon as what went before is durable; returns at once.
+
+    Attributes:
+        answered_s: when the broker last answered for a batch, on the loop's clock.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_make_builder",
+        "_make_load",
+        "_roused",
+        "answered_s",
+        "filling",
+        "full",
+        "partition",
+        "pressed",
+        "send",
+        "sender",
+    )
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        make_builder: Callable[[], Builder],
+        make_load: Callable[[], L],
+        send: Callable[[Outbox[L]], None],
+    ) -> None:
+        self.partition = partition
+        self.filling: Batch[L] | None = None
+        self.full: deque[Batch[L]] = deque()
+        self.sender: asyncio.Task[None] | None = None
+        self.pressed = False
+        self.answered_s = 0.0
+        self._roused: asyncio.Event | None = None
+        self.send = send
+        self._make_builder = make_builder
+        self._make_load = make_load
+        self._clock = asyncio.get_running_loop().time
+
+    def append(self, record: RecordLike) -> L:
+        """Puts a record behind the others, and returns the load of its batch; `send` sends it on.
+
+        Raises:
+            TypeError: a part of the record is not of the type that it has to be.
+        """
+        batch = self.filling
+        if batch is not None:
+            if batch.append(record):
+                return batch.load
+            self.full.append(batch)
+            self.rouse()
+        batch = Batch(self._make_builder(), self._make_load(), self._clock())
+        appended = batch.append(record)
+        assert appended, "a batch takes its first record whatever its size"
+        self.filling = batch
+        return batch.load
+
+    def rouse(self) -> None:
+        """Ends the wait of a batch for more records."""
+        if self._roused is not None:
+            self._roused.set()
+
+    def press(self) -> None:
+        """The batch that is filling waits for no more records."""
+        self.pressed = True
+        self.rouse()
+
+    async def linger(self, seconds: float) -> None:
+        """Waits until the next batch is full, pressed, or so old."""
+        if self.filling is None or self.full or self.pressed:
+            return
+        self._roused = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._roused.wait(), max(0.0, self.filling.began_s + seconds - self._clock()))
+        self._roused = None
+
+    def answered(self) -> None:
+        """The broker has answered for a batch: what waits behind it has its time from here on."""
+        self.answered_s = self._clock()
+
+    def take(self) -> Batch[L] | None:
+        """The next batch, closed; None where there is none."""
+        if self.full:
+            batch = self.full.popleft()
+        elif self.filling is not None:
+            batch, self.filling, self.pressed = self.filling, None, False
+        else:
+            return None
+        batch.close()
+        return batch
+
+    def put_back(self, batches: list[Batch[L]]) -> None:
+        """These go before all others."""
+        self.full.extendleft(reversed(batches))
+
+    def clear(self) -> list[Batch[L]]:
+        """All batches that are here, and no more."""
+        batches = [*self.full, *([self.filling] if self.filling is not None else [])]
+        self.full.clear()
+        self.filling = None
+        return batches

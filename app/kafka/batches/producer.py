@@ -1,0 +1,397 @@
+"""The producer of KIP-126 on aiokafka's: batches closed by the estimate, split and sent again where they are refused.
+
+aiokafka sizes batches uncompressed, and fails every record of one that the broker refuses; with an idempotent producer
+the sequence numbers of that batch are spent all the same, so that the broker refuses all behind it too. Here a
+partition has one batch in the client at a time, so nothing is behind a refused one but what waits here: its sequence
+numbers are taken back, and its halves go in its place. That costs no throughput, for aiokafka itself sends one batch of
+a partition at a time, and an acknowledged one is followed by the next before the client looks for work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    IllegalOperation,
+    InvalidTimestampError,
+    InvalidTopicError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+)
+
+from app.kafka.batches.batch import Batch, Builder, Load, Stamp
+from app.kafka.batches.bounds import Bounds
+from app.kafka.batches.numbers import BatchNumbers
+from app.kafka.batches.outbox import Outbox
+from transforms.errors import RecordUnfitError, WideloadError
+from transforms.ratio import Estimates, room_bytes
+from transforms.size import BATCH_OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.structs import RecordMetadata
+
+__all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
+
+log = logging.getLogger(__name__)
+
+L = TypeVar("L", bound=Load)
+
+_LARGE_BATCH_BYTES = 1_048_576
+_TURN_S = 5.0
+# Compressing so much takes a millisecond or two; a thread costs a tenth of one.
+_BUILT_ON_THREAD_BYTES = 262_144
+_UNLIMITED_BYTES = 2**31 - 1
+
+# What a broker answers that has appended nothing, and would take what comes behind. After anything else nobody knows.
+_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+# Of one record among those of the batch, it may be.
+_UNFIT = (InvalidTimestampError,)
+_REFUSALS = (*_TOO_LARGE, *_UNFIT, TopicAuthorizationFailedError, InvalidTopicError)
+
+
+class RecordRefusedError(WideloadError):
+    """A record is larger than its topic takes.
+
+    Attributes:
+        topic, partition: where it was to go.
+        size: its bytes as a batch of one, uncompressed.
+    """
+
+    def __init__(self, topic: str, partition: int, size: int) -> None:
+        super().__init__(topic, partition, size)
+        self.topic = topic
+        self.partition = partition
+        self.size = size
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} has refused a record that takes {self.size:,} bytes as a batch of one; raise "
+            f"max.message.bytes of topic {self.topic}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How batches are made and sent.
+
+    Attributes:
+        batch_bytes: `batch.size`: a batch is closed where it is estimated to compress to this; a larger record travels
+            alone.
+        uncompressed_bytes: the most that a batch may be before compression, whatever the estimate: so much memory it
+            takes here, and in each reader.
+        linger_s: `linger.ms`: how long a batch that is not full waits for more records, though it could be sent.
+        delivery_timeout_s: `delivery.timeout.ms`: how long after its first record a batch must have been acknowledged,
+            or after the answer to the one before it in its partition: a sink that is slow is not one that is stuck.
+    """
+
+    batch_bytes: int = 131_072
+    uncompressed_bytes: int = 16 * 1_048_576
+    linger_s: float = 0.0
+    delivery_timeout_s: float = 120.0
+
+
+class _Turn:
+    """The turn of a large batch.
+
+    aiokafka copies a batch several times on its way, and sends one of each partition in a request. One after the other
+    they take a fraction of that memory, and no more time (`make bench`, memory).
+    """
+
+    def __init__(self, large: asyncio.Semaphore) -> None:
+        self._large = large
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        await self._large.acquire()
+        # A partition without a leader must not hold up the large batches of all others.
+        self._timer = asyncio.get_running_loop().call_later(_TURN_S, self.end)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._large.release()
+
+
+class Batches:
+    """Sends batches through one aiokafka producer, in order, partition by partition. Belongs to one event loop.
+
+    Records go through an `outbox`, one for each partition; nothing else may go through the aiokafka producer to a
+    partition that has one. A batch of several records that is too large for its topic, or has a record that the topic
+    does not take, is split in two, and the halves are sent in its place, in order, as often as it takes; sequence
+    numbers have neither gap nor duplicate after that. A record that is refused alone fails with `RecordRefusedError`
+    for its size, or with `RecordUnfitError`; where that was not the first try, all sending ends.
+
+    Args:
+        producer: not with `acks=0`; idempotent or transactional, else what is sent again may be there twice.
+        settings: how batches are made.
+        numbers: where what happens is counted.
+        halts: whether a batch that fails, a refused record too, lets none behind it pass: it ends all sending.
+        failed: called once, with what ended all sending, and the topic where.
+        bounds: of the memory that batches on their way take; those of other producers too, where they share it.
+
+    Attributes:
+        failure: what ended all sending; None while nothing has.
+    """
+
+    # State that changes: `_outboxes`, `_estimates`, `failure`; on the event loop alone.
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        settings: BatchSettings | None = None,
+        *,
+        numbers: BatchNumbers | None = None,
+        halts: bool = False,
+        failed: Callable[[BaseException, str], None] | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        if producer._sender._acks == 0:  # noqa: SLF001
+            raise ValueError("acks=0: a broker that does not answer refuses nothing, so nothing could be split")
+        self.failure: BaseException | None = None
+        self.numbers = numbers or BatchNumbers()
+        self._settings = settings or BatchSettings()
+        self._producer = producer
+        self._halts = halts
+        self._failed = failed
+        # aiokafka tells nobody else.
+        self._codec_number: int = producer._message_accumulator._compression_type  # noqa: SLF001
+        self._codec: str | None = producer._compression_type  # noqa: SLF001
+        self._transactions: Any = producer._txn_manager  # noqa: SLF001
+        self._estimates = Estimates()
+        self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
+        self._bounds = bounds or Bounds()
+
+    def estimate(self, topic: str) -> float:
+        """What the next batch of a topic is estimated to compress to, of its size."""
+        return self._estimates.of(topic, self._codec or "none")
+
+    def outbox(
+        self, topic: str, partition: int, make_load: Callable[[], L], *, limit_bytes: int | None = None
+    ) -> Outbox[L]:
+        """The way to a partition, made at the first call; each later one returns the same, whatever else it says.
+
+        Args:
+            topic: the topic.
+            partition: of the topic.
+            make_load: what is kept for the records of a batch.
+            limit_bytes: the topic's `max.message.bytes` where it is known: no batch is made for more.
+        """
+        place = TopicPartition(topic, partition)
+        found = self._outboxes.get(place)
+        if found is None:
+            make_builder = partial(self._make_builder, topic, limit_bytes)
+            found = self._outboxes[place] = Outbox(place, make_builder, make_load, self._start)
+        return found
+
+    async def flush(self) -> None:
+        """Sends what has been appended without lingering, and waits until all of it is delivered or has failed."""
+        while self.failure is None:
+            waiting = [outbox for outbox in self._outboxes.values() if outbox.sender or outbox.filling or outbox.full]
+            if not waiting:
+                return
+            self.press()
+            await asyncio.wait([outbox.sender for outbox in waiting if outbox.sender is not None])
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Waits until no batch is on its way; what waits behind is sent if nothing has ended that."""
+        while senders := [outbox.sender for outbox in self._outboxes.values() if outbox.sender is not None]:
+            await asyncio.wait(senders)
+
+    def press(self) -> None:
+        """Sends what has been appended without lingering; does not wait."""
+        for outbox in self._outboxes.values():
+            if outbox.filling or outbox.full:
+                outbox.press()
+                self._start(outbox)
+
+    def discard(self) -> None:
+        """Stops sending; what was not sent is forgotten."""
+        for outbox in self._outboxes.values():
+            if outbox.sender is not None:
+                outbox.sender.cancel()
+            outbox.clear()
+
+    def _fail(self, error: BaseException, topic: str) -> None:
+        """Ends all sending; what has not been delivered fails with `error`."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        for outbox in self._outboxes.values():
+            outbox.rouse()
+            for batch in outbox.clear():
+                self._give_up(batch, outbox.partition, error)
+        if self._failed is not None:
+            self._failed(error, topic)
+
+    def _make_builder(self, topic: str, limit_bytes: int | None) -> Builder:
+        batch_bytes = self._settings.batch_bytes
+        if limit_bytes is not None:
+            batch_bytes = min(batch_bytes, limit_bytes)
+        if self._codec is None:
+            return self._builder(batch_bytes)
+        # Kafka too estimates the records alone: the batch's own header is not compressed.
+        room = room_bytes(max(0, batch_bytes - BATCH_OVERHEAD_BYTES), self._estimates.of(topic, self._codec))
+        return self._builder(min(room + BATCH_OVERHEAD_BYTES, max(batch_bytes, self._settings.uncompressed_bytes)))
+
+    def _builder(self, room: int) -> Builder:
+        transactions = self._transactions
+        transactional = transactions is not None and transactions.transactional_id is not None
+        return Builder(min(room, _UNLIMITED_BYTES), self._codec_number, transactional=transactional)
+
+    def _start(self, outbox: Outbox[Any]) -> None:
+        if outbox.sender is None and self.failure is None:
+            outbox.sender = asyncio.get_running_loop().create_task(self._send_all(outbox))
+
+    async def _send_all(self, outbox: Outbox[L]) -> None:
+        try:
+            while (batch := await self._next(outbox)) is not None:
+                try:
+                    await self._send(outbox, batch)
+                except Exception as exc:
+                    self._give_up(batch, outbox.partition, exc)
+                    raise
+        except Exception as exc:  # in a task of its own: raised, it would be seen by nobody
+            if not isinstance(exc, (KafkaError, IllegalOperation, WideloadError, OSError, AssertionError)):
+                log.exception("topic %s, partition %d: unexpected error", *outbox.partition)
+            self._fail(exc, outbox.partition.topic)
+        finally:
+            outbox.sender = None
+
+    async def _next(self, outbox: Outbox[L]) -> Batch[L] | None:
+        """The next batch, once its time has come; None where there is none, or all sending has ended."""
+        if self.failure is None and self._settings.linger_s > 0:
+            await outbox.linger(self._settings.linger_s)
+        # It may have ended meanwhile. What came after that stays: what was before it here has been dropped.
+        return outbox.take() if self.failure is None else None
+
+    async def _send(self, outbox: Outbox[L], batch: Batch[L]) -> None:
+        """Delivers a batch, puts its halves in its place, or lets its one record fail.
+
+        Raises:
+            KafkaError: nobody knows whether it is there, or `halts`.
+        """
+        place = outbox.partition
+        try:
+            metadata = await self._deliver(outbox, batch)
+        except _REFUSALS as exc:
+            outbox.answered()
+            self._rewind(place, batch)
+            if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
+                await self._split(outbox, batch, str(exc))
+                return
+            error = self._refused(exc, place, batch)
+            # Where an earlier try came through after all, the next batch would pass for that one, and be lost.
+            if self._halts or batch.builder.tries > 1:
+                raise error from exc
+            self._give_up(batch, place, error)
+            return
+        outbox.answered()
+        self._observe(place.topic, batch)
+        batch.load.delivered(metadata, batch.records, batch.uncompressed_bytes)
+
+    def _refused(self, error: KafkaError, place: TopicPartition, batch: Batch[Any]) -> Exception:
+        if isinstance(error, _TOO_LARGE):
+            return RecordRefusedError(place.topic, place.partition, batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES)
+        if isinstance(error, _UNFIT):
+            clock = "its timestamp is further from the broker's clock than message.timestamp.after.max.ms or "
+            told = f"INVALID_TIMESTAMP: {clock}message.timestamp.before.max.ms allows"
+            return RecordUnfitError(place.topic, told, batch.timestamp)
+        return cast("Exception", error)
+
+    async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:
+        place = outbox.partition
+        self._wrap(place)
+        asked_s = asyncio.get_running_loop().time()
+        if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
+            await self._build(place, batch.builder)
+        async with self._bounds.request.taken(batch.wire_bytes):
+            # Until here it has waited for others, whose own time runs.
+            waited_s = asyncio.get_running_loop().time() - asked_s
+            return await self._send_by(max(batch.began_s, outbox.answered_s) + waited_s, place, batch)
+
+    async def _send_by(self, began_s: float, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
+        timeout_s = self._settings.delivery_timeout_s
+        turn = _Turn(self._bounds.large)
+        try:
+            async with asyncio.timeout_at(began_s + timeout_s) as timeout:
+                if batch.wire_bytes > _LARGE_BATCH_BYTES:
+                    await turn.begin()
+                future = await self._producer.send_batch(batch.builder, place.topic, partition=place.partition)
+                metadata: RecordMetadata = await future
+                return metadata
+        except TimeoutError as exc:
+            if not timeout.expired():
+                raise
+            told = f"a batch was not acknowledged within the {timeout_s:g} s of delivery.timeout.ms"
+            raise KafkaTimeoutError(f"topic {place.topic}, partition {place.partition}: {told}") from exc
+        finally:
+            turn.end()
+
+    async def _build(self, place: TopicPartition, builder: Builder) -> None:
+        transactions = self._transactions
+        if transactions is not None:
+            sequence = transactions.sequence_number(place)
+            builder.stamped(Stamp(transactions.producer_id, transactions.producer_epoch, sequence))
+        async with self._bounds.building:
+            await asyncio.get_running_loop().run_in_executor(None, builder.built)
+
+    def _wrap(self, place: TopicPartition) -> None:
+        """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
+        if self._transactions is not None and self._transactions.sequence_number(place) < 0:
+            self._transactions._sequence_numbers[place] += 2**31  # noqa: SLF001
+
+    def _rewind(self, place: TopicPartition, batch: Batch[Any]) -> None:
+        """Gives back the sequence numbers of a batch that is not in the log: what comes next has to take them."""
+        stamp = batch.builder.stamp
+        if self._transactions is None or stamp is None:
+            return
+        numbers = self._transactions._sequence_numbers  # noqa: SLF001  # aiokafka itself never goes back
+        if numbers[place] != stamp.sequence:
+            expected = stamp.sequence + batch.records
+            assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
+            numbers[place] = stamp.sequence
+
+    async def _split(self, outbox: Outbox[L], batch: Batch[L], reason: str) -> None:
+        place = outbox.partition
+        log.info(
+            "topic %s, partition %d: a batch of %d records and %d bytes is refused, and split in two: %s",
+            place.topic,
+            place.partition,
+            batch.records,
+            batch.wire_bytes,
+            reason,
+        )
+        make = partial(self._builder, _UNLIMITED_BYTES)
+        if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
+            builders = await asyncio.get_running_loop().run_in_executor(None, batch.divided, make)
+        else:
+            builders = batch.divided(make)
+        self.numbers.split()
+        if self._codec is not None:
+            self._estimates.reset(place.topic, self._codec)
+        if self.failure is None:
+            outbox.put_back(batch.parts(builders))
+        else:
+            self._give_up(batch, place, self.failure)
+
+    def _observe(self, topic: str, batch: Batch[Any]) -> None:
+        wire, uncompressed = batch.wire_bytes, batch.uncompressed_bytes
+        if self._codec is not None:
+            self._estimates.observe(topic, self._codec, wire / uncompressed)
+        self.numbers.delivered(topic, wire_bytes=wire, uncompressed_bytes=uncompressed, records=batch.records)
+
+    def _give_up(self, batch: Batch[Any], place: TopicPartition, error: BaseException) -> None:
+        self.numbers.failed(place.topic, batch.records)
+        batch.load.failed(error)

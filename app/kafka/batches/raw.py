@@ -1,0 +1,52 @@
+"""Raw batches: records that the client's own builder does not take, as the names of their headers are not UTF-8."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aiokafka.record.util import calc_crc32c
+
+from app.kafka.batches.batch import Builder
+from transforms import wire
+from transforms.record import Record
+
+if TYPE_CHECKING:
+    from transforms.record import RecordLike
+
+__all__ = ["raw_batch"]
+
+# Kafka protocol, "Record Batch", magic 2: what stands before the CRC, and between that and the records.
+_BEFORE = struct.Struct(">qiib")
+_AFTER = struct.Struct(">hiqqqhii")
+_CRC = struct.Struct(">I")
+_LENGTH_AT = 12  # what the length in the batch does not count
+
+
+class _Raw(Builder):
+    """A batch that is built, and waits for its stamp only."""
+
+    def __init__(self, buffer: bytearray, records: int) -> None:
+        super().__init__(len(buffer), 0, transactional=False)
+        self._buffer = buffer
+        self._relative_offset = records
+        self.close()
+
+
+def raw_batch(records: Sequence[RecordLike]) -> Builder:
+    """A batch of these records, uncompressed, to be given to a producer's `send_batch`.
+
+    Args:
+        records: one or more; their headers' names have bytes that are not UTF-8 by `surrogateescape`.
+    """
+    first = records[0].timestamp
+    data = b"".join(
+        wire.serialize(Record(record.key, record.value, record.headers, record.timestamp - first), offset)
+        for offset, record in enumerate(records)
+    )
+    latest = max(record.timestamp for record in records)
+    body = _AFTER.pack(0, len(records) - 1, first, latest, -1, -1, -1, len(records)) + data
+    size = _BEFORE.size + _CRC.size + len(body)
+    head = _BEFORE.pack(0, size - _LENGTH_AT, -1, 2)
+    return _Raw(bytearray(head + _CRC.pack(calc_crc32c(body)) + body), len(records))

@@ -1,0 +1,338 @@
+"""Kafka clients: from settings to aiokafka, and from aiokafka's errors to sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiokafka.errors as kafka_errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import collect_hosts, create_conn
+
+from app.config.naming import client_id
+from app.config.settings import ClientSettings, PipelineSettings
+from app.kafka.batches.producer import BatchSettings
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = [
+    "ClusterError",
+    "admin",
+    "batch_settings",
+    "consumer",
+    "describe",
+    "producer",
+    "security_arguments",
+    "translated",
+    "writing_producer",
+]
+
+# aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
+_UNLIMITED_BYTES = 2**31 - 1
+
+_PROBE_S = 5.0
+
+
+class ClusterError(WideloadError):
+    """The cluster did not do what it was asked.
+
+    Attributes:
+        retriable: True for what may pass by itself.
+        forbidden: True for what the user may not do, or not any more.
+    """
+
+    def __init__(self, message: str, *, retriable: bool, forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.retriable = retriable
+        self.forbidden = forbidden
+
+
+# What aiokafka marks as final, or does not mark, though another try with new clients may succeed.
+_PASSING = (
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.KafkaTimeoutError,
+    kafka_errors.CommitFailedError,
+    kafka_errors.OutOfOrderSequenceNumber,
+    kafka_errors.UnknownProducerId,
+    kafka_errors.InvalidProducerEpoch,
+    kafka_errors.ProducerFenced,
+    kafka_errors.InvalidTxnState,
+    kafka_errors.InvalidProducerIdMapping,
+    kafka_errors.ConcurrentTransactions,
+    kafka_errors.IllegalOperation,  # a transaction has failed already; what with, the next try meets as the first
+    kafka_errors.ProducerClosed,
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.CorruptRecordException,
+    kafka_errors.BrokerNotAvailableError,
+    kafka_errors.ReplicaNotAvailableError,
+    kafka_errors.IllegalStateError,
+    kafka_errors.KafkaUnavailableError,
+    kafka_errors.InvalidTimestampError,  # of a broker's own record, such as a commit: its clock was set back
+    kafka_errors.UnknownError,  # also each error code that is newer than aiokafka: fenced and unknown leader epochs
+)
+
+# What a right or a password mends, while the pipeline waits.
+_FORBIDDEN = (
+    kafka_errors.TopicAuthorizationFailedError,
+    kafka_errors.GroupAuthorizationFailedError,
+    kafka_errors.ClusterAuthorizationFailedError,
+    kafka_errors.TransactionalIdAuthorizationFailed,
+    kafka_errors.AuthenticationFailedError,
+    kafka_errors.SaslAuthenticationFailed,
+)
+
+_FENCED = (
+    "another producer has the transactional.id now: the partition went to another worker, or a pipeline of the same "
+    "name reads the same topic; or the transaction took longer than producer.transaction.timeout.ms"
+)
+
+# A few that another try does not mend, with what the user can do about it.
+_ADVICE: Mapping[type[BaseException], str] = {
+    kafka_errors.TopicAuthorizationFailedError: (
+        "the user may not use this topic; grant Read on sources, Write on sinks"
+    ),
+    kafka_errors.GroupAuthorizationFailedError: "the user may not use this group; grant Read on it",
+    kafka_errors.ClusterAuthorizationFailedError: "the user lacks IdempotentWrite on the cluster",
+    kafka_errors.TransactionalIdAuthorizationFailed: (
+        "the user may not use this transactional.id; grant Write and Describe on transactional ids that begin with the "
+        "pipeline's name and a colon"
+    ),
+    kafka_errors.InvalidTransactionTimeout: (
+        "producer.transaction.timeout.ms is over the brokers' transaction.max.timeout.ms"
+    ),
+    **dict.fromkeys((kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch), _FENCED),
+    kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
+    kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
+    kafka_errors.InvalidSessionTimeoutError: (
+        "consumer.session.timeout.ms is outside the brokers' group.min.session.timeout.ms to "
+        "group.max.session.timeout.ms"
+    ),
+    kafka_errors.OffsetOutOfRangeError: (
+        "the records at the committed offset are gone, and consumer.auto.offset.reset is none"
+    ),
+    kafka_errors.NoOffsetForPartitionError: "there is no committed offset, and consumer.auto.offset.reset is none",
+}
+
+
+def describe(error: BaseException) -> str:
+    """What happened, in words, with advice where there is some."""
+    text = str(error).strip()
+    name = type(error).__name__
+    told = text if name in text else f"{name}: {text}" if text else name
+    advice = _ADVICE.get(type(error))
+    return f"{told} ({advice})" if advice else told
+
+
+def translated(error: BaseException, doing: str) -> ClusterError:
+    """aiokafka's error as ours; `doing` says what was being done, with names."""
+    retriable = (
+        isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
+        or type(error) is kafka_errors.KafkaError  # a task of aiokafka that died of something unforeseen
+        or bool(getattr(error, "retriable", False))
+    )
+    return ClusterError(f"{doing}: {describe(error)}", retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
+
+
+def security_arguments(settings: ClientSettings) -> dict[str, Any]:
+    """What every aiokafka client takes to reach and to trust the brokers.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+    """
+    security = settings.security
+    protocol = str(security["security.protocol"])
+    arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
+    if protocol.startswith("SASL"):
+        if security["sasl.mechanism"] == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+            raise ConfigurationError("sasl.mechanism", "found 'GSSAPI', which needs a package: pip install gssapi")
+        arguments |= {
+            "sasl_mechanism": security["sasl.mechanism"],
+            "sasl_plain_username": security["sasl.username"],
+            "sasl_plain_password": security["sasl.password"],
+            "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
+        }
+    if protocol.endswith("SSL"):
+        arguments["ssl_context"] = _ssl_context(security)
+    return arguments
+
+
+def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=security["ssl.ca.location"])
+    except (ssl.SSLError, OSError) as exc:
+        raise ConfigurationError("ssl.ca.location", f"is not a PEM file of certificates: {exc}") from exc
+    if security["ssl.endpoint.identification.algorithm"] == "none":
+        context.check_hostname = False
+    if security["ssl.certificate.location"] is not None:
+        try:
+            context.load_cert_chain(
+                security["ssl.certificate.location"], security["ssl.key.location"], security["ssl.key.password"] or ""
+            )
+        except (ssl.SSLError, OSError) as exc:
+            reason = "certificate, key and ssl.key.password do not go together"
+            raise ConfigurationError("ssl.certificate.location", f"{reason}: {exc}") from exc
+    return context
+
+
+def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
+    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets by itself."""
+    values: Mapping[str, Any] = pipeline.consumer
+    return AIOKafkaConsumer(
+        **security_arguments(settings),
+        client_id=client_id(settings, pipeline.name),
+        group_id=pipeline.group_id,
+        enable_auto_commit=False,
+        auto_offset_reset="none",  # it would pass records over in silence; see `Starts`
+        check_crcs=values["consumer.check.crcs"],
+        client_rack=values["consumer.client.rack"],
+        fetch_max_bytes=values["consumer.fetch.max.bytes"],
+        fetch_max_wait_ms=values["consumer.fetch.max.wait.ms"],
+        fetch_min_bytes=values["consumer.fetch.min.bytes"],
+        group_instance_id=values["consumer.group.instance.id"],
+        heartbeat_interval_ms=values["consumer.heartbeat.interval.ms"],
+        isolation_level=values["consumer.isolation.level"],
+        max_partition_fetch_bytes=values["consumer.max.partition.fetch.bytes"],
+        max_poll_interval_ms=values["consumer.max.poll.interval.ms"],
+        max_poll_records=values["consumer.max.poll.records"],
+        metadata_max_age_ms=values["consumer.metadata.max.age.ms"],
+        rebalance_timeout_ms=values["consumer.max.poll.interval.ms"],  # as Kafka's own consumer has it
+        request_timeout_ms=values["consumer.request.timeout.ms"],
+        retry_backoff_ms=values["consumer.retry.backoff.ms"],
+        session_timeout_ms=values["consumer.session.timeout.ms"],
+    )
+
+
+def producer(
+    settings: ClientSettings, pipeline: PipelineSettings, transactional_id: str | None = None
+) -> AIOKafkaProducer:
+    """The producer of a pipeline, not started: idempotent, so that a batch that fails lets none behind it pass."""
+    values: Mapping[str, Any] = pipeline.producer
+    codec = values["producer.compression.type"]
+    return AIOKafkaProducer(
+        **security_arguments(settings),
+        client_id=client_id(settings, pipeline.name),
+        acks="all",
+        enable_idempotence=True,
+        compression_type=None if codec == "none" else codec,
+        max_request_size=_UNLIMITED_BYTES,
+        metadata_max_age_ms=values["producer.metadata.max.age.ms"],
+        request_timeout_ms=values["producer.request.timeout.ms"],
+        retry_backoff_ms=values["producer.retry.backoff.ms"],
+        transactional_id=transactional_id,
+        transaction_timeout_ms=pipeline.guarantee.timeout_ms,
+    )
+
+
+def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
+    """How the producer of a pipeline makes and sends batches."""
+    values: Mapping[str, Any] = pipeline.producer
+    linger_ms, request_ms = values["producer.linger.ms"], values["producer.request.timeout.ms"]
+    return BatchSettings(
+        batch_bytes=values["producer.batch.size"],
+        linger_s=linger_ms / 1000,
+        delivery_timeout_s=max(values["producer.delivery.timeout.ms"], linger_ms + request_ms) / 1000,
+    )
+
+
+@asynccontextmanager
+async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """An idempotent producer of a command, started; stopped at the end.
+
+    Raises:
+        ClusterError: it cannot start.
+    """
+    producer = AIOKafkaProducer(
+        **security_arguments(settings),
+        client_id=settings.client_id,
+        acks="all",
+        enable_idempotence=True,
+        max_request_size=_UNLIMITED_BYTES,
+        **more,
+    )
+    try:
+        await producer.start()
+    except (kafka_errors.KafkaError, OSError) as exc:
+        await producer.stop()
+        raise translated(exc, "the producer cannot start") from exc
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+@asynccontextmanager
+async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client, started; closed at the end.
+
+    Raises:
+        ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in, or those that they name
+            cannot be reached.
+    """
+    arguments = security_arguments(settings)
+    client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
+    try:
+        try:
+            await asyncio.wait_for(client.start(), timeout_s)
+        except (kafka_errors.KafkaError, OSError, ValueError) as exc:
+            raise await _unreachable(settings, arguments, exc) from exc
+        try:
+            yield client
+        except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError) as exc:
+            misled = await _misled(client, settings, arguments)
+            raise (exc if misled is None else misled) from exc
+    finally:
+        await client.close()
+
+
+async def _misled(
+    client: AIOKafkaAdminClient, settings: ClientSettings, arguments: Mapping[str, Any]
+) -> ConfigurationError | None:
+    """What is wrong where brokers answer, and cannot be reached where they say that they are."""
+    brokers = client._client.cluster.brokers()  # noqa: SLF001
+    addresses = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+    reason = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else None
+    if reason is None:
+        return None
+    return ConfigurationError(
+        "bootstrap.servers",
+        f"{settings.bootstrap_servers} answers, and says that the brokers are at {addresses}, where none can be "
+        f"reached: {reason}; correct advertised.listeners of the brokers, or what this machine knows of these names",
+    )
+
+
+async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], error: Exception) -> ConfigurationError:
+    reason = await _probed(arguments) or describe(error)
+    protocol, security = arguments["security_protocol"], settings.security
+    closed = protocol.endswith("SSL") and "closed" in reason and security["ssl.certificate.location"] is None
+    advice = "; brokers that ask for a certificate close so: ssl.certificate.location has it" if closed else ""
+    return ConfigurationError(
+        "bootstrap.servers",
+        f"no broker answers at {settings.bootstrap_servers} over {protocol}: {reason}; check "
+        f"that the cluster runs, the addresses, and security.protocol{advice}",
+    )
+
+
+async def _probed(arguments: Mapping[str, Any]) -> str | None:
+    """What connecting fails with: aiokafka writes that to the log, and raises that it has failed everywhere.
+
+    None where it does not fail.
+    """
+    rest = {name: value for name, value in arguments.items() if name != "bootstrap_servers"}
+    reasons: list[str] = []
+    for host, port, _ in collect_hosts(arguments["bootstrap_servers"], randomize=False):
+        try:
+            connection = await asyncio.wait_for(create_conn(host, port, **rest), _PROBE_S)
+        except TimeoutError:
+            reasons.append(f"no answer within {_PROBE_S:g} s")
+        except (kafka_errors.KafkaError, OSError, ValueError) as exc:
+            reasons.append(describe(exc))
+        else:
+            connection.close()
+            return None
+    return "; ".join(dict.fromkeys(reasons))

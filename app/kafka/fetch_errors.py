@@ -1,0 +1,99 @@
+"""Fetches that a broker refuses for reasons which aiokafka's consumer does not foresee.
+
+Of such an answer it writes a line to the log, and asks the same broker again at once, without end: also where a disk of
+that broker has failed (KAFKA_STORAGE_ERROR), and another one leads the partition by now. So it is held up for a moment,
+lets the client look for the leaders, and tells what cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    NotLeaderForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from aiokafka.protocol.fetch import FetchRequest
+
+from app.kafka.broker_health import ago
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from aiokafka.client import AIOKafkaClient
+
+__all__ = ["Fetches"]
+
+_NONE = 0
+# With these the consumer does what is right.
+_FORESEEN = {
+    each.errno
+    for each in (
+        NotLeaderForPartitionError,
+        OffsetOutOfRangeError,
+        TopicAuthorizationFailedError,
+        UnknownTopicOrPartitionError,
+    )
+}
+
+
+class Fetches:
+    """Watches what brokers answer to the fetches of one client. Belongs to its event loop.
+
+    Args:
+        client: of a consumer; must not have been started.
+        pause_s: how long an answer with a refusal is held back.
+        clock: seconds that do not go back.
+    """
+
+    def __init__(self, client: AIOKafkaClient, pause_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._refused: dict[TopicPartition, tuple[int, float]] = {}
+        self._clock = clock
+        send = client.send
+
+        async def watched_send(node_id: Any, request: Any, **options: Any) -> Any:
+            answer = await send(node_id, request, **options)
+            if isinstance(request, FetchRequest) and self._note(answer):
+                client.force_metadata_update()
+                await asyncio.sleep(pause_s)
+            return answer
+
+        client.send = watched_send
+
+    def _note(self, answer: Any) -> bool:
+        """Notes which partitions an answer refuses; whether there are any."""
+        refuses = False
+        for topic, partitions in answer.topics:
+            for number, code, *_ in partitions:
+                if code == _NONE:
+                    if self._refused:
+                        self._refused.pop(TopicPartition(topic, number), None)
+                elif code not in _FORESEEN:
+                    refuses = True
+                    place = TopicPartition(topic, number)
+                    _, since_s = self._refused.get(place, (code, self._clock()))
+                    self._refused[place] = code, since_s
+        return refuses
+
+    def trouble(self, assigned: Collection[TopicPartition]) -> str | None:
+        """Which of these partitions cannot be read, why, and since when; None where all can be."""
+        self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
+        told = [
+            f"partition {place.partition} of topic {place.topic} cannot be read: {_name(code)} since "
+            f"{ago(self._clock() - since_s)}"
+            for place, (code, since_s) in sorted(self._refused.items())
+        ]
+        others = f" and {len(told) - 1} more partitions" if told[1:] else ""
+        return f"{told[0]}{others}" if told else None
+
+
+def _name(code: int) -> str:
+    error = for_code(code)
+    return f"error {code} of Kafka's protocol" if error is UnknownError else error.__name__

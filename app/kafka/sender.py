@@ -1,0 +1,158 @@
+"""Sending records to one topic, many at once, within a bound of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+
+from app.cluster.preflight import Topic, topics
+from app.config.naming import check_name
+from app.config.settings import ClientSettings
+from app.kafka.clients import admin, translated, writing_producer
+from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
+from transforms.record import Record
+from transforms.size import batch_of_one_bytes
+
+__all__ = ["BATCH_BYTES", "UNLIMITED_BYTES", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
+
+BATCH_BYTES = 131_072
+UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
+_WINDOW_BYTES = 64 * 1024 * 1024
+
+
+class SendError(WideloadError):
+    """Not all messages were sent; says how many were, and why not the rest."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the cluster has acknowledged.
+
+    Attributes:
+        size: bytes of keys and values.
+        offsets: the first and the last offset, by partition.
+    """
+
+    messages: int = 0
+    size: int = 0
+    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, partition: int, offset: int, size: int) -> None:
+        """Counts one message."""
+        self.messages += 1
+        self.size += size
+        first, last = self.offsets.get(partition, (offset, offset))
+        self.offsets[partition] = (min(first, offset), max(last, offset))
+
+
+class Sender:
+    """Sends records to one topic in order, with at most `window_bytes` and one record on their way.
+
+    Args:
+        producer: started; acknowledged by all replicas.
+        topic: where to.
+        limit_bytes: the most that a record may take as a batch of one; None where only the broker can say.
+        window_bytes: the bound.
+        done: hears of the bytes that were acknowledged.
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        topic: str,
+        limit_bytes: int | None,
+        *,
+        window_bytes: int = _WINDOW_BYTES,
+        done: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.sent = Sent()
+        self._producer = producer
+        self._topic = topic
+        self._limit_bytes = limit_bytes
+        self._window_bytes = window_bytes
+        self._done = done
+        self._waiting: deque[tuple[asyncio.Future[Any], int, str]] = deque()
+        self._waiting_bytes = 0
+
+    async def send(self, record: Record, name: str, partition: int | None = None) -> None:
+        """Hands a record over, once there is room for it.
+
+        Raises:
+            SendError: this record cannot be sent, or one before it was not; `name` says which.
+        """
+        if self._limit_bytes is not None:
+            size = batch_of_one_bytes(record)
+            if size > self._limit_bytes:
+                raise SendError(f"{name}: {RecordTooLargeError(self._topic, size, self._limit_bytes)}")
+        size = len(record.key or b"") + len(record.value or b"")
+        while self._waiting and (self._waiting_bytes + size > self._window_bytes or self._waiting[0][0].done()):
+            await self._acknowledge()
+        try:
+            future = await self._producer.send(
+                self._topic, record.value, record.key, partition=partition, headers=list(record.headers)
+            )
+        except KafkaError as exc:
+            raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
+        self._waiting.append((future, size, name))
+        self._waiting_bytes += size
+
+    async def drain(self) -> None:
+        """Waits for all that is on its way.
+
+        Raises:
+            SendError: one of them was not acknowledged.
+        """
+        while self._waiting:
+            await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
+        future, size, name = self._waiting.popleft()
+        self._waiting_bytes -= size
+        try:
+            metadata = await future
+        except MessageSizeTooLargeError as exc:
+            raise SendError(
+                f"{name}: topic {self._topic} does not take {size:,} bytes, even compressed; raise its "
+                "max.message.bytes"
+            ) from exc
+        except KafkaError as exc:
+            raise SendError(f"{name}: {translated(exc, f'topic {self._topic} did not take it')}") from exc
+        self.sent.note(metadata.partition, metadata.offset, size)
+        self._done(size)
+
+
+async def find_topic(client: ClientSettings, name: str) -> Topic:
+    """What the cluster says of a topic that must be there.
+
+    Raises:
+        ConfigurationError: no broker answers, or there is no such topic.
+        ClusterError: the cluster does not say.
+    """
+    check_name("topic", name, "TOPIC")
+    async with admin(client) as connection:
+        found = await topics(connection, [name])
+    if name not in found:
+        raise ConfigurationError("TOPIC", f"topic {name} does not exist at {client.bootstrap_servers}; create it first")
+    return found[name]
+
+
+@asynccontextmanager
+async def open_sender(
+    client: ClientSettings, topic: Topic, codec: str = "none", done: Callable[[int], None] = lambda _: None
+) -> AsyncIterator[Sender]:
+    """A sender for the length of a block. What is not drained at its end is given up.
+
+    Raises:
+        ClusterError: the producer cannot start.
+    """
+    compression = None if codec == "none" else codec
+    batch_bytes = min(BATCH_BYTES, topic.max_message_bytes)
+    async with writing_producer(client, compression_type=compression, max_batch_size=batch_bytes) as producer:
+        yield Sender(producer, topic.name, topic.max_message_bytes if codec == "none" else None, done=done)

@@ -1,0 +1,187 @@
+"""Reading a topic for a command: from where, how far, and no longer than the user has patience."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from app.config.naming import check_name
+from app.kafka.clients import security_arguments, translated
+from app.kafka.undecodable import Unreadable
+from app.pipeline.lane import SourceRecord
+from transforms.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from app.cluster.preflight import Topic
+    from app.config.settings import ClientSettings
+
+
+class TopicRecord(SourceRecord, Protocol):
+    """A record, where it stands, and whose clock it bears."""
+
+    @property
+    def timestamp_type(self) -> int: ...
+
+
+__all__ = ["Reader", "Selection", "TopicRecord", "open_reader"]
+
+_POLL_MS = 200
+_MAX_RECORDS = 500  # of one batch, so that a command shows and commits often enough
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records of a topic.
+
+    Attributes:
+        partition: only this one; None for all.
+        start: `earliest`, `latest`, an offset, or how many records before the end (below 0).
+        group: the consumer group whose committed offsets count before `start`, and are moved on.
+        until_end: stop at the end of the log as it is now.
+        max_messages: stop after so many.
+        timeout_ms: stop when none has come for so long.
+    """
+
+    partition: int | None = None
+    start: int | Literal["earliest", "latest"] = "latest"
+    group: str | None = None
+    until_end: bool = False
+    max_messages: int | None = None
+    timeout_ms: int | None = None
+
+
+class Reader:
+    """The chosen records, in order by partition. Use `open_reader`.
+
+    Attributes:
+        waiting: how many offsets lie between the start and the end of the log as it was; None for a group.
+    """
+
+    def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
+        self.waiting: int | None = None
+        self._consumer = consumer
+        self._selection = selection
+        self._partitions = partitions
+        self._ends: Mapping[TopicPartition, int] = {}
+        self._unreadable = Unreadable(consumer)
+
+    async def begin(self) -> None:
+        """Goes to where the selection starts.
+
+        Raises:
+            ConfigurationError: there is no such offset.
+        """
+        first = await self._consumer.beginning_offsets(self._partitions)
+        self._ends = await self._consumer.end_offsets(self._partitions)
+        if self._selection.group is not None:
+            return  # the group's own offsets count, and are known once it has given out partitions
+        waiting = 0
+        for partition in self._partitions:
+            offset = self._offset(partition, first[partition], self._ends[partition])
+            self._consumer.seek(partition, offset)
+            waiting += self._ends[partition] - offset
+        self.waiting = waiting
+
+    def _offset(self, partition: TopicPartition, first: int, end: int) -> int:
+        start = self._selection.start
+        if start == "earliest":
+            return first
+        if start == "latest":
+            return end
+        if start < 0:
+            return max(first, end + start)
+        if not first <= start <= end:
+            raise ConfigurationError(
+                "--offset", f"found {start}, partition {partition.partition} of {partition.topic} has {first} to {end}"
+            )
+        return start
+
+    async def batches(self) -> AsyncIterator[Sequence[TopicRecord]]:
+        """The records as they come, some at a time, until the selection's end.
+
+        With a group, offsets are committed when the next batch is asked for, or at the end.
+
+        Raises:
+            ClusterError: the cluster failed.
+        """
+        left = self._selection.max_messages
+        heard = time.monotonic()
+        try:
+            while (left is None or left > 0) and not await self._at_end():
+                limit = _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
+                polled = await self._unreadable.read(())
+                polled = polled or await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
+                for partition, found in polled.items():
+                    records = found[:left]
+                    yield records
+                    if self._selection.group is not None:
+                        await self._consumer.commit({partition: records[-1].offset + 1})
+                    if left is not None:
+                        left -= len(records)
+                    heard = time.monotonic()
+                if self._too_long(heard):
+                    return
+        except (KafkaError, IllegalStateError) as exc:
+            raise translated(exc, "reading") from exc
+
+    async def _at_end(self) -> bool:
+        if not self._selection.until_end:
+            return False
+        assigned = self._consumer.assignment()
+        if not assigned:
+            return False
+        for partition in assigned:
+            if await self._consumer.position(partition) < self._ends[partition]:
+                return False
+        return True
+
+    def _too_long(self, heard: float) -> bool:
+        timeout = self._selection.timeout_ms
+        return timeout is not None and time.monotonic() - heard > timeout / 1000
+
+
+@asynccontextmanager
+async def open_reader(client: ClientSettings, topic: Topic, selection: Selection) -> AsyncIterator[Reader]:
+    """A reader for the length of a block.
+
+    Raises:
+        ConfigurationError: there is no such partition or offset.
+        ClusterError: the cluster failed.
+    """
+    if selection.group is not None:
+        check_name("group-id", selection.group, "--group", enabled=client.limit_names)
+    if selection.partition is not None and selection.partition >= topic.partitions:
+        raise ConfigurationError(
+            "--partition",
+            f"found {selection.partition}, topic {topic.name} has the partitions 0 to {topic.partitions - 1}",
+        )
+    numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
+    partitions = [TopicPartition(topic.name, number) for number in numbers]
+    consumer = AIOKafkaConsumer(
+        **security_arguments(client),
+        client_id=client.client_id,
+        group_id=selection.group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest" if selection.start == "earliest" else "latest",
+        isolation_level="read_committed",
+    )
+    if selection.group is None:
+        consumer.assign(partitions)
+    else:
+        consumer.subscribe([topic.name])
+    try:
+        try:
+            await consumer.start()
+            reader = Reader(consumer, selection, partitions)
+            await reader.begin()
+        except (KafkaError, OSError, TimeoutError) as exc:
+            raise translated(exc, f"topic {topic.name}") from exc
+        yield reader
+    finally:
+        await consumer.stop()

@@ -1,0 +1,394 @@
+"""A real Kafka broker in a process beside this one: a single KRaft node from the jars of the "kafka" set.
+
+For the demo, the tests and the benchmark; nothing of it is meant for production.
+
+    python -m app.local.broker        run one until Ctrl-C; prints its bootstrap.servers
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from app.local import jars, java
+from app.local.watchdog import Watched, watched
+from transforms.errors import WideloadError
+
+__all__ = ["BrokerError", "EmbeddedBroker", "free_ports", "new_cluster_id"]
+
+_HOST = "127.0.0.1"
+_NODE_ID = 1
+_ATTEMPTS = 3
+_POLL_SECONDS = 0.02
+_ANSWER = struct.Struct(">iii")  # of Metadata: length, correlation id, number of brokers
+_WATCH_SECONDS = 0.5
+_STOP_SECONDS = 30
+_LOG_LINES = 20
+
+# For one node and one developer: nothing is replicated, groups form at once, a consumer may give up after a second,
+# and nothing that was written disappears by itself.
+_PROPERTIES: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    # After `kill`, the node must wait until its former self counts as gone: by default nine seconds.
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "log.retention.ms": "-1",
+    "num.partitions": "1",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    # Who waits for records behind an open transaction waits for its time-out, and no ten seconds more.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+}
+
+# The C1 compiler alone starts sooner and takes less of the other processes' CPU; for throughput it is the wrong one.
+_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+_THROUGHPUT = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+
+_LOG4J = """status=warn
+appender.out.type=Console
+appender.out.name=out
+appender.out.layout.type=PatternLayout
+appender.out.layout.pattern=%d{ISO8601} %p %m (%c{1})%n%throwable
+rootLogger.level=info
+rootLogger.appenderRef.out.ref=out
+"""
+
+
+class BrokerError(WideloadError):
+    """The embedded broker did not start or stop; the message has the last lines of its log."""
+
+
+class EmbeddedBroker:
+    """A single KRaft node, as a context manager or by `start` and `close`.
+
+    It keeps its data in a temporary folder, listens on free ports of 127.0.0.1, and ends with this process at the
+    latest, even if that is killed. `stop`, `kill` and `start` may follow each other: ports and data stay the same until
+    `close`. Every method blocks; none may be called from two threads at once.
+
+    Args:
+        properties: broker properties that are added or replaced.
+        protocols: security protocols of further listeners ("SASL_PLAINTEXT"); what they need goes in `properties`.
+        port: the port of the bootstrap listener; by default a free one.
+        ports: the ports of all listeners, by protocol, and of "CONTROLLER"; by default free ones. For a node of a
+            cluster, whose `node.id` and `controller.quorum.voters` are in `properties`.
+        cluster_id: of the cluster that it is a node of.
+        format_arguments: more for `kafka.tools.StorageTool format`, such as `--add-scram` and a user.
+        environ: variables that the broker has beside those of this process.
+        heap: the most memory for Java's heap, as `-Xmx` takes it.
+        fast_start: answers sooner; False gives the full compiler, for measurements.
+        start_seconds: how long `start` waits for the broker to answer.
+
+    Attributes:
+        log_path: the log of the broker; there between `start` and `close`.
+    """
+
+    def __init__(
+        self,
+        properties: Mapping[str, str] | None = None,
+        *,
+        protocols: Sequence[str] = (),
+        port: int | None = None,
+        ports: Mapping[str, int] | None = None,
+        cluster_id: str | None = None,
+        format_arguments: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        fast_start: bool = True,
+        start_seconds: float = 60.0,
+    ) -> None:
+        self._properties = dict(properties or {})
+        self._protocols = ("PLAINTEXT", *protocols)
+        self._fixed_port = port
+        self._given_ports = ports
+        self._cluster_id = cluster_id
+        self._format_arguments = tuple(format_arguments)
+        self._environ = {**os.environ, **(environ or {})}
+        self._flags = (f"-Xmx{heap}", *(_FAST_START if fast_start else _THROUGHPUT))
+        self._start_seconds = start_seconds
+        self._folder: Path | None = None
+        self._ports: dict[str, int] = {}
+        self._process: Watched | None = None
+        self._java: tuple[str | Path, ...] = ()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of the PLAINTEXT listener.
+
+        Raises:
+            BrokerError: the broker was not started yet.
+        """
+        return self.address("PLAINTEXT")
+
+    @property
+    def log_path(self) -> Path:
+        """See the class."""
+        return self._started_folder() / "broker.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the broker's JVM; None while it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def address(self, protocol: str) -> str:
+        """`host:port` of the listener of a security protocol.
+
+        Raises:
+            BrokerError: the broker was not started yet.
+        """
+        self._started_folder()
+        return f"{_HOST}:{self._ports[protocol]}"
+
+    def start(self) -> None:
+        """Starts the broker and returns when it answers; does nothing when it runs.
+
+        Raises:
+            BrokerError: it did not answer in time or ended, or the port that was asked for is in use.
+            JarsError: the jars are not there and cannot be fetched.
+            JavaMissingError: there is no Java.
+        """
+        if self.pid is not None:
+            return
+        if self._folder is not None:
+            if self._process is not None:
+                self._process.wait()  # it has ended by itself
+            self._run()
+            return
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._prepare()
+                self._run()
+            except BaseException as exc:
+                # Between our look and the broker's bind another process may take a free port.
+                taken = isinstance(exc, BrokerError) and "Address already in use" in str(exc)
+                self.close()
+                if taken and self._fixed_port is not None:
+                    raise self._port_in_use() from exc
+                if not taken or attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """Shuts the broker down in order, as an operator does; the data stays.
+
+        Raises:
+            BrokerError: it did not end by itself in time, and was killed.
+        """
+        if self._process is None:
+            return
+        self._process.signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerError(f"the broker did not stop within {_STOP_SECONDS} s and was killed") from None
+        self._process = None
+
+    def move(self, port: int) -> None:
+        """Gives a broker that does not run another port for its bootstrap listener, with the next start.
+
+        Raises:
+            BrokerError: it was not started yet.
+        """
+        file = self._started_folder() / "server.properties"
+        before, self._ports["PLAINTEXT"] = self.bootstrap_servers, port
+        file.write_text(file.read_text().replace(before, self.bootstrap_servers))
+
+    def kill(self) -> None:
+        """Ends the broker as a power cut would; the data stays as it is on disk."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def restart(self) -> None:
+        """`stop`, then `start`: the same ports, the same data."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Ends the broker and removes its folder; may be called twice."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started_folder(self) -> Path:
+        if self._folder is None:
+            raise BrokerError("the embedded broker has not been started")
+        return self._folder
+
+    def _port_in_use(self) -> BrokerError:
+        return BrokerError(f"port {self._fixed_port} is in use; end what listens there, or take another port")
+
+    def _prepare(self) -> None:
+        """Chooses the ports, makes the folder, writes the properties and formats the storage."""
+        class_path = os.pathsep.join(map(str, jars.ensure("kafka")))
+        if self._fixed_port is not None and _listens(self._fixed_port):
+            raise self._port_in_use()
+        names = ("CONTROLLER", *self._protocols)
+        self._ports = dict(self._given_ports or zip(names, free_ports(len(names)), strict=True))
+        if self._fixed_port is not None:
+            self._ports["PLAINTEXT"] = self._fixed_port
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="wideload-broker-"))
+        (folder / "log4j2.properties").write_text(_LOG4J)
+        lines = [f"{key}={_escaped(value)}\n" for key, value in self._all_properties(folder).items()]
+        (folder / "server.properties").write_text("".join(lines))
+        logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
+        self._java = (java.locate(), *self._flags, logging, "-cp", class_path)
+        cluster_id = self._cluster_id or new_cluster_id()
+        # `--cluster-id=`, for an id may begin with a dash.
+        format_storage = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config")
+        formatted = subprocess.run(
+            [*self._java, *format_storage, folder / "server.properties", *self._format_arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if formatted.returncode != 0:
+            raise BrokerError(f"the broker's storage was not formatted:\n{_tail(formatted.stdout + formatted.stderr)}")
+
+    def _all_properties(self, folder: Path) -> dict[str, str]:
+        listeners = {name: f"{name}://{_HOST}:{port}" for name, port in self._ports.items()}
+        return {
+            **_PROPERTIES,
+            "process.roles": "broker,controller",
+            "node.id": str(_NODE_ID),
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.voters": f"{_NODE_ID}@{_HOST}:{self._ports['CONTROLLER']}",
+            "listeners": ",".join(listeners.values()),
+            "advertised.listeners": ",".join(listeners[name] for name in self._protocols),
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,"
+            + ",".join(f"{name}:{name}" for name in self._protocols),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(folder / "data"),
+            **self._properties,
+        }
+
+    def _run(self) -> None:
+        folder = self._started_folder()
+        with self.log_path.open("ab") as log:
+            before = log.tell()
+            self._process = watched(
+                [*self._java, "kafka.Kafka", folder / "server.properties"],
+                output=log,
+                environ=self._environ,
+                remove=folder,
+            )
+        deadline = time.monotonic() + self._start_seconds
+        while not _knows_a_broker(self._ports["PLAINTEXT"]):
+            status = self._process.poll()
+            late = time.monotonic() > deadline
+            if status is not None or late:
+                self.kill()
+                what = f"ended with status {status}" if not late else f"did not answer in {self._start_seconds:g} s"
+                with self.log_path.open("rb") as log:
+                    log.seek(before)
+                    raise BrokerError(f"the broker {what}; its log ends:\n{_tail(log.read().decode(errors='replace'))}")
+            time.sleep(_POLL_SECONDS)
+
+
+def new_cluster_id() -> str:
+    """An id that no other cluster has."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports of 127.0.0.1 where nothing listens now."""
+    with contextlib.ExitStack() as stack:
+        # All are held until the last is found, so that no two are the same.
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((_HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((_HOST, port)) == 0
+
+
+def _knows_a_broker(port: int) -> bool:
+    """Whether a Metadata request is answered with at least one broker, which then is ready for all requests."""
+    # Length, API key 3, version 1, correlation id, client id (null), topics (none).
+    body = struct.pack(">hhihi", 3, 1, 0, -1, 0)
+    try:
+        with socket.create_connection((_HOST, port), timeout=1) as connection:
+            connection.sendall(struct.pack(">i", len(body)) + body)
+            answer = connection.makefile("rb").read(_ANSWER.size)
+    except OSError:
+        return False
+    return len(answer) == _ANSWER.size and _ANSWER.unpack(answer)[2] > 0
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _tail(log: str) -> str:
+    """The last lines, and the first error before them: after an error the broker goes on to log how it shuts down."""
+    lines = log.splitlines()
+    errors = [line for line in lines[:-_LOG_LINES] if " ERROR " in line or " FATAL " in line]
+    return "\n".join([*errors[:1], *lines[-_LOG_LINES:]])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a broker until Ctrl-C or SIGTERM; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.local.broker", description="A Kafka broker of one node, until Ctrl-C."
+    )
+    parser.add_argument("--port", type=int, help="of the bootstrap listener (default: a free one)")
+    parser.add_argument("--heap", default="1g", help="as Java's -Xmx takes it (default: %(default)s)")
+    parser.add_argument("--property", action="append", default=[], metavar="KEY=VALUE", help="a broker property")
+    options = parser.parse_args(arguments)
+    properties = dict(item.partition("=")[::2] for item in options.property)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with EmbeddedBroker(properties, port=options.port, heap=options.heap, fast_start=False) as broker:
+            print(f"bootstrap.servers={broker.bootstrap_servers}", flush=True)
+            print(f"log: {broker.log_path}", file=sys.stderr, flush=True)
+            while broker.pid is not None:
+                time.sleep(_WATCH_SECONDS)
+            raise BrokerError(f"the broker ended; its log ends:\n{_tail(broker.log_path.read_text(errors='replace'))}")
+    except KeyboardInterrupt:
+        return 0
+    except WideloadError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The files that the demo sends, and what came of them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.commands.console import bytes_text
+from transforms.errors import ConfigurationError
+
+__all__ = ["Comparison", "Exhibit", "compare", "from_folder", "from_jars"]
+
+_COUNT = 100
+_DEFAULT_LARGEST_BYTES = 16_000_000
+_LARGE_ONES = 12  # of PySpark's jars, beside an even choice of the others
+
+# The embedded broker, the worker's budget and Spark's heap all hold values whole, some of them several times.
+LARGEST_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A file on its way.
+
+    Attributes:
+        path: where it is.
+        key: of its message; no other one has it.
+        size: in bytes, when it was listed.
+    """
+
+    path: Path
+    key: bytes
+    size: int
+
+
+def from_folder(folder: Path) -> list[Exhibit]:
+    """Every file below a folder; the key is its path there.
+
+    Raises:
+        ConfigurationError: there is no such folder, no file in it, or a file that cannot be sent.
+    """
+    if not folder.exists():
+        raise ConfigurationError("INPUT", f"there is no folder {folder}")
+    if not folder.is_dir():
+        raise ConfigurationError("INPUT", f"{folder} is not a folder; give the one that it is in")
+    try:
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        found = [Exhibit(path, os.fsencode(path.relative_to(folder).as_posix()), path.stat().st_size) for path in paths]
+    except OSError as exc:
+        raise ConfigurationError("INPUT", f"{exc.filename or folder} cannot be read: {exc.strerror}") from exc
+    if not found:
+        raise ConfigurationError("INPUT", f"there is no file in {folder}")
+    for exhibit in found:
+        if not os.access(exhibit.path, os.R_OK):
+            raise ConfigurationError("INPUT", f"{exhibit.path} may not be read by this user")
+        if exhibit.size > LARGEST_BYTES:
+            raise ConfigurationError(
+                "INPUT",
+                f"{exhibit.path} has {bytes_text(exhibit.size)}; the demo takes files of up to "
+                f"{bytes_text(LARGEST_BYTES)}, as its broker and Spark hold them in memory",
+            )
+    return found
+
+
+def from_jars(fetched: Sequence[Path]) -> list[Exhibit]:
+    """The jars that the set-up fetched, and of PySpark's own as many as make about a hundred, up to 16 MB each."""
+    spec = importlib.util.find_spec("pyspark")
+    folders = spec.submodule_search_locations if spec else None
+    shipped = sorted(Path((folders or [""])[0], "jars").glob("*.jar"), key=lambda path: path.stat().st_size)
+    fitting = [path for path in shipped if path.stat().st_size <= _DEFAULT_LARGEST_BYTES]
+    small, large = fitting[:-_LARGE_ONES], fitting[-_LARGE_ONES:]
+    missing = max(1, _COUNT - len(fetched) - len(large))
+    step = max(1, len(small) // missing)
+    by_name = {path.name: path for path in [*small[::step][:missing], *large, *fetched]}
+    return [Exhibit(path, name.encode(), path.stat().st_size) for name, path in sorted(by_name.items())]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What went in beside what came out, by key.
+
+    Attributes:
+        identical: how many keys have the same SHA-256 wherever they came out.
+        different: keys whose value is another one.
+        missing: keys that did not come out.
+        strange: keys that nobody sent.
+        rows: how many records came out; a key may come twice, as the worker delivers at least once.
+    """
+
+    identical: int = 0
+    different: list[bytes] = field(default_factory=list)
+    missing: list[bytes] = field(default_factory=list)
+    strange: list[bytes] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything came out as it went in, and nothing else did."""
+        return not (self.different or self.missing or self.strange)
+
+
+def compare(sent: Mapping[bytes, bytes], parquet: Path) -> Comparison:
+    """Compares SHA-256 digests by key with the records in a folder of Parquet files, one row group in memory at a time.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    result = Comparison()
+    verdicts: dict[bytes, bool] = {}
+    for key, digest in _digests(parquet):
+        result.rows += 1
+        if key not in sent:
+            result.strange.append(key or b"")
+            continue
+        assert key is not None
+        verdicts[key] = verdicts.get(key, True) and digest == sent[key]
+    result.identical = sum(verdicts.values())
+    result.different = [key for key, same in verdicts.items() if not same]
+    result.missing = [key for key in sent if key not in verdicts]
+    return result
+
+
+def _digests(folder: Path) -> Iterator[tuple[bytes | None, bytes | None]]:
+    import pyarrow.parquet as pq
+
+    for path in sorted(folder.glob("*.parquet")):
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group, columns=["key", "value"])
+                for key, value in zip(rows["key"], rows["value"], strict=True):
+                    digest = hashlib.sha256(value.as_buffer()).digest() if value.is_valid else None
+                    yield key.as_py(), digest

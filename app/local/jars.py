@@ -1,0 +1,322 @@
+"""The jars of the embedded broker and of Spark's Kafka connector, fetched once into a cache folder.
+
+`jars.lock` beside this file names every jar with its size and SHA-256. What is missing is fetched by Ivy, which PySpark
+ships, from the registry that Ivy uses by default; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another.
+
+    python -m app.local.jars [SET…]   fetch what is missing
+    python -m app.local.jars lock     resolve the sets anew and write jars.lock
+
+Standard library only: the set-up calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from app.local import java
+from transforms.errors import WideloadError
+
+__all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "read_lock"]
+
+Say = Callable[[str], None]
+
+# What each set is resolved from. Kafka logs through slf4j 1.7 and brings no binding: without one, it has no log.
+SETS: Mapping[str, Sequence[str]] = {
+    "kafka": ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
+    "spark": (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+        "org.apache.spark:spark-avro_2.13:4.0.0",
+        "io.delta:delta-spark_2.13:4.0.0",
+    ),
+}
+
+_LOCK_FILE = Path(__file__).with_name("jars.lock")
+_LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `make lock`.\n"
+_SILENCE_SECONDS = 120
+_LOG_LINES = 15
+
+# No POMs: the lock has the whole list already, and they are 35 of the 41 s that a resolution takes. No checksums of the
+# registry: ours are stronger. An `ibiblio` resolver without a root is the registry that Ivy knows by itself.
+_IVY_SETTINGS = """<ivysettings>
+  <property name="ivy.checksums" value="" override="true"/>
+  <settings defaultResolver="default"/>
+  <resolvers><ibiblio name="default" m2compatible="true" usepoms="false"/></resolvers>
+</ivysettings>
+"""
+
+
+class JarsError(WideloadError):
+    """The jars could not be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One line of the lock.
+
+    Attributes:
+        set: "kafka" or "spark".
+        coordinates: organisation:module:revision.
+        size: bytes.
+        sha256: hex digest of the file.
+    """
+
+    set: str
+    coordinates: str
+    size: int
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """The name of the file in the folder of its set."""
+        _, module, revision = self.coordinates.split(":")
+        return f"{module}-{revision}.jar"
+
+    def line(self) -> str:
+        """As it stands in the lock."""
+        return f"{self.set} {self.coordinates} {self.size} {self.sha256}\n"
+
+
+def cache_folder() -> Path:
+    """`WIDELOAD_CACHE`, or `~/.cache/wideload`; it need not be there yet."""
+    return Path(os.environ.get("WIDELOAD_CACHE") or "~/.cache/wideload").expanduser().absolute()
+
+
+def read_lock(name: str | None = None) -> tuple[Jar, ...]:
+    """The jars of one set, or all."""
+    fields = (line.split() for line in _LOCK_FILE.read_text().splitlines() if line and not line.startswith("#"))
+    jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
+    return tuple(jar for jar in jars if name is None or jar.set == name)
+
+
+def missing() -> tuple[str, ...]:
+    """The sets that are not there; takes a millisecond."""
+    return tuple(name for name in SETS if not _complete(_folder(name), read_lock(name)))
+
+
+def ensure(name: str, say: Say | None = None) -> tuple[Path, ...]:
+    """The jars of a set ("kafka", "spark"), fetched if they are not there.
+
+    Makes no request where the set is complete. A set appears in the cache whole and verified, or not at all; several
+    processes may call this at once, and one of them fetches.
+
+    Args:
+        name: one of `SETS`.
+        say: told of the progress, a short line each time.
+
+    Raises:
+        JarsError: no network, the wrong bytes, no PySpark, or no room in the cache folder.
+        JavaMissingError: Ivy needs Java.
+    """
+    jars, folder = read_lock(name), _folder(name)
+    if not _complete(folder, jars):
+        try:
+            with _locked(folder.parent, say):
+                if not _complete(folder, jars):
+                    _fetch(name, jars, folder, say)
+        except OSError as exc:
+            raise JarsError(
+                f"the jars of {name} cannot be kept in {folder.parent}: {exc.strerror or exc}. "
+                "Make room, or set WIDELOAD_CACHE to another folder."
+            ) from exc
+    return tuple(folder / jar.file for jar in jars)
+
+
+def _folder(name: str) -> Path:
+    # The name changes with the lock, so that two checkouts may share the cache.
+    digest = hashlib.sha256("".join(jar.line() for jar in read_lock(name)).encode()).hexdigest()
+    return cache_folder() / "jars" / f"{name}-{digest[:12]}"
+
+
+def _complete(folder: Path, jars: Iterable[Jar]) -> bool:
+    try:
+        return all((folder / jar.file).stat().st_size == jar.size for jar in jars)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, say: Say | None) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if say is not None:
+                say("another process fetches the jars; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(name: str, jars: Sequence[Jar], folder: Path, say: Say | None) -> None:
+    for left_over in folder.parent.glob(".fetching-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder.parent) as scratch:
+        found = Path(scratch, "jars")
+        _ivy(name, [jar.coordinates for jar in jars], Path(scratch), transitive=False, say=say)
+        for jar in jars:
+            _verify(found / jar.file, jar)
+        shutil.rmtree(folder, ignore_errors=True)
+        found.rename(folder)
+
+
+def _verify(path: Path, jar: Jar) -> None:
+    if not path.is_file():
+        raise JarsError(f"{jar.coordinates} was not found on the registry that Ivy asks.")
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != jar.sha256:
+        raise JarsError(
+            f"{jar.coordinates} is not what jars.lock says: {len(data):,} bytes with SHA-256 {digest}, expected "
+            f"{jar.size:,} bytes with {jar.sha256}. It was not used. If a proxy or mirror stands between, look there."
+        )
+
+
+def _ivy(name: str, coordinates: Iterable[str], scratch: Path, *, transitive: bool, say: Say | None) -> None:
+    """Retrieves into `scratch/jars`; with `transitive`, into folders organisation/module/revision below it."""
+    wanted = [item.split(":") for item in coordinates]
+    dependencies = "".join(
+        f"<dependency org={quoteattr(organisation)} name={quoteattr(module)} rev={quoteattr(revision)}"
+        f' conf="default" transitive="{str(transitive).lower()}"/>'
+        for organisation, module, revision in wanted
+    )
+    (scratch / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="wideload" module="jars"/>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
+    )
+    layout = "[organisation]/[module]/[revision]/[artifact].[ext]" if transitive else "[artifact]-[revision].[ext]"
+    command: list[str | Path] = [java.locate(), *_java_network_options(os.environ), "-jar", _ivy_jar()]
+    settings = os.environ.get("WIDELOAD_IVY_SETTINGS")
+    if settings:
+        command += ["-settings", settings]
+    elif not transitive:
+        (scratch / "settings.xml").write_text(_IVY_SETTINGS)
+        command += ["-settings", scratch / "settings.xml"]
+    command += ["-ivy", scratch / "ivy.xml", "-confs", "default", "-cache", scratch / "cache"]
+    command += ["-types", "jar", "bundle", "-retrieve", f"{scratch}/jars/{layout}"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    lines = _watched(process, name, len(wanted), say)
+    if process.returncode != 0:
+        raise JarsError(_failure(name, lines))
+
+
+def _watched(process: subprocess.Popen[str], name: str, total: int, say: Say | None) -> list[str]:
+    """Reads the output to its end, and kills a process that has been silent for too long."""
+    heard = time.monotonic()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1):
+            if time.monotonic() - heard > _SILENCE_SECONDS:
+                process.kill()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    lines: list[str] = []
+    fetched = 0
+    assert process.stdout is not None
+    try:
+        with process, process.stdout:
+            for line in process.stdout:
+                heard = time.monotonic()
+                lines.append(line.rstrip())
+                if "[SUCCESSFUL ]" in line and say is not None:
+                    fetched += 1
+                    say(f"jars of {name}: {fetched} of {total}")
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        ended.set()
+        watcher.join()
+    return lines
+
+
+def _failure(name: str, lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
+    if "No space left on device" in text:
+        return f"no room is left in {cache_folder()} for the jars of {name}; make room or set WIDELOAD_CACHE."
+    signs = r"Host \S+ not found|UnknownHost\w+|refused|timed out|unreachable|Unable to tunnel|SSL\w+|PKIX[^:]*"
+    sign = re.search(signs, text)
+    if sign or not text:
+        return (
+            f"the jars of {name} cannot be fetched: {sign[0] if sign else 'no answer'}. Check the network and try "
+            "again; behind a proxy set https_proxy, for another registry name a settings file of Ivy in "
+            "WIDELOAD_IVY_SETTINGS."
+        )
+    return f"the jars of {name} cannot be fetched; Ivy says:\n" + "\n".join(lines[-_LOG_LINES:])
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for jar in Path(folder, "jars").glob("ivy-*.jar"):
+            return jar
+    raise JarsError(
+        "PySpark is not installed, which brings Ivy; run `make setup`, or pip install '.[spark]' in its folder."
+    )
+
+
+def _java_network_options(environ: Mapping[str, str]) -> list[str]:
+    """What curl and pip take from the environment, for Java, which does not look there; and time-outs."""
+    options = ["-Dsun.net.client.defaultConnectTimeout=15000", "-Dsun.net.client.defaultReadTimeout=60000"]
+    for scheme in ("http", "https"):
+        value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme}_proxy".upper())
+        if value:
+            proxy = urllib.parse.urlsplit(value if "//" in value else f"//{value}")
+            options += [f"-D{scheme}.proxyHost={proxy.hostname}", f"-D{scheme}.proxyPort={proxy.port or 80}"]
+    direct = environ.get("no_proxy") or environ.get("NO_PROXY")
+    if direct:
+        hosts = [host.strip() for host in direct.split(",") if host.strip()]
+        options.append("-Dhttp.nonProxyHosts=" + "|".join(f"*{host}" if host[0] == "." else host for host in hosts))
+    return options
+
+
+def _resolve(name: str) -> list[Jar]:
+    """A set with all that it depends on, but for what PySpark ships itself."""
+    shipped = {path.name for path in _ivy_jar().parent.iterdir()} if name == "spark" else set()
+    with tempfile.TemporaryDirectory() as scratch:
+        _ivy(name, SETS[name], Path(scratch), transitive=True, say=None)
+        jars = []
+        for path in sorted(Path(scratch, "jars").glob("*/*/*/*.jar")):
+            organisation, module, revision = path.parts[-4:-1]
+            data = path.read_bytes()
+            jars.append(Jar(name, f"{organisation}:{module}:{revision}", len(data), hashlib.sha256(data).hexdigest()))
+    return [jar for jar in jars if jar.file not in shipped]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the head of this module; the exit status."""
+    try:
+        if list(arguments) == ["lock"]:
+            lines = [jar.line() for name in SETS for jar in _resolve(name)]
+            _LOCK_FILE.write_text(_LOCK_HEADER + "".join(lines))
+        else:
+            for name in arguments or SETS:
+                ensure(name, lambda line: print(line, flush=True))
+    except WideloadError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

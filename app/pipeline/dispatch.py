@@ -1,0 +1,152 @@
+"""The passage of a record that has work: its slot in the lane, the chain, and out again in source order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiokafka import TopicPartition
+
+from app.pipeline.assembly import chunks_of
+from app.pipeline.lane import Hold, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
+
+    from app.deadletters.letter import Cause
+    from app.pipeline.budget import Share
+    from app.pipeline.error_policy import Verdicts
+    from app.pipeline.exactly_once import Transactions
+    from app.pipeline.lane import Lane, SourceRecord
+    from app.pipeline.lanes import Lanes
+    from app.pipeline.output import Outlet
+    from app.pipeline.retries import Attempts
+    from app.pipeline.stages import Chain
+    from app.pipeline.termination import Ending
+    from transforms.assembly import Discarded
+
+__all__ = ["Passage"]
+
+_PART = 250  # dead letters of one message that are written in one go
+
+
+class Passage:
+    """Takes records through the slots of their lanes. Belongs to one event loop.
+
+    Args:
+        chain: says which records pass, and which block.
+        lanes: of the flow.
+        share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
+        attempts: applies the chain.
+        verdicts: on records that fail.
+        outlet: where results go.
+        ending: of the flow; once it has failed, nothing leaves.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        lanes: Lanes,
+        share: Share,
+        *,
+        attempts: Attempts,
+        verdicts: Verdicts,
+        outlet: Outlet | Transactions,
+        ending: Ending,
+    ) -> None:
+        self._chain = chain
+        self._lanes = lanes
+        self._share = share
+        self._attempts = attempts
+        self._verdicts = verdicts
+        self._outlet = outlet
+        self._ending = ending
+
+    def enter(self, lane: Lane, record: SourceRecord, held: int) -> None:
+        """Gives a record its slot at the end of the lane, and begins the work on it.
+
+        Args:
+            lane: of its partition.
+            record: as it was read, or assembled.
+            held: bytes of the budget to take for it, with what the chain reserves.
+        """
+        lane.tracked(record.offset)
+        slot = Slot(record, held, admitted=held)
+        lane.work += held
+        lane.slots.append(slot)
+        self._share.take_work(held)
+        if self._chain.passes(record):
+            slot.result = (record,)
+            return
+        if not self._chain.blocks(record):
+            with self._verdicts.of(slot):
+                self._share.give_work(slot.finish(self._attempts.apply_now(record)))
+            if slot.cause is None:
+                self.release(lane)
+            else:
+                self._begin(lane, self._bury(lane, slot))
+            return
+        self._begin(lane, self._transform(lane, slot))
+
+    def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        lane.tasks.add(task)
+        task.add_done_callback(lane.tasks.discard)
+
+    def give_up(self, event: Discarded) -> None:
+        """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
+        if self._verdicts.drops(event):
+            return
+        chunks = chunks_of(event)
+        lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
+        assert lane is not None, "the assembly forgets the chunks of a lane that is discarded"
+        parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
+        slots = [Slot(part[-1], 0) for part in parts]
+        # Nothing of the message is done before all of it is.
+        slots[-1].hold = Hold(chunks[0].offset)
+        lane.holds.append(slots[-1].hold)
+        lane.slots.extend(slots)
+        cause = self._verdicts.condemn(event, slots)
+        if cause is None:
+            return
+        if len(parts) == 1 and self._verdicts.discard(slots[0], parts[0], cause):
+            self.release(lane)
+        else:
+            self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
+
+    async def _discard(self, lane: Lane, parts: Iterable[tuple[Slot, Sequence[SourceRecord]]], cause: Cause) -> None:
+        """Part by part: a message may have a hundred thousand chunks, and others must have their turn meanwhile."""
+        for slot, part in parts:
+            await self._verdicts.bury_chunks(slot, part, cause)
+            if slot.result is None:
+                return  # the flow ends
+            self.release(lane)
+
+    async def _bury(self, lane: Lane, slot: Slot) -> None:
+        with self._attempts.watching(lane, slot.source):
+            await self._verdicts.bury(slot)
+        self.release(lane)
+
+    async def _transform(self, lane: Lane, slot: Slot) -> None:
+        with self._verdicts.of(slot):
+            results = await self._attempts.apply(lane, slot.source)
+            self._share.give_work(slot.finish(results))
+        if slot.cause is not None:
+            await self._bury(lane, slot)
+        else:
+            self.release(lane)
+
+    def release(self, lane: Lane) -> None:
+        """Lets go of what is done, up to the first record that is not."""
+        if self._ending.error is not None or not self._lanes.holds(lane):
+            return
+        while lane.slots and lane.slots[0].result is not None:
+            slot = lane.slots.popleft()
+            lane.work -= slot.admitted
+            self._share.pass_on(slot.held)
+            try:
+                self._outlet.write(lane, slot)
+            except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
+                self._ending.fail_by_defect(exc, slot.source)
+                return
+        self._outlet.flush()

@@ -1,0 +1,217 @@
+"""Verdicts on records that fail: a dead letter in place of the result, a drop by a rule, or the end of the flow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+
+from app.cluster.preflight import CLOCKS_APART_MS
+from app.deadletters.letter import Cause
+from app.pipeline.assembly import chunks_of
+from app.pipeline.lane import held_bytes
+from app.pipeline.termination import RecordError
+from transforms.errors import (
+    DiscardedChunkError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadUnfitError,
+    RecordUnfitError,
+    ReferenceRefusedError,
+    TransformError,
+)
+from transforms.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from app.config.settings import PipelineSettings
+    from app.deadletters.writer import Letters
+    from app.pipeline.budget import Share
+    from app.pipeline.lane import Slot, SourceRecord
+    from app.pipeline.stats import PipelineStats
+    from app.pipeline.termination import Ending
+    from transforms.assembly import Discarded
+    from transforms.errors import WideloadError
+    from transforms.record import RecordLike
+
+__all__ = ["Verdicts", "reason_of"]
+
+log = logging.getLogger(__name__)
+
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a record failed, as metrics name it: the class of the error, `reference-refused`."""
+    return _HUMP.sub("-", type(error).__name__.removesuffix("Error")).lower()
+
+
+class Verdicts:
+    """Decides by `errors.tolerance`, and by what the error says, what becomes of a record. Belongs to one event loop.
+
+    Args:
+        settings: the pipeline's.
+        letters: writes dead letters; None where there is no topic for them.
+        share: the budget's bytes are given back where a letter is smaller than what was held.
+        executor: where letters are written that take time.
+        stats: what is counted.
+        ending: of the flow, where no record may pass this one.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        letters: Letters | None,
+        share: Share,
+        *,
+        executor: Executor | None = None,
+        stats: PipelineStats,
+        ending: Ending,
+    ) -> None:
+        self._settings = settings
+        self._letters = letters
+        self._topic_name = "" if letters is None else letters.topic.name
+        self._share = share
+        self._executor = executor
+        self._stats = stats
+        self._ending = ending
+
+    @contextlib.contextmanager
+    def of(self, slot: Slot) -> Iterator[None]:
+        """Gives what is raised in here its verdict, and raises nothing.
+
+        The slot has its result then, or a `cause` and is to be buried (`bury`), or the flow ends.
+        """
+        try:
+            try:
+                yield
+            except (TransformError, PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError) as exc:
+                self._count(exc)
+                cause = self._cause(slot.source, exc)
+                assert self._letters is not None
+                letter = self._letters.whole(slot.source, cause)
+                if letter is None:
+                    slot.cause = cause
+                else:
+                    self._finish(slot, (letter,), cause)
+                    self._log(slot.source, f"goes to {self._topic_name}", exc)
+        except RecordError as exc:
+            self._ending.fail(exc)
+        except PayloadStoreError as exc:
+            self._ending.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
+        except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
+            self._ending.fail_by_defect(exc, slot.source)
+
+    async def bury(self, slot: Slot) -> None:
+        """Gives a slot with a `cause` its dead letter, which goes to the store or into chunks; or the flow ends."""
+        cause = slot.cause
+        assert cause is not None
+        await self.bury_chunks(slot, (slot.source,), cause)
+        slot.cause = None  # its error knows the frames that it went through, and those the record
+        if slot.result is not None:
+            what = "goes to" if len(slot.result) == 1 else f"goes as {len(slot.result)} chunks to"
+            self._log(slot.source, f"{what} {self._topic_name}", cause.error)
+
+    def condemn(self, event: Discarded, slots: Sequence[Slot]) -> Cause | None:
+        """Says of a message that will not be whole that its chunks, from whose slots this is, become dead letters.
+
+        Returns:
+            Why; None where there can be none, and the flow ends.
+        """
+        error = DiscardedChunkError(event.uuid, event.reason, event.detail)
+        self._count(error)
+        cause = None
+        with self.of(slots[0]):
+            first, *others = chunks_of(event)
+            cause = self._cause(first, error)
+            # One line: a message may have a hundred thousand chunks.
+            what = f"and {len(others)} other chunks go" if others else "goes"
+            self._log(first, f"{what} to {self._topic_name}", error)
+        return cause
+
+    def discard(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> bool:
+        """Gives a slot the dead letters of chunks; False where that takes a thread (`bury_chunks`)."""
+        assert self._letters is not None
+        letters = []
+        for chunk in chunks:
+            letter = self._letters.whole(chunk, cause)
+            if letter is None:
+                return False
+            letters.append(letter)
+        self._finish(slot, letters, cause)
+        return True
+
+    async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
+        """As `discard`, whatever it takes; or the flow ends."""
+        write = self._write
+        copies = sum(map(held_bytes, chunks))  # they are made while the records are still held
+        self._share.take(copies)
+        try:
+            letters = await asyncio.get_running_loop().run_in_executor(self._executor, write, chunks, cause)
+        except TransformError as exc:
+            advice = f"; and it cannot be a dead letter: {exc}"
+            self._ending.fail(RecordError(slot.source, cause.error, advice))
+        except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
+            self._ending.fail_by_defect(exc, slot.source)
+        else:
+            self._finish(slot, letters, cause, records=len(chunks))
+        finally:
+            self._share.give(copies)
+
+    def _write(self, sources: Sequence[SourceRecord], cause: Cause) -> Sequence[RecordLike]:
+        assert self._letters is not None
+        return [letter for source in sources for letter in self._letters.any(source, cause)]
+
+    def _finish(self, slot: Slot, letters: Sequence[RecordLike], cause: Cause, *, records: int | None = None) -> None:
+        self._stats.dead_letters += len(letters) if records is None else records
+        assert self._letters is not None
+        topic = self._letters.topic
+        # Where a topic refused it, its own timestamp may be what is wrong, and its letter would be refused as well.
+        unfit = isinstance(cause.error, RecordUnfitError)
+        if unfit or not all(topic.takes_timestamp(each.timestamp, CLOCKS_APART_MS) for each in letters):
+            now_ms = int(time.time() * 1000)
+            letters = [Record(letter.key, letter.value, letter.headers, now_ms) for letter in letters]
+        self._share.give_work(slot.finish(letters, dead=True))
+
+    def drops(self, event: Discarded) -> bool:
+        """True where a rule of the configuration drops the chunks; that is logged and counted."""
+        if event.reason != "evicted" or not self._settings.chunks.drops_oldest:
+            return False
+        chunks = chunks_of(event)
+        self._stats.evicted_messages += 1
+        error = DiscardedChunkError(event.uuid, event.reason, event.detail)
+        self._log(chunks[0], f"and {len(chunks) - 1} other chunks are dropped", error)
+        return True
+
+    def _cause(self, source: SourceRecord, error: WideloadError) -> Cause:
+        """Why a record is to be a dead letter.
+
+        Raises:
+            RecordError: there is no dead-letter topic.
+        """
+        if self._letters is None:
+            advice = '; errors.tolerance = "all" and a dead-letter topic would let the records behind it pass'
+            raise RecordError(source, error, advice) from error
+        settings = self._settings
+        stage = ",".join(settings.transforms)
+        return Cause(error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context)
+
+    def _count(self, error: WideloadError) -> None:
+        reason = reason_of(error)
+        self._stats.failed[reason] = self._stats.failed.get(reason, 0) + 1
+
+    def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:
+        log.warning(
+            "pipeline %s: topic %s, partition %d, offset %d %s: %s",
+            self._settings.name,
+            source.topic,
+            source.partition,
+            source.offset,
+            what,
+            error,
+        )

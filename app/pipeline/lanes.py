@@ -1,0 +1,77 @@
+"""The lanes of a flow: one for each partition that the group has given it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.pipeline.lane import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from aiokafka import TopicPartition
+
+    from app.pipeline.assembly import Assembly
+    from app.pipeline.budget import Share
+
+__all__ = ["Lanes"]
+
+
+class Lanes:
+    """The lanes, by partition. Belongs to one event loop.
+
+    Args:
+        share: gets back what lanes hold when they are discarded.
+        assembly: forgets the chunks of their partitions then; None where none are assembled.
+    """
+
+    # State that changes: `_lanes`, by rebalances, and so at each await on the consumer. Who keeps a lane over one asks
+    # `holds` behind it.
+
+    def __init__(self, share: Share, assembly: Assembly | None) -> None:
+        self._share = share
+        self._assembly = assembly
+        self._lanes: dict[TopicPartition, Lane] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        """Those that there are now, whatever changes meanwhile."""
+        return iter(tuple(self._lanes.values()))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def get(self, partition: TopicPartition) -> Lane | None:
+        """The lane of a partition; None where that is not assigned."""
+        return self._lanes.get(partition)
+
+    def holds(self, lane: Lane) -> bool:
+        """False where the lane has been discarded, though its partition may have come back."""
+        return self._lanes.get(lane.partition) is lane
+
+    @property
+    def busy(self) -> bool:
+        """True while a record is neither durable nor dropped."""
+        return any(lane.busy for lane in self._lanes.values())
+
+    @property
+    def stalled(self) -> bool:
+        """True while a partition is not read on."""
+        return any(lane.stalled for lane in self._lanes.values())
+
+    def open(self, partition: TopicPartition, sink_partition: int | None) -> None:
+        """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
+        self._lanes[partition] = Lane(partition, sink_partition)
+
+    def discard(self, partitions: Iterable[TopicPartition]) -> None:
+        """Closes the lanes of these partitions, where there are any, and forgets what they hold."""
+        for partition in partitions:
+            lane = self._lanes.pop(partition, None)
+            if lane is not None:
+                self._share.give_work(sum(slot.held for slot in lane.slots))
+                lane.discard()
+                if self._assembly is not None:
+                    self._assembly.clear(partition)
+
+    def discard_all(self) -> None:
+        """Closes all lanes."""
+        self.discard(list(self._lanes))

@@ -1,0 +1,181 @@
+"""Where a flow begins to read a partition whose committed offset is missing, or says nothing of this log.
+
+The rule is that nothing which is there is passed over in silence. So `auto.offset.reset` decides for a group that has
+committed nothing; where an offset is out of the log's range, or the topic is another one by now, reading begins at the
+first record that there is, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiokafka.errors import CommitFailedError, IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from app.kafka.clients import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from aiokafka import TopicPartition
+
+    from app.config.settings import PipelineSettings
+    from app.kafka.consumer import Intake
+    from app.pipeline.lane import Lane
+    from app.pipeline.lanes import Lanes
+    from app.pipeline.stats import PipelineStats
+
+__all__ = ["Starts"]
+
+log = logging.getLogger(__name__)
+
+
+class Starts:
+    """Finds where to begin. Belongs to the event loop of the flow.
+
+    Args:
+        intake: which reads.
+        settings: the pipeline's.
+        lanes: of the flow.
+        stats: what is counted.
+        renewed: topics that were created anew since their offsets were committed.
+    """
+
+    # State that changes: `_renewed`, `_fresh`, `_known`; on the event loop, between two awaits.
+
+    def __init__(
+        self,
+        intake: Intake,
+        settings: PipelineSettings,
+        lanes: Lanes,
+        *,
+        stats: PipelineStats,
+        renewed: Collection[str],
+    ) -> None:
+        self._intake = intake
+        self._name = settings.name
+        self._reset = settings.consumer["consumer.auto.offset.reset"]
+        self._lanes = lanes
+        self._stats = stats
+        self._renewed = frozenset(renewed)
+        self._fresh: set[TopicPartition] = set()
+        self._known: dict[str, bool] = {}
+
+    @property
+    def renewing(self) -> bool:
+        """True until the first partitions of the topics that were created anew are begun at their beginning."""
+        return bool(self._renewed)
+
+    @property
+    def fresh(self) -> bool:
+        """True while assigned partitions are to be begun at their beginning; none may be read, or looked up."""
+        return bool(self._fresh)
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Takes in which partitions the group has given the worker."""
+        self._fresh = {partition for partition in partitions if partition.topic in self._renewed}
+
+    async def renew(self) -> None:
+        """Begins what is `fresh` at the first record, and commits that in place of what stood there.
+
+        Raises:
+            KafkaError: the cluster did not answer.
+        """
+        for partition in sorted(self._fresh):
+            lane = self._lanes.get(partition)
+            first, _ = await self._intake.bounds(partition)
+            if lane is None or not await self._begin(lane, first):
+                return  # the group moves on; what it gives then is begun anew
+            log.warning(
+                "pipeline %s: topic %s was deleted and created anew; partition %d is read from its first record, at "
+                "offset %d",
+                self._name,
+                *partition,
+                first,
+            )
+            self._fresh.discard(partition)
+        self._renewed = frozenset()
+
+    async def find(self, error: NoOffsetForPartitionError | OffsetOutOfRangeError) -> None:
+        """Finds where to read on in the partition of which a poll has said this.
+
+        Raises:
+            ClusterError: the log is not what it was when the flow began to read it, so that what is in flight must not
+                be committed.
+            KafkaError: `consumer.auto.offset.reset` is `none`, or the cluster did not answer.
+        """
+        if self._reset == "none":
+            raise error
+        if isinstance(error, NoOffsetForPartitionError):
+            await self._find_first(error.args[0])
+        else:
+            for partition, offset in error.args[0].items():
+                await self._find_again(partition, offset)
+
+    async def _find_first(self, partition: TopicPartition) -> None:
+        lane = self._lanes.get(partition)
+        first, end = await self._intake.bounds(partition)
+        if lane is None or not self._lanes.holds(lane):
+            return  # the group has moved on; who has the partition now looks for itself
+        if self._intake.position(partition) is not None:
+            return  # found meanwhile: a transaction has ended that had it
+        if self._reset == "earliest":
+            self._intake.seek(partition, first)
+        elif await self._group_knows(partition.topic):
+            # The group has read other partitions of the topic, each of them committed at its first look.
+            if await self._begin(lane, first):
+                log.warning(
+                    "pipeline %s: topic %s, partition %d is new, and read from its first record", self._name, *partition
+                )
+        else:
+            await self._begin(lane, end)
+
+    async def _group_knows(self, topic: str) -> bool:
+        # Asked once: what this flow has since committed at its own first look does not count.
+        if topic not in self._known:
+            self._known[topic] = await self._intake.known(topic)
+        return self._known[topic]
+
+    async def _find_again(self, partition: TopicPartition, offset: int) -> None:
+        lane = self._lanes.get(partition)
+        first, end = await self._intake.bounds(partition)
+        if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
+            return
+        place = f"topic {partition.topic}, partition {partition.partition}"
+        if lane.tracker is not None:
+            raise ClusterError(
+                f"{place}: was read up to offset {offset:,}, and has records from {first:,} to {end:,} now: it was "
+                "created anew, or records were deleted before they were read, or lost in the cluster",
+                retriable=True,
+            )
+        if not await self._begin(lane, first):
+            return
+        if offset < first:
+            self._stats.expired_records += first - offset
+            what = f"{first - offset:,} records were deleted before they were read"
+        else:
+            what = "the topic was created anew, or records were lost in the cluster"
+        log.warning(
+            "pipeline %s: %s: offset %s is committed, and there are records from %s to %s: %s; all that are there are "
+            "read, from the first",
+            self._name,
+            place,
+            f"{offset:,}",
+            f"{first:,}",
+            f"{end:,}",
+            what,
+        )
+
+    async def _begin(self, lane: Lane, offset: int) -> bool:
+        """Reads from an offset, and commits it: what was committed must not come back with the next start.
+
+        False where the lane has been discarded: what is committed meanwhile is not to be written over.
+        """
+        if not self._lanes.holds(lane) or not self._intake.seek(lane.partition, offset):
+            return False
+        lane.delivered, lane.noted, lane.committed = 0, "", offset
+        try:
+            await self._intake.commit({lane.partition: (offset, "")})
+        except (CommitFailedError, IllegalStateError):
+            return False
+        return self._lanes.holds(lane)

@@ -1,0 +1,221 @@
+"""The outlet of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from aiokafka.partitioner import murmur2
+
+from app.kafka import clients
+from app.kafka.batches.producer import Batches, RecordRefusedError
+from app.kafka.clients import ClusterError, batch_settings, translated
+from app.pipeline.lane import held_bytes
+from app.pipeline.learned_limits import LimitError, UnfitError
+from app.pipeline.sink import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokafka import AIOKafkaProducer
+
+    from app.cluster.preflight import Plan, Topic
+    from app.config.settings import ClientSettings, PipelineSettings
+    from app.kafka.batches.bounds import Bounds
+    from app.kafka.broker_health import Brokers
+    from app.pipeline.budget import Part, Share
+    from app.pipeline.lane import Lane, Slot
+    from app.pipeline.offset_tracker import OffsetTracker
+    from app.pipeline.stats import PipelineStats
+    from app.pipeline.termination import Ending
+    from transforms.errors import RecordUnfitError
+    from transforms.record import RecordLike
+
+__all__ = ["Outlet"]
+
+_STOP_SENDER_S = 1.0
+
+
+class Outlet:
+    """Writes what leaves the lanes, in the order in which it leaves. Belongs to one event loop.
+
+    Args:
+        client: how to reach the cluster.
+        settings: the pipeline's.
+        plan: what the preflight found.
+        share: the budget's bytes are given back when records are durable.
+        brokers: watch the producer.
+        stats: what is counted.
+        ending: of the flow, where a write fails.
+        durable: called whenever more may have become durable.
+        transactional_id: of the producer, for an outlet in transactions, which others begin and end.
+        bounds: of what is on its way, where several outlets share them.
+
+    Attributes:
+        producer: of aiokafka.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        settings: PipelineSettings,
+        plan: Plan,
+        share: Share | Part,
+        *,
+        brokers: Brokers,
+        stats: PipelineStats,
+        ending: Ending,
+        durable: Callable[[], None],
+        transactional_id: str | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._share = share
+        self._stats = stats
+        self._ending = ending
+        self._durable = durable
+        self._partitions = plan.sink.partitions
+        self.producer: AIOKafkaProducer = clients.producer(client, settings, transactional_id)
+        brokers.watch(self.producer.client)
+        self._batches = Batches(
+            self.producer,
+            batch_settings(settings),
+            numbers=stats.batches,
+            halts=True,
+            failed=self._failed,
+            bounds=bounds,
+        )
+        self._sink = self._make_sink(plan.sink)
+        self._dead_letters = None if plan.dead_letters is None else self._make_sink(plan.dead_letters)
+
+    def _make_sink(self, topic: Topic) -> Sink:
+        return Sink(
+            self._batches,
+            topic.name,
+            self._share,
+            acknowledged=self._acknowledged,
+            unfit=self._unfit,
+            limit_bytes=topic.max_message_bytes,
+        )
+
+    def _failed(self, error: BaseException, topic: str) -> None:
+        if isinstance(error, RecordRefusedError):
+            self._ending.fail(LimitError(error))
+        else:
+            self._ending.fail(translated(error, f"writing to topic {topic}"))
+
+    def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
+        self._ending.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
+
+    def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
+        """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
+        if error.timestamp is None:
+            return None
+        for topic in (self._plan.sink, self._plan.dead_letters):
+            if topic is None or topic.name != error.topic or (topic.oldest_ms is None and topic.newest_ms is None):
+                continue
+            if topic.takes_timestamp(error.timestamp):
+                return ClusterError(
+                    f"topic {topic.name} refuses a record for its timestamp, {error.timestamp}, which by the clock of "
+                    "this machine it takes: set the clocks of the brokers, and of this machine, right",
+                    retriable=True,
+                )
+        return None
+
+    def _acknowledged(self, records: int, size: int) -> None:
+        self._stats.records_out += records
+        self._stats.bytes_out += size
+        self._durable()
+
+    async def start(self) -> None:
+        """Reaches the cluster; raises aiokafka's errors."""
+        await self.producer.start()
+
+    # Each record that passes comes through here: what is called for it is counted (see `Admission.admit`).
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
+        """Puts one record behind the others of its sink partition; `flush` sends them on.
+
+        Args:
+            lane: which it leaves.
+            record: what to write.
+            offset: what the commit of the lane stays at or below until the record is durable.
+            held: bytes of the budget that the record holds until then.
+        """
+        partition = lane.sink_partition
+        if partition is None:
+            if record.key is None:
+                # Any would do; one for each source partition keeps their order.
+                partition = lane.partition.partition % self._partitions
+            else:
+                partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
+        self._sink.append(partition, record, lane.tracked(offset), offset, held)
+
+    def write(self, lane: Lane, slot: Slot) -> None:
+        """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
+        assert slot.result is not None
+        tracker = lane.tracked(slot.source.offset)
+        # What was discarded has no place of its own any more: it is written with the record that left last.
+        offset = max(slot.source.offset, tracker.released - 1)
+        if slot.hold is not None:
+            slot.hold.last = offset
+        if not slot.result:
+            tracker.released = offset + 1
+            self._durable()
+        for result in slot.result:
+            if slot.dead:
+                assert self._dead_letters is not None
+                assert self._plan.dead_letters is not None
+                partition = slot.source.partition % self._plan.dead_letters.partitions
+                self._dead_letters.append(partition, result, tracker, offset, held_bytes(result))
+            else:
+                self.append(lane, result, offset, held_bytes(result))
+
+    def flush(self) -> None:
+        """Sends what has been written, as soon as the client takes it; does not wait."""
+        self._sink.flush()
+        if self._dead_letters is not None:
+            self._dead_letters.flush()
+
+    def press(self) -> None:
+        """Sends what has been written without lingering; does not wait."""
+        self._batches.press()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What a write has failed with, behind which nothing is written; None where none has."""
+        return self._batches.failure
+
+    @property
+    def failed(self) -> bool:
+        """True where a write has failed."""
+        return self._batches.failure is not None
+
+    async def finished(self) -> None:
+        """Sends what has been written, and waits until all of it is durable, or a write has failed."""
+        await self._batches.flush()
+
+    async def settled(self) -> None:
+        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
+        await self._batches.settled()
+
+    def discard(self) -> None:
+        """Stops sending; what was not sent is forgotten."""
+        self._batches.discard()
+
+    async def stop(self) -> None:
+        """Stops the producer without waiting for batches that it still holds.
+
+        `stop` of aiokafka would flush first, and with a broker that is down it never ends; nor may an old batch be
+        sent once the next flow has begun. Drained flows hold none.
+        """
+        await self.producer.client.close()
+        # A request that has failed by that waits for the client's next look at the cluster, which never comes.
+        with contextlib.suppress(TimeoutError):
+            # The one way to stop it without a flush.
+            await asyncio.wait_for(self.producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
+        await self.producer.stop()

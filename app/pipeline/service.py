@@ -1,0 +1,249 @@
+"""A pipeline: a service of the Faust app that keeps a flow running, and says how it fares."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from faust import Service
+
+from app.cluster import capacity
+from app.cluster.expiry import warn_in_background
+from app.cluster.preflight import Plan, plan_pipeline
+from app.config.settings import PipelineSettings, Settings
+from app.kafka.clients import ClusterError
+from app.pipeline.budget import Budget
+from app.pipeline.flow import Flow
+from app.pipeline.learned_limits import LimitError, Refusals, UnfitError
+from app.pipeline.stages import UnfitStage, build
+from app.pipeline.stats import PipelineStats
+from stores.registry import open_store
+from stores.store import PayloadStore
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["STORE_THREADS", "Pipeline", "State"]
+
+log = logging.getLogger(__name__)
+
+State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
+
+STORE_THREADS = "wideload-store"
+"""What the names of the threads begin with that call stores."""
+
+_FIRST_DELAY_S = 0.5
+_STOP_S = 10.0
+_STEADY_S = 60.0  # a flow that lived so long has recovered; the next failure waits the first delay again
+
+
+class Pipeline(Service):
+    """Runs one pipeline: a flow, and after a failure that may pass another one, until it is stopped.
+
+    What has run once is not given up for what the cluster refuses since then: a topic that is gone, a right that was
+    taken away. It waits, tries again, and says so.
+
+    Args:
+        settings: of the worker.
+        pipeline: of this pipeline.
+        plan: what the preflight found; None to look first.
+        budget: shared by all pipelines.
+        ended: called when the pipeline has failed for good.
+    """
+
+    logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: PipelineSettings,
+        *,
+        plan: Plan | None,
+        budget: Budget,
+        ended: Callable[[Pipeline], None],
+    ) -> None:
+        super().__init__()
+        self.settings = pipeline
+        self.stats = PipelineStats()
+        self.status: State = "STARTING"
+        self.last_error: str | None = None
+        self.last_error_at: float | None = None
+        self.failing_since: float | None = None
+        self.flow: Flow | None = None
+        self.plan = plan
+        self._worker = settings
+        self._budget = budget
+        # Its own: calls that hang in the store of one pipeline must not take those of another.
+        self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
+        self._ended = ended
+        self._refusals = Refusals()
+        self._store: PayloadStore | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stop_asked = asyncio.Event()
+        self._joined_s: float | None = None
+        self._proven = False
+        self._topic_ids: dict[str, str] = {}
+
+    @property
+    def label(self) -> str:
+        """How Faust's log calls this service."""
+        return f"Pipeline: {self.settings.name}"
+
+    @property
+    def degraded(self) -> str | None:
+        """Why records wait though the pipeline runs; None where they do not."""
+        return self.flow.degraded if self.flow is not None else None
+
+    async def on_start(self) -> None:
+        """Begins; returns before the first record."""
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+
+    async def on_stop(self) -> None:
+        """Drains, commits, and closes the store."""
+        self._stop_asked.set()
+        if self.flow is not None:
+            self.flow.stop()
+        if self._supervisor is not None:
+            # Beyond the drain there is only the wait for brokers that do not answer.
+            patience_s = self._worker.graceful_timeout_ms / 1000 + _STOP_S
+            await asyncio.wait([self._supervisor], timeout=patience_s)
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._store is not None:
+            await self._close(self._store)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _close(self, store: PayloadStore) -> None:
+        loop = asyncio.get_running_loop()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            with contextlib.suppress(WideloadError):
+                store.close()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(closed.set)
+
+        # A thread of its own, which holds up nobody: a store that hangs may hang in this as well.
+        threading.Thread(target=close, name=f"close-{self.settings.name}", daemon=True).start()
+        try:
+            await asyncio.wait_for(closed.wait(), _STOP_S)
+        except TimeoutError:
+            log.warning("pipeline %s: its store was not closed within %.0f s", self.settings.name, _STOP_S)
+
+    async def _supervise(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        while not self._stop_asked.is_set():
+            self._joined_s = None
+            try:
+                await self._live_once()
+            except ClusterError as exc:
+                if self._steady():
+                    self.failing_since, delay_s = None, _FIRST_DELAY_S
+                self._proven = self._proven or self._steady() or self.stats.records_out > 0
+                if not exc.retriable and not (exc.forbidden and self._proven):
+                    self._give_up(exc)
+                    return
+                if isinstance(exc, UnfitError):
+                    delay_s = _FIRST_DELAY_S  # one record less for each
+                self._restart_later(exc, delay_s)
+                await self._stopped_within(delay_s)
+                delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
+            except WideloadError as exc:
+                self._give_up(exc)
+                return
+            except Exception as exc:  # a defect of ours: the other pipelines must not go down with this one
+                log.exception("pipeline %s: unexpected error", self.settings.name)
+                self._give_up(exc)
+                return
+        self.status = "STOPPED"
+
+    def _steady(self) -> bool:
+        """Whether the flow that has ended did its work before."""
+        return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
+
+    async def _look(self) -> Plan:
+        try:
+            return await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
+        except ConfigurationError as exc:
+            if self.status != "RESTARTING":
+                raise
+            # It was as it must be before, and whoever has changed that can change it back.
+            raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
+
+    async def _live_once(self) -> None:
+        """One flow, from the look at the cluster to its end."""
+        found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
+        plan = self._refusals.applied(found)
+        if self.status == "STARTING":
+            for warning in capacity.warnings(self.settings, plan):
+                log.warning("pipeline %s: %s", self.settings.name, warning)
+        if self._store is None and self.settings.store:
+            self._store = open_store(self.settings.store)
+            warn_in_background(self.settings, plan, self._store)
+        if self._stop_asked.is_set():
+            return
+        renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
+        self.flow = Flow(
+            self._worker.client,
+            self.settings,
+            plan,
+            build(
+                self.settings,
+                self._store,
+                plan.sink.max_message_bytes,
+                self.stats,
+                compacted="compact" in plan.sink.cleanup_policy,
+                unfit=UnfitStage(self._refusals.unfit, plan.sink) if self._refusals.unfit else None,
+            ),
+            store=self._store,
+            budget=self._budget,
+            executor=self._executor,
+            stats=self.stats,
+            graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
+            joined=self._joined,
+            renewed=renewed,
+        )
+        try:
+            await self.flow.run()
+        except LimitError as exc:
+            self._refusals.learn(found, exc)
+            raise
+        except UnfitError as exc:
+            self._refusals.learn_unfit(exc)
+            raise
+        finally:
+            if not self.flow.renewing:
+                self._topic_ids = {each.name: each.id for each in plan.sources if each.id is not None}
+
+    def _joined(self) -> None:
+        self.status = "RUNNING"
+        self._joined_s = time.monotonic()
+
+    async def _stopped_within(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop_asked.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _restart_later(self, error: Exception, delay_s: float) -> None:
+        self.status = "RESTARTING"
+        self.failing_since = self.failing_since or time.time()
+        self.stats.restarts += 1
+        self._note(error)
+        log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.status = "FAILED"
+        self._note(error)
+        log.error("pipeline %s has stopped: %s", self.settings.name, error)
+        self._ended(self)
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, ConfigurationError):
+            error = ConfigurationError(error.key, error.reason)  # who shows it says of which pipeline
+        self.last_error = str(error) or repr(error)
+        self.last_error_at = time.time()

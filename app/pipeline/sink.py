@@ -1,0 +1,154 @@
+"""The sink: records on their way to one topic, and what becomes durable with each batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.kafka.batches.outbox import Outbox
+from transforms.errors import RecordUnfitError
+
+if TYPE_CHECKING:
+    from aiokafka.structs import RecordMetadata
+
+    from app.kafka.batches.producer import Batches
+    from app.pipeline.budget import Part, Share
+    from app.pipeline.offset_tracker import OffsetTracker, Span
+    from transforms.record import RecordLike
+
+__all__ = ["Sink", "Unfit"]
+
+Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
+
+
+class _Origins:
+    """Where the records of a batch come from, and what they hold of the budget.
+
+    Nothing is kept for a record but its source offset; what is of its source partition is kept once a batch.
+
+    Attributes:
+        offsets: of each record, in its source partition.
+        runs: where records of another source partition begin in `offsets`, and its tracker.
+        spans: of each source partition.
+        tracker: of the last record.
+        held: bytes of the budget.
+    """
+
+    __slots__ = ("_acknowledged", "_share", "_unfit", "held", "offsets", "runs", "spans", "tracker")
+
+    def __init__(
+        self, share: Share | Part, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None
+    ) -> None:
+        self._share = share
+        self._acknowledged = acknowledged
+        self._unfit = unfit
+        self.offsets: list[int] = []
+        self.runs: list[tuple[int, OffsetTracker]] = []
+        self.spans: dict[OffsetTracker, Span] = {}
+        self.tracker: OffsetTracker | None = None
+        self.held = 0
+
+    def switch(self, tracker: OffsetTracker, offset: int) -> None:
+        """The records from here on are of this source partition, the first of them at `offset`."""
+        self.tracker = tracker
+        self.runs.append((len(self.offsets), tracker))
+        if tracker not in self.spans:
+            self.spans[tracker] = tracker.span(offset)
+
+    def split(self, count: int) -> _Origins:
+        """See `Load.split`: each part has spans of its own, so that the first may be committed before the second."""
+        rest = _Origins(self._share, self._acknowledged, self._unfit)
+        total = len(self.offsets)
+        rest.held = self.held * (total - count) // total  # in the end all of it is given back
+        self.held -= rest.held
+        rest.offsets, self.offsets = self.offsets[count:], self.offsets[:count]
+        later = [(start, tracker) for start, tracker in self.runs if start >= count]
+        self.runs = [(start, tracker) for start, tracker in self.runs if start < count]
+        rest.runs = [(0, self.runs[-1][1]), *((start - count, tracker) for start, tracker in later)]
+        if later and later[0][0] == count:
+            rest.runs = rest.runs[1:]
+        stay = {tracker for _, tracker in self.runs}
+        for start, tracker in rest.runs:
+            if tracker in rest.spans:
+                continue
+            if tracker in stay:
+                rest.spans[tracker] = tracker.span_behind(self.spans[tracker], rest.offsets[start])
+            else:
+                rest.spans[tracker] = self.spans.pop(tracker)
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        """See `Load.delivered`."""
+        for span in self.spans.values():
+            span.durable = True
+        self._share.give(self.held)
+        self._acknowledged(records, size)
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`: `Batches` ends the flow, which gives back all that it holds."""
+        if isinstance(error, RecordUnfitError) and self._unfit is not None:
+            self._unfit(self.runs[0][1], self.offsets[0], error)
+
+
+class Sink:
+    """Writes records to one topic, in the order of `append`, partition by partition.
+
+    Args:
+        batches: how they are sent; `halts`, so that a batch that fails lets none behind it pass.
+        topic: the topic.
+        share: the budget's bytes are given back when a batch is durable.
+        acknowledged: called with the records and bytes of each batch that became durable.
+        unfit: called with the tracker and source offset of a record that the topic refuses, before the flow ends.
+        limit_bytes: the topic's `max.message.bytes`, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        topic: str,
+        share: Share | Part,
+        *,
+        acknowledged: Callable[[int, int], None],
+        unfit: Unfit | None = None,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.topic = topic
+        self._batches = batches
+        self._share = share
+        self._acknowledged = acknowledged
+        self._unfit = unfit
+        self._limit_bytes = limit_bytes
+        self._outboxes: dict[int, Outbox[_Origins]] = {}
+        self._unsent: set[Outbox[_Origins]] = set()
+
+    def append(self, partition: int, record: RecordLike, tracker: OffsetTracker, offset: int, held: int) -> None:
+        """Puts one record behind the others of its sink partition; `flush` sends them on.
+
+        Args:
+            partition: the sink partition.
+            record: what to write.
+            tracker: of the source partition; its `safe` stays at or below `offset` until the record is durable.
+            offset: the record's offset in its source partition.
+            held: bytes of the budget that the record holds until then.
+        """
+        outbox = self._outboxes.get(partition)
+        if outbox is None:
+            outbox = self._outboxes[partition] = self._batches.outbox(
+                self.topic, partition, self._origins, limit_bytes=self._limit_bytes
+            )
+        origins = outbox.append(record)
+        if tracker is not origins.tracker:
+            origins.switch(tracker, offset)
+        origins.offsets.append(offset)
+        tracker.released = offset + 1
+        origins.held += held
+        self._unsent.add(outbox)
+
+    def flush(self) -> None:
+        """Sends what has been appended, as soon as what went before is durable; does not wait."""
+        for outbox in self._unsent:
+            outbox.send(outbox)
+        self._unsent.clear()
+
+    def _origins(self) -> _Origins:
+        return _Origins(self._share, self._acknowledged, self._unfit)

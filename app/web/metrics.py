@@ -1,0 +1,203 @@
+"""Metrics: the pipelines' numbers in Prometheus' form, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.pipeline.stats import STORE_SECONDS, Latency, PipelineReport
+
+if TYPE_CHECKING:
+    from app.kafka.batches.numbers import BatchNumbers
+    from app.pipeline.budget import Budget
+
+__all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
+
+# name of the metric, attribute of PipelineStats, help
+COUNTERS: Sequence[tuple[str, str, str]] = (
+    ("wideload_records_in", "records_in", "Records read."),
+    ("wideload_bytes_in", "bytes_in", "Bytes of keys and values read."),
+    ("wideload_records_out", "records_out", "Records that the sink or the dead-letter topic has acknowledged."),
+    ("wideload_bytes_out", "bytes_out", "Bytes of those records, as batches carry them, uncompressed."),
+    ("wideload_offloaded_records", "offloaded_records", "Records whose value went to the store."),
+    ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of those values."),
+    ("wideload_inflated_records", "inflated_records", "References that became values again."),
+    ("wideload_inflated_bytes", "inflated_bytes", "Bytes of those values."),
+    ("wideload_dead_letters", "dead_letters", "Records sent to the dead-letter topic."),
+    ("wideload_store_errors", "store_errors", "Calls of the store that failed."),
+    ("wideload_retries", "retries", "Calls of the store that were made again."),
+    ("wideload_commits", "commits", "Commits of offsets."),
+    ("wideload_transactions", "transactions", "Transactions that were committed."),
+    ("wideload_restarts", "restarts", "Times that the pipeline began again at its committed offsets."),
+    ("wideload_chunked_messages", "chunked_messages", "Records that left as chunks."),
+    ("wideload_chunks_published", "chunks_published", "Chunks that they left as."),
+    ("wideload_assembled_messages", "assembled_messages", "Messages that were assembled from chunks."),
+    ("wideload_duplicate_chunks", "duplicate_chunks", "Chunks that were there already, and ignored."),
+    ("wideload_late_chunks", "late_chunks", "Chunks of messages that had been discarded."),
+    ("wideload_evicted_messages", "evicted_messages", "Incomplete messages dropped because too many were pending."),
+    ("wideload_unwrapped_records", "unwrapped_records", "Records that were taken out of a message wrapper."),
+    ("wideload_wrapped_records", "wrapped_records", "Records that were put into a message wrapper."),
+    ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
+    ("wideload_expired_records", "expired_records", "Records that were deleted from the source before they were read."),
+)
+
+# name of the metric behind `wideload_producer_`, help, how to read it; of the last minute
+PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[BatchNumbers], float | None]]] = (
+    ("batch_split_rate", "Batches split a second.", lambda numbers: numbers.batch_splits.per_second()),
+    ("batch_size_avg", "Bytes of a batch on the wire.", lambda numbers: numbers.batch_size.average()),
+    ("records_per_request_avg", "Records of a batch.", lambda numbers: numbers.records_per_request.average()),
+    (
+        "compression_rate_avg",
+        "What batches compressed to, of their size.",
+        lambda numbers: numbers.compression_rate.average(),
+    ),
+)
+
+
+class Metrics(Collector):
+    """All metrics of the worker.
+
+    Args:
+        pipelines: of the worker.
+        budget: the byte budget.
+    """
+
+    def __init__(self, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
+        self._pipelines = pipelines
+        self._budget = budget
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """The page, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: the registry would else collect at start."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric as it is now."""
+        for name, attribute, text in COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                counter.add_metric([pipeline.settings.name], getattr(pipeline.stats, attribute))
+            yield counter
+        discarded = CounterMetricFamily(
+            "wideload_discarded_messages", "Messages whose chunks did not make a whole.", labels=["pipeline", "reason"]
+        )
+        for pipeline in self._pipelines:
+            for reason, count in sorted(pipeline.stats.discarded.items()):
+                discarded.add_metric([pipeline.settings.name, reason], count)
+        yield discarded
+        failed = CounterMetricFamily(
+            "wideload_failed_records",
+            "Records that can never succeed: dead letters, or the end of the pipeline.",
+            labels=["pipeline", "reason"],
+        )
+        for pipeline in self._pipelines:
+            for reason, count in sorted(pipeline.stats.failed.items()):
+                failed.add_metric([pipeline.settings.name, reason], count)
+        yield failed
+        yield self._store_seconds()
+        yield from self._partitions()
+        up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
+        degraded = GaugeMetricFamily(
+            "wideload_pipeline_degraded", "1 while it runs, and /health says why it is degraded.", labels=["pipeline"]
+        )
+        held = GaugeMetricFamily("wideload_in_flight_bytes", "Bytes of the budget in use.", labels=["pipeline"])
+        for pipeline in self._pipelines:
+            up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
+            degraded.add_metric([pipeline.settings.name], float(pipeline.degraded is not None))
+            held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
+        yield up
+        yield degraded
+        yield held
+        yield from self._pending()
+        yield from self._producers()
+        yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._budget.limit)
+
+    def _pending(self) -> Iterator[Metric]:
+        messages = GaugeMetricFamily(
+            "wideload_pending_chunked_messages", "Messages for chunks of which the commit waits.", labels=["pipeline"]
+        )
+        held = GaugeMetricFamily(
+            "wideload_pending_chunked_bytes", "Bytes of their chunks, beside the budget.", labels=["pipeline"]
+        )
+        for pipeline in self._pipelines:
+            messages.add_metric([pipeline.settings.name], pipeline.flow.pending_messages if pipeline.flow else 0)
+            held.add_metric([pipeline.settings.name], pipeline.flow.pending_bytes if pipeline.flow else 0)
+        yield messages
+        yield held
+
+    def _producers(self) -> Iterator[Metric]:
+        """The producers' numbers, whose names are Kafka's."""
+        total = CounterMetricFamily(
+            "wideload_producer_batch_split", "Batches that the sink refused, and that went as two.", labels=["pipeline"]
+        )
+        for pipeline in self._pipelines:
+            total.add_metric([pipeline.settings.name], pipeline.stats.batches.batch_split_total)
+        yield total
+        for name, text, read in PRODUCER_GAUGES:
+            gauge = GaugeMetricFamily(f"wideload_producer_{name}", text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                if (value := read(pipeline.stats.batches)) is not None:
+                    gauge.add_metric([pipeline.settings.name], value)
+            yield gauge
+        labels = ["pipeline", "topic"]
+        errors = CounterMetricFamily("wideload_producer_record_error", "Records not delivered.", labels=labels)
+        rate = GaugeMetricFamily("wideload_producer_record_error_rate", "The same a second.", labels=labels)
+        compression = GaugeMetricFamily(
+            "wideload_producer_compression_rate", "What batches of the topic compressed to.", labels=labels
+        )
+        for pipeline in self._pipelines:
+            for topic, numbers in sorted(pipeline.stats.batches.topics.items()):
+                values = [pipeline.settings.name, topic]
+                errors.add_metric(values, numbers.record_error_total)
+                rate.add_metric(values, numbers.record_errors.per_second())
+                if (average := numbers.compression_rate.average()) is not None:
+                    compression.add_metric(values, average)
+        yield errors
+        yield rate
+        yield compression
+
+    def _store_seconds(self) -> Metric:
+        histogram = HistogramMetricFamily(
+            "wideload_store_seconds", "How long calls of the store took.", labels=["pipeline", "operation"]
+        )
+        for pipeline in self._pipelines:
+            for operation, latency in (("publish", pipeline.stats.publish), ("download", pipeline.stats.download)):
+                labels = [pipeline.settings.name, operation]
+                histogram.add_metric(labels, _buckets(latency), sum_value=latency.total_seconds)
+        return histogram
+
+    def _partitions(self) -> Iterator[Metric]:
+        labels = ["pipeline", "topic", "partition"]
+        lag = GaugeMetricFamily("wideload_lag_records", "Records behind the committed offset.", labels=labels)
+        committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
+        for pipeline in self._pipelines:
+            positions = pipeline.flow.positions() if pipeline.flow else {}
+            for partition, (_, offset, end) in positions.items():
+                values = [pipeline.settings.name, partition.topic, str(partition.partition)]
+                if offset is not None:
+                    committed.add_metric(values, offset)
+                    if end is not None:
+                        lag.add_metric(values, max(0, end - offset))
+        yield lag
+        yield committed
+
+
+def _buckets(latency: Latency) -> list[tuple[str, float]]:
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*map(str, STORE_SECONDS), "+Inf"], list(latency.counts), strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets

@@ -1,0 +1,147 @@
+"""The worker's pages: /health, /pipelines, /metrics, on Faust's web server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from app.web.metrics import Metrics
+from transforms.identifiers import transactional_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import faust
+    from aiokafka import TopicPartition
+    from faust.web import Request, Response, View
+
+    from app.config.settings import PipelineSettings
+    from app.pipeline.budget import Budget
+    from app.pipeline.stats import PipelineReport
+
+__all__ = ["add_pages", "health", "pipeline_page"]
+
+_PROMETHEUS = "text/plain; version=0.0.4"
+
+
+def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
+    """What /health says.
+
+    `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` where a pipeline waits for its
+    store or a broker, or begins again; `failed` where one has stopped for good. `reasons` says why, by pipeline.
+    """
+    reasons = {}
+    status = "ok"
+    for pipeline in pipelines:
+        if pipeline.status == "FAILED":
+            status = "failed"
+            reasons[pipeline.settings.name] = pipeline.last_error
+        elif pipeline.status != "RUNNING" or pipeline.degraded is not None:
+            status = status if status == "failed" else "degraded"
+            running = pipeline.degraded if pipeline.status == "RUNNING" else None
+            reasons[pipeline.settings.name] = running or _failing(pipeline) or pipeline.status.lower()
+    ready = all(pipeline.status == "RUNNING" for pipeline in pipelines)
+    return {"status": status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def _failing(pipeline: PipelineReport) -> str | None:
+    since = pipeline.failing_since
+    return pipeline.last_error if since is None else f"{pipeline.last_error} (since {_time(since, 'seconds')})"
+
+
+def _time(epoch_s: float, precision: str = "auto") -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec=precision)
+
+
+def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
+    """What /pipelines says of one pipeline."""
+    settings, stats = pipeline.settings, pipeline.stats
+    partitions = []
+    if pipeline.flow is not None:
+        for partition, (position, committed, end) in sorted(pipeline.flow.positions().items()):
+            partitions.append(
+                {
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "position": position,
+                    "committed": committed,
+                    "end": end,
+                    **_transaction(settings, partition),
+                    "lag": None if end is None or committed is None else max(0, end - committed),
+                }
+            )
+    error_at = pipeline.last_error_at
+    return {
+        "name": settings.name,
+        "state": pipeline.status,
+        "degraded": pipeline.degraded,
+        "last_error": pipeline.last_error,
+        "last_error_at": None if error_at is None else _time(error_at),
+        "topics": list(settings.topics),
+        "output_topic": settings.output_topic,
+        "transforms": list(settings.transforms),
+        "group_id": settings.group_id,
+        "processing_guarantee": settings.guarantee.name,
+        "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
+        "records_in": stats.records_in,
+        "records_out": stats.records_out,
+        "offloaded_records": stats.offloaded_records,
+        "inflated_records": stats.inflated_records,
+        "dead_letters": stats.dead_letters,
+        "store_errors": stats.store_errors,
+        "retries": stats.retries,
+        "restarts": stats.restarts,
+        "expired_records": stats.expired_records,
+        "transactions": stats.transactions,
+        # The names are those of seed 004, "Best practices for debugging".
+        "msgChunkPublished": stats.chunks_published > 0,
+        "chunkedMessageRate": {
+            "published": stats.published_rate.per_second(),
+            "consumed": stats.consumed_rate.per_second(),
+        },
+        "chunked_messages": stats.chunked_messages,
+        "chunks_published": stats.chunks_published,
+        "assembled_messages": stats.assembled_messages,
+        "duplicate_chunks": stats.duplicate_chunks,
+        "late_chunks": stats.late_chunks,
+        "discarded_messages": dict(sorted(stats.discarded.items())),
+        "failed_records": dict(sorted(stats.failed.items())),
+        "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
+        "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
+        "unwrapped_records": stats.unwrapped_records,
+        "wrapped_records": stats.wrapped_records,
+        "producer": stats.batches.page(),
+        "partitions": partitions,
+    }
+
+
+def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[str, str]:
+    if not settings.guarantee.exactly_once:
+        return {}
+    return {"transactional_id": transactional_id(settings.name, partition.topic, partition.partition)}
+
+
+def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
+    """Puts the pages on the app's web server."""
+    metrics = Metrics(pipelines, budget)
+
+    async def live(view: View, request: Request) -> Response:  # noqa: ARG001  # Faust's signature
+        return view.json({"live": True})
+
+    async def ready(view: View, request: Request) -> Response:  # noqa: ARG001
+        state = health(pipelines)
+        return view.json(state, status=200 if state["ready"] else 503)
+
+    async def all_pipelines(view: View, request: Request) -> Response:  # noqa: ARG001
+        return view.json([pipeline_page(pipeline) for pipeline in pipelines])
+
+    async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
+        return view.bytes(metrics.text(), content_type=_PROMETHEUS)
+
+    # Before Faust's own index, which has no setting to turn it off, and says OK whatever has failed.
+    app.page("/")(ready)
+    app.page("/health")(ready)
+    app.page("/health/live")(live)
+    app.page("/health/ready")(ready)
+    app.page("/pipelines")(all_pipelines)
+    app.page("/metrics")(prometheus)

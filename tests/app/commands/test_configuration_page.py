@@ -1,0 +1,52 @@
+"""The configuration page and the definitions of the keys are one."""
+
+from __future__ import annotations
+
+import tomllib
+
+from app.commands.configuration_page import EXAMPLE, PAGE, page
+from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
+from app.config.settings import parse
+from app.config.wrapping import HEADER_KEY
+from app.serializers import options
+from stores.registry import STORE_NAMES, store_keys
+from stores.store import COMMON_KEYS
+
+
+def test_page_is_up_to_date() -> None:
+    """The page in docs/ is what the definitions give."""
+    assert PAGE.read_text(encoding="utf-8") == page(), "docs/configuration.md is stale: run make docs"
+
+
+def test_page_has_each_key_once() -> None:
+    """Every key of the worker, of pipelines, of all stores and of both kinds of client has one row."""
+    stores = [key for name in STORE_NAMES for key in store_keys(name) or ()]
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    expected = [*WORKER_KEYS, *PIPELINE_KEYS, *COMMON_KEYS, *stores, *CONSUMER_KEYS, *PRODUCER_KEYS]
+    expected.append(HEADER_KEY)  # one for each number
+    # The clients' own, which do not stand in the file.
+    expected += [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
+    expected += [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)
+    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+
+
+def test_page_marks_secrets() -> None:
+    """A key that is never printed is marked, and no other one."""
+    marked = {line.split("`")[1] for line in page().splitlines() if line.startswith("| `") and "*Secret.*" in line}
+    assert marked == {
+        "large.message.signing.key",
+        "large.message.signing.previous.keys",
+        "sasl.password",
+        "ssl.key.password",
+        "s3.secret.key",
+        "s3.session.token",
+    }
+
+
+def test_example_loads() -> None:
+    """The example of the page is a configuration that works."""
+    document = tomllib.loads(EXAMPLE.replace("${file:/run/secrets/payloads}", "${env:PAYLOADS_KEY}"))
+    settings = parse(document, {"PAYLOADS_KEY": "k"})
+    assert [pipeline.name for pipeline in settings.pipelines] == ["orders-offload", "orders-inflate"]
+    assert {pipeline.producer["producer.compression.type"] for pipeline in settings.pipelines} == {"zstd"}

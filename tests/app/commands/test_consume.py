@@ -1,0 +1,50 @@
+"""What `consume` does with one record, without a broker."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from app.commands.consume import _Printer, _Run
+from app.commands.folder import Folder
+from transforms.errors import WideloadError
+from transforms.record import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A record as it was read."""
+
+    value: bytes | None
+    headers: tuple[Header, ...] = ()
+    key: bytes | None = b"k"
+    timestamp: int = 1
+    topic: str = "orders"
+    partition: int = 0
+    offset: int = 7
+    timestamp_type: int = 0
+
+
+def printer() -> _Printer:
+    return _Printer(as_json=True, values=False)
+
+
+async def test_consume_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder that takes no file ends the command with the name of the record's file, and why."""
+    folder = Folder(str(tmp_path / "values"))
+    shutil.rmtree(tmp_path / "values")
+    with pytest.raises(WideloadError, match=r"^--output: orders-0-7 cannot be written: No such file or directory$"):
+        await _Run(printer(), folder, None).take(Read(b"v"))
+
+
+async def test_consume_tombstone_is_no_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tombstone is one whatever its headers say: there is no path in it."""
+    flag = (("large-message", b"true"),)
+    for value in (None, b"s3://payloads/orders/x"):
+        await _Run(printer(), None, None).take(Read(value, flag))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["reference"] for line in lines] == [False, True]

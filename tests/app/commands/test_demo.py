@@ -1,0 +1,208 @@
+"""The demo: what it takes, how it compares, and the whole of it with a few files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.local.demo_files import LARGEST_BYTES, compare, from_folder, from_jars
+from transforms.errors import ConfigurationError
+
+
+def demo(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs `wideload demo` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environ or {})},
+    )
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_folder_gives_every_file_a_key_of_its_own(tmp_path: Path) -> None:
+    """The key is the path below the folder, so that files of one name in two folders stay apart."""
+    for name in ("a/x", "b/x", "empty"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode() if name != "empty" else b"")
+    assert [(each.key, each.size) for each in from_folder(tmp_path)] == [(b"a/x", 3), (b"b/x", 3), (b"empty", 0)]
+
+
+def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
+    """What cannot be sent is said in a sentence that names it."""
+    with pytest.raises(ConfigurationError, match=r"INPUT: there is no folder .*nix"):
+        from_folder(tmp_path / "nix")
+    with pytest.raises(ConfigurationError, match="INPUT: there is no file in"):
+        from_folder(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"INPUT: .*file is not a folder"):
+        from_folder(tmp_path / "file")
+
+
+def test_folder_with_a_file_too_large(tmp_path: Path) -> None:
+    """A file at the limit is taken; one byte more is refused with both sizes, before anything starts."""
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(LARGEST_BYTES)
+    assert from_folder(tmp_path)[0].size == LARGEST_BYTES
+    os.truncate(path, LARGEST_BYTES + 1)
+    with pytest.raises(ConfigurationError, match=r"large has 100\.0 MB; the demo takes files of up to 100\.0 MB"):
+        from_folder(tmp_path)
+
+
+def test_jars_make_about_a_hundred(tmp_path: Path) -> None:
+    """The fetched jars are all sent, and PySpark's fill up to a hundred, from some KB to 16 MB."""
+    fetched = [tmp_path / f"fetched-{number}.jar" for number in range(50)]
+    for path in fetched:
+        path.write_bytes(b"jar")
+    exhibits = from_jars(fetched)
+    keys = {exhibit.key for exhibit in exhibits}
+    assert 90 <= len(exhibits) == len(keys) <= 110
+    assert {os.fsencode(path.name) for path in fetched} <= keys
+    assert 10_000_000 < max(exhibit.size for exhibit in exhibits) <= 16_000_000
+
+
+# --- what came out ----------------------------------------------------------------------------------------------------
+
+
+def parquet(folder: Path, rows: list[tuple[bytes | None, bytes | None]]) -> Path:
+    """A folder with one file of several row groups."""
+    table = pa.table(
+        {"key": pa.array([key for key, _ in rows], pa.binary()), "value": pa.array([v for _, v in rows], pa.binary())}
+    )
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=2)
+    return folder
+
+
+def digests(**values: bytes) -> dict[bytes, bytes]:
+    """SHA-256 by key."""
+    return {key.encode(): hashlib.sha256(value).digest() for key, value in values.items()}
+
+
+def test_compare_identical_even_twice(tmp_path: Path) -> None:
+    """Every value that came out is the one that went in; that one came twice is no difference."""
+    found = compare(
+        digests(a=b"1", b=b"", c=b"3"), parquet(tmp_path, [(b"a", b"1"), (b"b", b""), (b"c", b"3"), (b"a", b"1")])
+    )
+    assert (found.identical, found.rows, found.whole) == (3, 4, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "different", "missing", "strange"),
+    [
+        ([(b"a", b"1"), (b"b", b"x")], [b"b"], [], []),
+        ([(b"a", b"1"), (b"b", None)], [b"b"], [], []),
+        ([(b"a", b"1"), (b"a", b"x"), (b"b", b"2")], [b"a"], [], []),
+        ([(b"a", b"x"), (b"a", b"1"), (b"b", b"2")], [b"a"], [], []),
+        ([(b"a", b"1")], [], [b"b"], []),
+        ([], [], [b"a", b"b"], []),
+        ([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")], [], [], [b"c"]),
+        ([(b"a", b"1"), (b"b", b"2"), (None, b"3")], [], [], [b""]),
+    ],
+)
+def test_compare_finds(
+    tmp_path: Path,
+    rows: list[tuple[bytes | None, bytes | None]],
+    different: list[bytes],
+    missing: list[bytes],
+    strange: list[bytes],
+) -> None:
+    """Another value (also beside the right one), a null, a key that is missing, and one that nobody sent are found."""
+    found = compare(digests(a=b"1", b=b"2"), parquet(tmp_path, rows))
+    assert (found.different, found.missing, found.strange) == (different, missing, strange)
+    assert not found.whole
+    assert found.identical == 2 - len(different) - len(missing)
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+def test_demo_says_what_is_missing(tmp_path: Path) -> None:
+    """No files, no Java: status 2, one line, and nothing was started."""
+    empty = demo(str(tmp_path))
+    assert (empty.returncode, empty.stderr) == (2, f"wideload: INPUT: there is no file in {tmp_path}\n")
+    (tmp_path / "file").write_bytes(b"x")
+    no_java = demo(str(tmp_path), environ={"JAVA_HOME": str(tmp_path), "PATH": ""})
+    assert no_java.returncode == 2
+    assert no_java.stderr.startswith("wideload: demo: JAVA_HOME is ")
+    assert no_java.stderr.count("\n") == 1
+    assert "Install Java 17" in no_java.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.integration
+def test_demo_whole_way(tmp_path: Path) -> None:
+    """Files of any size and name arrive identical; the folder is removed, and no process is left."""
+    for name, size in (("empty", 0), ("sub/small ü", 1_000), ("sub/large", 3_000_000)):
+        path = tmp_path / "input" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(size))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = demo(str(tmp_path / "input"), environ={"TMPDIR": str(scratch)})
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "3 of 3 payloads identical"
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    table = {cell[0]: cell[1] for cell in cells}
+    assert (table["messages"], table["offloaded"], table["payload store"]) == ("3", "1", "3.0 MB")
+    assert "\r" not in done.stdout + done.stderr  # no bar where there is no terminal
+    assert [path.name for path in scratch.iterdir() if path.name.startswith("wideload-")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_demo_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM in the middle ends broker and worker, and removes the folders."""
+    source = tmp_path / "input"
+    source.mkdir()
+    (source / "file").write_bytes(b"x" * 2_000_000)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "demo", str(source)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("start the worker"):
+                break
+        started = running(str(scratch))
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        assert process.wait(60) == 130, rest
+    assert started, "broker and worker ran"
+    assert [path.name for path in scratch.iterdir() if path.name.startswith("wideload-")] == []
+    deadline = time.monotonic() + 10
+    while running(str(scratch)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(str(scratch)) == []
+
+
+def running(mark: str) -> list[int]:
+    """Processes that have `mark` in their command line."""
+    import psutil
+
+    return [
+        process.info["pid"]
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if any(mark in word for word in process.info["cmdline"] or ())
+    ]

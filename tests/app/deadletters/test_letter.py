@@ -1,0 +1,131 @@
+"""Dead letters: the record whole, and Connect's headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app.deadletters.letter import Cause, Letter, dead_letter
+from transforms.errors import PayloadCorruptError
+from transforms.record import Header, Record
+
+
+@dataclass(frozen=True)
+class Source:
+    """A record as it was read."""
+
+    key: bytes | None = b"k"
+    value: bytes | None = b"v"
+    headers: tuple[Header, ...] = (("h", b"1"), ("h", None))
+    timestamp: int = 1_700_000_000_123
+    topic: str = "raw"
+    partition: int = 3
+    offset: int = 2**40
+
+
+def letter_of(error: BaseException, source: Source | None = None, *, context: bool = True) -> Record:
+    """The dead letter for `error`."""
+    source = source or Source()
+    cause = Cause(error, pipeline="orders", stage="offload,inflate", context=context)
+    return dead_letter(source, cause.headers(source))
+
+
+def fail(error: Exception) -> None:
+    """Raises `error`."""
+    raise error
+
+
+def raised(error: Exception) -> Exception:
+    """`error` with a traceback."""
+    try:
+        fail(error)
+    except type(error) as exc:
+        return exc
+    return error
+
+
+def test_dead_letter_has_the_headers_of_connect() -> None:
+    """Names, order and forms are those of Kafka Connect's dead-letter reporter."""
+    error = raised(PayloadCorruptError("memory://x/orders/1", "size", expected="9 bytes", found="8 bytes"))
+    letter = letter_of(error)
+    *own, trace = letter.headers
+    prefix = "__connect.errors."
+    assert own == [
+        ("h", b"1"),
+        ("h", None),
+        (prefix + "topic", b"raw"),
+        (prefix + "partition", b"3"),
+        (prefix + "offset", b"1099511627776"),
+        (prefix + "connector.name", b"orders"),
+        (prefix + "task.id", b"0"),
+        (prefix + "stage", b"TRANSFORMATION"),
+        (prefix + "class.name", b"offload,inflate"),
+        (prefix + "exception.class.name", b"transforms.errors.PayloadCorruptError"),
+        (prefix + "exception.message", str(error).encode()),
+    ]
+    assert trace[0] == prefix + "exception.stacktrace"
+    assert (trace[1] or b"").startswith(b"Traceback (most recent call last):")
+    assert (trace[1] or b"").rstrip().endswith(str(error).encode())
+
+
+@pytest.mark.parametrize(
+    "source", [Source(), Source(key=None), Source(value=None), Source(value=b"", headers=()), Source(timestamp=-1)]
+)
+def test_dead_letter_is_the_record_whole(source: Source) -> None:
+    """Without context headers it is the record, and nothing else."""
+    letter = letter_of(ValueError("no"), source, context=False)
+    assert letter == Record(source.key, source.value, source.headers, source.timestamp)
+    with_context = letter_of(ValueError("no"), source)
+    assert with_context.headers[: len(source.headers)] == source.headers
+    assert (with_context.key, with_context.value) == (source.key, source.value)
+
+
+def nested(depth: int) -> Exception:
+    """An error with a long chain of causes."""
+    error: Exception = ValueError("the root")
+    for number in range(depth):
+        step = RuntimeError(f"step {number}")
+        step.__cause__ = error
+        error = raised(step)
+    return error
+
+
+@given(st.text(st.characters(), max_size=50), st.integers(0, 4_000))
+@example("\udcff", 1)  # a byte of a file name that is not UTF-8
+@example("\udcff", 4_000)
+def test_headers_are_bounded_and_utf8(text: str, times: int) -> None:
+    """Whatever an error says, its headers are UTF-8 of a bounded size: a letter must not grow past its topic."""
+    letter = letter_of(raised(ValueError(text * times)), Source(headers=()))
+    assert sum(len(name) + len((value or b"").decode().encode()) for name, value in letter.headers) < 12_000
+
+
+def test_long_trace_keeps_its_end() -> None:
+    """The last lines of a trace say what happened; they survive the cut."""
+    trace = (dict(letter_of(nested(100)).headers)["__connect.errors.exception.stacktrace"] or b"").decode()
+    assert trace.startswith("…")
+    assert trace.rstrip().endswith("RuntimeError: step 99")
+    assert len(trace.encode()) <= 8_192
+
+
+def test_trace_shows_no_values() -> None:
+    """A trace has lines of code, not what stood in variables."""
+    secret = "hunter2"
+
+    def fails(password: str) -> None:
+        raise ValueError(f"of {len(password)} characters")
+
+    try:
+        fails(secret)
+    except ValueError as exc:
+        letter = letter_of(exc)
+    assert all(b"hunter2" not in (value or b"") for _, value in letter.headers)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "-1", "1e3", "", "٣", "9" * 11])
+def test_place_that_is_none(number: str) -> None:
+    """What Connect's headers say of a place is anybody's: a number that Kafka cannot have is no place, and no error."""
+    letter = Letter(Record(None, b""), {"topic": "raw", "partition": number, "offset": "7"})
+    assert letter.place is None

@@ -1,0 +1,145 @@
+"""Which brokers do not answer, as it follows from what clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import RequestTimedOutError
+from aiokafka.protocol.metadata import MetadataResponse_v5
+
+from app.kafka.broker_health import Brokers
+
+
+class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
+    """A client whose connections and answers the test decides on."""
+
+    def __init__(self) -> None:
+        super().__init__(bootstrap_servers="boot:1")
+        self.connects = True
+        self.answer: Any = None
+        self.leader = 1
+        self.meet()
+
+    def meet(self, *numbers: int) -> None:
+        """Metadata with these brokers."""
+        brokers = [(number, f"b{number}", 9, None) for number in numbers or (1,)]
+        partitions: list[Any] = [(0, 0, 1, [1], [1], []), (0, 1, self.leader, [1], [1], [])]
+        self.cluster.update_metadata(MetadataResponse_v5(0, brokers, None, 1, [(0, "t", False, partitions)]))
+
+    async def _get_conn(self, node_id: int, *, group: int = 0, no_hint: bool = False) -> Any:
+        return object() if self.connects else None
+
+    async def send(self, node_id: int, request: object, *, group: int = 0) -> Any:
+        await self._get_conn(node_id, group=group)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return await self.answer() if callable(self.answer) else self.answer
+
+
+class JoinGroupRequest:
+    """Has its name of aiokafka's."""
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """The clock, to be set."""
+    return [100.0]
+
+
+def told(brokers: Brokers) -> str | None:
+    """What it says now."""
+    return brokers.trouble
+
+
+async def watched(now: list[float]) -> tuple[Brokers, Client]:
+    """Brokers, and the one client that they watch."""
+    brokers, client = Brokers(["t"], 0.5, clock=lambda: now[0]), Client()
+    brokers.watch(client)
+    return brokers, client
+
+
+async def test_trouble_ends_with_the_next_connection(now: list[float]) -> None:
+    """A broker that cannot be connected to does not answer, since the first time; once it can, all is well."""
+    brokers, client = await watched(now)
+    client.connects = False
+    assert not await client.ready(1)
+    first = told(brokers)
+    assert first is not None
+    assert first.startswith("broker b1:9 does not answer since 20")
+    now[0] += 30
+    assert not await client.ready(1)
+    now[0] += 40
+    assert told(brokers) is not None  # told again 40 s ago
+    client.connects = True
+    assert await client.ready(1)
+    assert told(brokers) is None
+
+
+async def test_trouble_of_a_request_that_timed_out(now: list[float]) -> None:
+    """A broker that takes a request and does not answer it is told of, until it answers one."""
+    brokers, client = await watched(now)
+    client.answer = RequestTimedOutError()
+    with pytest.raises(RequestTimedOutError):
+        await client.send(1, object())
+    assert "b1:9" in str(told(brokers))
+    client.answer = None
+    await client.send(1, object())
+    assert told(brokers) is None
+
+
+async def test_trouble_of_a_request_without_an_answer(now: list[float]) -> None:
+    """One that waits for its answer is told of before it times out; one that may wait is not."""
+    brokers, client = await watched(now)
+    seen: list[str | None] = []
+
+    async def late() -> None:
+        for _ in range(2):
+            seen.append(told(brokers))
+            now[0] += 10.6
+
+    client.answer = late
+    await client.send(1, object())
+    await client.send(1, JoinGroupRequest())
+    assert [bool(each) for each in seen] == [False, True, False, False]
+    assert told(brokers) is None
+
+
+async def test_trouble_of_a_broker_that_nobody_needs(now: list[float]) -> None:
+    """A broker that has left the cluster, or that nobody has asked for a minute, is no trouble."""
+    brokers, client = await watched(now)
+    client.connects = False
+    await client.ready(1)
+    client.meet(2)
+    assert told(brokers) is None
+    client.meet(1, 2)
+    assert told(brokers) is not None
+    now[0] += 60
+    assert told(brokers) is None
+
+
+async def test_trouble_of_a_partition_without_a_leader(now: list[float]) -> None:
+    """A partition that has no leader holds its records up, though each broker answers."""
+    brokers, client = await watched(now)
+    client.leader = -1
+    client.meet()
+    assert str(told(brokers)).startswith("partition 1 of topic t without a leader since 20")
+    client.leader = 1
+    client.meet()
+    assert told(brokers) is None
+
+
+async def test_silence_ends_with_the_answer_of_any(now: list[float]) -> None:
+    """None answers for so long only where nobody has answered meanwhile."""
+    brokers, client = await watched(now)
+    client.connects = False
+    await client.ready(1)
+    now[0] += 5
+    assert (await asyncio.wait_for(brokers.silent(5), 1)).startswith("no broker answers since 20")
+    client.connects = True
+    await client.ready(1)
+    now[0] += 60
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(brokers.silent(5), 0.01)

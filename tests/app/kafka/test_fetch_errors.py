@@ -1,0 +1,63 @@
+"""What becomes of fetches that a broker refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v4
+
+from app.kafka.fetch_errors import Fetches
+
+PLACE = TopicPartition("t", 0)
+FETCH = FetchRequest(500, 1, 1_000, 0, [("t", [(0, 0, 1_000)])])
+STORAGE, NOT_LEADER, STALE_EPOCH = 56, 6, 74
+
+
+class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
+    """A client whose broker answers as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__(bootstrap_servers="boot:1")
+        self.code = 0
+        self.looked = 0
+
+    async def send(self, node_id: int, request: object, *, group: int = 0) -> Any:
+        return FetchResponse_v4(0, [("t", [(0, self.code, 1, 1, [], b"")])])
+
+    def force_metadata_update(self) -> None:
+        self.looked += 1
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(STORAGE, "KafkaStorageError since 20"), (STALE_EPOCH, "error 74 of Kafka's protocol since 20")]
+)
+async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None:
+    """A refusal that aiokafka does not foresee lets the client look for the leaders, and is told while it lasts."""
+    client = Client()
+    fetches = Fetches(client, 0.01)
+    assert fetches.trouble({PLACE}) is None
+    client.code = code
+    for _ in range(2):
+        assert (await client.send(1, FETCH)).topics[0][1][0][1] == code
+    assert client.looked == 2
+    assert f"partition 0 of topic t cannot be read: {told}" in str(fetches.trouble({PLACE}))
+    client.code = NOT_LEADER
+    await client.send(1, FETCH)
+    assert fetches.trouble({PLACE}) is not None
+    client.code = 0
+    await client.send(1, FETCH)
+    assert fetches.trouble({PLACE}) is None
+    assert client.looked == 2
+
+
+async def test_refusal_of_a_partition_of_others() -> None:
+    """What cannot be read of a partition that went to another worker is that one's to tell."""
+    client = Client()
+    fetches = Fetches(client, 0.0)
+    client.code = STORAGE
+    await client.send(1, FETCH)
+    assert fetches.trouble(()) is None
+    assert fetches.trouble({PLACE}) is None

@@ -1,0 +1,35 @@
+"""Batches that aiokafka cannot read."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.util import calc_crc32c
+
+from app.kafka.batches.raw import raw_batch
+from app.kafka.undecodable import _decoded
+from transforms.record import Record
+
+PLACE = TopicPartition("raw", 0)
+ODD = (("\udcff", b""),)
+
+
+def damaged(first: int) -> bytes:
+    """A batch of two records, from an offset on; the second has less than it says. Its checksum is right."""
+    batch = bytearray(raw_batch([Record(b"k", b"v", ODD), Record(b"k", b"v", ODD)]).built())
+    batch[0:8] = first.to_bytes(8)
+    batch[-1] = 0x7E  # the length of the last header's value
+    batch[17:21] = calc_crc32c(bytes(batch[21:])).to_bytes(4)
+    return bytes(batch)
+
+
+def test_nothing_of_a_damaged_batch_is_read_twice() -> None:
+    """Of what is behind the batch that was asked for, a batch that is damaged is left to the next read, whole."""
+    good = bytes(raw_batch([Record(b"k", b"v", ODD)]).built())
+    found = _decoded(PLACE, 0, good + damaged(1))
+    assert found is not None
+    records, end = found
+    assert ([record.offset for record in records], end) == ([0], 1)
+    with pytest.raises(CorruptRecordException, match="offset 1: malformed record"):
+        _decoded(PLACE, 1, damaged(1))

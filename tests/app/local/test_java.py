@@ -1,0 +1,71 @@
+"""Where Java is looked for, and what is said of one that does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.local.java import JavaMissingError, find, locate, parse_version
+
+
+@pytest.mark.parametrize(
+    ("output", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15\nOpenJDK Runtime Environment', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "22" 2024-03-19', 22),
+        ('openjdk version "21-ea" 2023-09-19', 21),
+        ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "17.0.1"', 17),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.", None),
+        ("", None),
+    ],
+)
+def test_parse_version(output: str, version: int | None) -> None:
+    """The major version, in the old and the new way to write it."""
+    assert parse_version(output) == version
+
+
+def java_that_prints(folder: Path, text: str) -> dict[str, str]:
+    command = folder / "bin" / "java"
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    command.chmod(0o755)
+    return {"JAVA_HOME": str(folder)}
+
+
+@pytest.mark.parametrize("version", [17, 22])
+def test_find_takes_java(tmp_path: Path, version: int) -> None:
+    """The oldest and the newest Java that do are taken."""
+    environ = java_that_prints(tmp_path, f'openjdk version "{version}.0.1"')
+    assert find(environ).version == version
+    assert find(environ).path == tmp_path / "bin" / "java"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('openjdk version "16.0.2"', "Java 16 was found"),
+        ('openjdk version "23"', "does not run on 23 or newer"),
+        ("Unable to locate a Java Runtime.", "but: Unable to locate a Java Runtime."),
+    ],
+)
+def test_find_refuses_java(tmp_path: Path, text: str, said: str) -> None:
+    """A Java that is too old, too new or none at all is refused, with what to install."""
+    with pytest.raises(JavaMissingError) as caught:
+        find(java_that_prints(tmp_path, text))
+    assert said in str(caught.value)
+    assert "Install Java 17 to 22 (" in str(caught.value)
+
+
+def test_locate_prefers_java_home(tmp_path: Path) -> None:
+    """JAVA_HOME wins over PATH, as it does for Spark."""
+    environ = java_that_prints(tmp_path, "") | {"PATH": "/usr/bin"}
+    assert locate(environ) == tmp_path / "bin" / "java"
+
+
+@pytest.mark.parametrize("variable", ["JAVA_HOME", "PATH"])
+def test_locate_finds_none(tmp_path: Path, variable: str) -> None:
+    """Without Java the message names the variable that was looked at."""
+    with pytest.raises(JavaMissingError, match=variable):
+        locate({variable: str(tmp_path)})

@@ -1,0 +1,84 @@
+"""The archive of the jobs' code: what is in it, and that a job runs with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from app.local.jobs_archive import PACKAGES, write
+from tests.integration.topics import read_all, send
+from transforms.reference import is_reference
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+from jobs import backfill
+
+def place(_):
+    from jobs import backfill_range
+    return backfill_range.__file__
+
+spark = SparkSession.builder.getOrCreate()
+print(backfill.__file__, *spark.sparkContext.parallelize([0], 1).map(place).collect())
+sys.exit(backfill.main())
+"""
+
+
+def test_archive_is_the_same_each_time(tmp_path: Path) -> None:
+    """It holds every module of the packages, in order, and does not hang on the time when it is made."""
+    number = write(tmp_path / "one" / "jobs.zip")
+    os.utime(REPOSITORY / "jobs" / "__init__.py")
+    assert write(tmp_path / "two.zip") == number
+    assert (tmp_path / "one" / "jobs.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    names = ZipFile(tmp_path / "two.zip").namelist()
+    expected = [file.relative_to(REPOSITORY) for name in PACKAGES for file in (REPOSITORY / name).rglob("*.py")]
+    assert names == sorted(map(str, expected))
+    assert {name.partition("/")[0] for name in names} == set(PACKAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_job_runs_with_the_archive_alone(broker: str, make_topic: Callable[..., str], tmp_path: Path) -> None:
+    """In a folder with nothing but the archive, driver and executors take the jobs' code from it."""
+    folder = tmp_path / "submit"
+    write(folder / "jobs.zip")
+    (folder / "run.py").write_text(JOB)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PATH": path}
+    source, sink = make_topic(), make_topic()
+    send(broker, source, [(0, b"k", bytes(2_000), [("x", b"1")], 1_600_000_000_000)])
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"),
+            *("--py-files", "jobs.zip", "--conf", "spark.log.level=ERROR", "--conf", "spark.ui.enabled=false"),
+            *("run.py", "--bootstrap-servers", broker, "--source", source, "--sink", sink, "--to", "references"),
+            *("--checkpoint", str(tmp_path / "checkpoint"), "--threshold-bytes", "1000"),
+            *("--store", "large.message.payload.store.class=filesystem"),
+            *("--store", f"filesystem.root={tmp_path / 'payloads'}"),
+        ],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    places, last = done.stdout.splitlines()[-2:]
+    assert [place.partition("jobs.zip")[2] for place in places.split()] == [
+        "/jobs/backfill.py",
+        "/jobs/backfill_range.py",
+    ]
+    summary = json.loads(last)
+    assert (summary["status"], summary["written"], summary["payloads"]) == ("done", 1, 1)
+    ((found,),) = read_all(broker, sink).values()
+    assert is_reference(found.headers)

@@ -1,0 +1,122 @@
+"""An outage: who asks meanwhile, how often, and how all go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from app.pipeline.circuit_breaker import Outage, pause
+
+
+def down(outage: Outage, failures: int = 5) -> None:
+    """Lets so many calls fail."""
+    for _ in range(failures):
+        outage.failed(probing=False)
+
+
+async def test_outage_begins_after_failures_in_a_row() -> None:
+    """A store that fails now and then is asked by all; one that fails five times running is down."""
+    outage = Outage(60.0)
+    down(outage, 4)
+    outage.answered()
+    down(outage, 4)
+    assert not outage.lasts
+    down(outage, 1)
+    assert outage.lasts
+
+
+async def test_outage_lets_one_ask_and_all_go_on_when_it_ends() -> None:
+    """While it lasts one record at a time asks, each another one; with the first answer all others may ask at once."""
+    outage = Outage(0.001)
+    down(outage)
+    asking, asked = 0, []
+    answers = iter([False, False, True])
+
+    async def ask(name: int) -> None:
+        nonlocal asking
+        tries = 0
+        while True:
+            async with outage.turn(tries) as probing:
+                asking += probing
+                assert asking <= 1
+                asked.append((name, probing))
+                await asyncio.sleep(0)
+                asking -= probing
+                if not probing or next(answers):
+                    outage.answered()
+                    return
+                outage.failed(probing=True)
+                tries += 1
+
+    await asyncio.wait_for(asyncio.gather(*map(ask, range(4))), 10)
+    assert asked[:3] == [(0, True), (1, True), (2, True)]
+    assert sorted(asked[3:]) == [(0, False), (1, False), (3, False)]
+    assert not outage.lasts
+
+
+async def test_outage_asks_less_and_less_often() -> None:
+    """The wait between two calls doubles, up to the longest that is allowed; a call that is late changes nothing."""
+    outage = Outage(0.45)
+    down(outage)
+    waits = []
+    for _ in range(3):
+        before = time.monotonic()
+        async with outage.turn(0) as probing:
+            assert probing
+            waits.append(time.monotonic() - before)
+            outage.failed(probing=False)
+            outage.failed(probing=True)
+    assert waits == [pytest.approx(least, abs=0.15) for least in (0.2, 0.4, 0.45)]
+
+
+async def test_outage_of_one_payload_holds_up_no_other_for_long() -> None:
+    """Where one payload alone cannot be had, a record that comes then asks soon, not after the waits of that one."""
+    outage = Outage(60.0)
+    down(outage)
+    for _ in range(8):
+        outage.failed(probing=True)  # it waits for most of a minute by now
+
+    async def bad() -> None:
+        tries = 9
+        while True:
+            async with outage.turn(tries) as probing:
+                outage.failed(probing=probing)
+                tries += 1
+
+    waiting = asyncio.create_task(bad())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10), outage.turn(0) as probing:
+        assert probing
+        outage.answered()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+
+
+async def test_outage_turn_that_is_cancelled_is_the_next_ones() -> None:
+    """A partition that is lost while its record was to ask leaves the turn to another."""
+    outage = Outage(0.001)
+    down(outage)
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        async with outage.turn(0):
+            entered.set()
+            await asyncio.Event().wait()
+
+    holder = asyncio.create_task(hold())
+    await asyncio.wait_for(entered.wait(), 10)
+    holder.cancel()
+    await asyncio.gather(holder, return_exceptions=True)
+    async with asyncio.timeout(10), outage.turn(0) as probing:
+        assert probing
+
+
+async def test_pause_is_none_before_the_first_try() -> None:
+    """Only what has failed waits, and no longer than is allowed."""
+    before = time.monotonic()
+    await pause(0, 60.0)
+    await pause(50, 0.01)
+    assert time.monotonic() - before < 5

@@ -1,0 +1,130 @@
+"""The passage: what is written of a message that will not be whole, and that others have their turn meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiokafka import TopicPartition
+
+from app.cluster.preflight import Topic
+from app.deadletters.writer import Letters
+from app.pipeline.budget import Budget, Share
+from app.pipeline.dispatch import Passage
+from app.pipeline.error_policy import Verdicts
+from app.pipeline.lane import Lane, Slot
+from app.pipeline.lanes import Lanes
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import Ending
+from tests.app.pipeline.test_error_policy import settings
+from tests.app.pipeline.test_termination import Read
+from transforms.assembly import Discarded
+
+PARTITION = TopicPartition("raw", 3)
+
+
+class Outlet:
+    """Writes nothing, and remembers it."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.held: list[bool] = []
+        self.begun = asyncio.Event()
+
+    def write(self, lane: Lane, slot: Slot) -> None:
+        """Takes a slot."""
+        assert slot.result is not None
+        self.begun.set()
+        self.values += [letter.value for letter in slot.result]
+        if slot.hold is not None:
+            slot.hold.last = slot.source.offset
+        self.held.append(lane.held_back(slot.source.offset + 1) == 0)
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+
+class Bench:
+    """A passage with all that it needs, and one lane."""
+
+    def __init__(self, limit: int) -> None:
+        share = Share(Budget(10_000_000))
+        self.lanes = Lanes(share, None)
+        self.lanes.open(PARTITION, 0)
+        self.outlet = Outlet()
+        self.stats = PipelineStats()
+        self.ending = Ending("p", lambda: None)
+        pipeline = settings()
+        letters = Letters(pipeline, Topic("dlq", 1, limit, "delete"), None)
+        self.passage = Passage(
+            cast(Any, SimpleNamespace()),
+            self.lanes,
+            share,
+            attempts=cast(Any, None),
+            verdicts=Verdicts(pipeline, letters, share, stats=self.stats, ending=self.ending),
+            outlet=cast(Any, self.outlet),
+            ending=self.ending,
+        )
+
+    @property
+    def lane(self) -> Lane:
+        """The only one."""
+        lane = self.lanes.get(PARTITION)
+        assert lane is not None
+        return lane
+
+
+def event(count: int) -> Discarded:
+    """A message of so many chunks that will not be whole."""
+    return Discarded("expired", "u", tuple(Read(offset, value=b"%d" % offset) for offset in range(count)), "late")
+
+
+async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
+    """The loop goes on between parts of them; all are written in order, and the commit waits for the last."""
+    count = 30_000
+    bench = Bench(1_000_000)
+    bench.passage.give_up(event(count))
+    assert bench.outlet.values == [], "it has only begun"
+    turns = 0
+    while bench.lane.slots:
+        await asyncio.sleep(0)
+        turns += 1
+    assert bench.ending.error is None
+    assert bench.outlet.values == [b"%d" % offset for offset in range(count)]
+    parts = len(bench.outlet.held)
+    assert turns >= parts - 1 >= 100
+    assert bench.outlet.held == [True] * (parts - 1) + [False], "held back until the last is durable"
+    assert bench.lane.held_back(count + 1) == count + 1
+    assert bench.stats.dead_letters == count
+
+
+async def test_letters_of_few_chunks_are_written_at_once() -> None:
+    """What takes no time takes no turn."""
+    bench = Bench(1_000_000)
+    bench.passage.give_up(event(3))
+    assert bench.outlet.values == [b"0", b"1", b"2"]
+    assert not bench.lane.slots
+
+
+async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
+    """Each goes in as many records as it needs, and counts as one."""
+    bench = Bench(500)
+    bench.passage.give_up(event(3))
+    await asyncio.gather(*bench.lane.tasks)
+    assert bench.ending.error is None
+    assert len(bench.outlet.values) > 3
+    assert bench.stats.dead_letters == 3
+
+
+async def test_letters_that_are_given_up_with_their_lane() -> None:
+    """A partition that is lost in the middle takes its letters with it: its next owner reads the chunks again."""
+    bench = Bench(1_000_000)
+    lane = bench.lane
+    bench.passage.give_up(event(5_000))
+    await bench.outlet.begun.wait()
+    bench.lanes.discard_all()
+    await asyncio.gather(*lane.tasks, return_exceptions=True)
+    written = len(bench.outlet.values)
+    bench.passage.release(lane)
+    assert len(bench.outlet.values) == written < 5_000

@@ -1,0 +1,115 @@
+"""A lane: what is held of one partition."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from aiokafka import TopicPartition
+
+from app.pipeline.lane import Lane, Slot, held_bytes
+from transforms.record import Header, Record
+
+
+@dataclass(frozen=True)
+class Source:
+    """A record as it was read."""
+
+    offset: int
+    topic: str = "raw"
+    partition: int = 3
+    key: bytes | None = None
+    value: bytes | None = b"v"
+    headers: tuple[Header, ...] = ()
+    timestamp: int = 0
+
+
+def lane() -> Lane:
+    """A lane from one partition to the same partition of the sink."""
+    return Lane(TopicPartition("raw", 3), 3)
+
+
+def test_lane_is_tracked_from_its_first_record() -> None:
+    """The first offset begins the tracker; later ones find it."""
+    partition = lane()
+    tracker = partition.tracked(7)
+    assert (tracker.safe(), partition.tracked(9) is tracker) == (7, True)
+
+
+def test_lane_is_busy_until_everything_is_durable() -> None:
+    """A record is held in a slot first, then in a batch; the lane is idle when it is in neither."""
+    partition = lane()
+    assert not partition.busy
+    tracker = partition.tracked(0)
+    busy = []
+    partition.slots.append(Slot(Source(0), held=1))
+    busy.append(partition.busy)
+    partition.slots.clear()
+    busy.append(partition.busy)
+    span = tracker.span(0)
+    tracker.released = 1
+    busy.append(partition.busy)
+    span.durable = True
+    busy.append(partition.busy)
+    assert busy == [True, False, True, False]
+
+
+async def test_lane_that_is_discarded_stops_its_work() -> None:
+    """Work on a partition that was lost is cancelled, and nothing of it is held."""
+    partition = lane()
+    task = asyncio.create_task(asyncio.sleep(60))
+    partition.tasks.add(task)
+    partition.slots.append(Slot(Source(0), held=1))
+    partition.discard()
+    await asyncio.wait([task], timeout=2)
+    assert (task.cancelled(), list(partition.slots)) == (True, [])
+
+
+def test_lane_keeps_little_of_records_of_which_nothing_is_written() -> None:
+    """Behind a record that takes its time they wait as one offset: their values are nowhere counted."""
+    partition = lane()
+    first = Source(3)
+    partition.slots.append(Slot(first, held=1))
+    for offset in range(4, 1_000):
+        partition.skip(Source(offset, value=bytes(100)))
+    partition.slots.append(Slot(Source(1_000), held=1))
+    partition.skip(Source(1_001))
+    assert [(slot.source.offset, slot.source.value, slot.result) for slot in partition.slots] == [
+        (3, b"v", None),
+        (999, None, ()),
+        (1_000, b"v", None),
+        (1_001, None, ()),
+    ]
+    assert partition.tracked(0).safe() == 4
+
+
+def test_slot_that_is_finished_holds_its_result() -> None:
+    """What comes free is what the record held beyond its result; a result that is larger takes more."""
+    small, large = Source(0, key=b"kk", value=b"v" * 10), Source(0, value=b"v" * 1_000)
+    slot = Slot(large, held=5_000)
+    freed = slot.finish((small, small))
+    assert (freed, slot.held, slot.result, slot.dead) == (5_000 - 2 * 412, 2 * 412, (small, small), False)
+    assert (slot.finish((large,), dead=True), slot.held, slot.dead) == (2 * 412 - 1_400, 1_400, True)
+    assert (slot.finish(()), slot.held, slot.result) == (1_400, 0, ())
+
+
+def test_slot_that_is_finished_lets_go_of_its_record() -> None:
+    """It may wait for hours behind another; what the budget counts no more must not be there any more either."""
+    slot = Slot(Source(7, key=b"k", value=b"v" * 1_000), held=1_400)
+    slot.finish((Source(7, value=b"reference"),))
+    place = slot.source
+    assert (place.topic, place.partition, place.offset, place.key, place.value) == ("raw", 3, 7, None, None)
+
+
+def test_held_bytes_count_headers() -> None:
+    """Key, value, headers, and what Python needs for the record and for each header."""
+    assert held_bytes(Record(None, None)) == 400
+    assert held_bytes(Record(b"key", b"value", (("name", b"12345"), ("n", None)))) == 400 + 8 + 160 + 9 + 160 + 1
+
+
+def test_lane_is_busy_while_records_wait_for_a_transaction() -> None:
+    """Whoever waits until a lane holds nothing waits for those that have left for the next transaction too."""
+    partition = lane()
+    assert not partition.busy
+    partition.waiting = 1
+    assert partition.busy

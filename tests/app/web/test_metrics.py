@@ -1,0 +1,148 @@
+"""Metrics in Prometheus' form, as Prometheus' own parser reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from aiokafka import TopicPartition
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.kafka.batches.numbers import BatchNumbers
+from app.pipeline.budget import Budget
+from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
+from app.web.metrics import COUNTERS, Metrics
+from tests.app.reports import Flow, Pipeline
+
+
+def families_of(*pipelines: Pipeline, limit: int = 1_000) -> dict[str, Metric]:
+    """What a scrape reads."""
+    text = Metrics(pipelines, Budget(limit)).text().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def samples_of(family: Metric) -> dict[tuple[str, ...], float]:
+    """Value by the values of the labels, in the order of their names."""
+    return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in family.samples}
+
+
+def test_every_number_of_the_stats_is_a_metric() -> None:
+    """A counter that is added to PipelineStats appears on the page, under its own name."""
+    numbers = {field.name for field in dataclasses.fields(PipelineStats) if field.type == "int"}
+    assert {attribute for _, attribute, _ in COUNTERS} == numbers
+    stats = PipelineStats()
+    for number, attribute in enumerate(sorted(numbers), start=1):
+        setattr(stats, attribute, number)
+    families = families_of(Pipeline(stats=stats))
+    for name, attribute, text in COUNTERS:
+        family = families[name]
+        assert (family.type, family.documentation) == ("counter", text)
+        assert [sample.name for sample in family.samples] == [f"{name}_total"]
+        assert samples_of(family) == {("p",): getattr(stats, attribute)}
+
+
+def test_store_seconds_is_a_histogram() -> None:
+    """Buckets are cumulative, the last holds all, and a value on a bound belongs below it."""
+    stats = PipelineStats()
+    for seconds in (0.0, 0.001, 0.0011, 59.9, 60.0, 61.0, 0.2):
+        stats.publish.observe(seconds)
+    family = families_of(Pipeline(stats=stats))["wideload_store_seconds"]
+    published = [sample for sample in family.samples if sample.labels["operation"] == "publish"]
+    buckets = [(float(s.labels["le"]), s.value) for s in published if s.name.endswith("_bucket")]
+    assert [bound for bound, _ in buckets] == [*STORE_SECONDS, math.inf]
+    counts = [count for _, count in buckets]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 3, 6, 7)
+    assert {s.name: s.value for s in published if "le" not in s.labels} == {
+        "wideload_store_seconds_count": 7,
+        "wideload_store_seconds_sum": pytest.approx(0.001 + 0.0011 + 59.9 + 60 + 61 + 0.2),
+    }
+
+
+def test_latency_before_the_first_call() -> None:
+    """An empty histogram is one, too."""
+    assert sum(Latency().counts) == 0
+    family = families_of(Pipeline())["wideload_store_seconds"]
+    assert {sample.value for sample in family.samples} == {0}
+
+
+@pytest.mark.parametrize(
+    ("position", "lag", "committed"),
+    [((9, 5, 12), 7, 5), ((9, 9, 9), 0, 9), ((9, 9, 8), 0, 9), ((9, 5, None), None, 5), ((9, None, 12), None, None)],
+)
+def test_lag_is_the_end_less_the_committed_offset(
+    position: tuple[int | None, int | None, int | None], lag: int | None, committed: int | None
+) -> None:
+    """What is not known is absent, and a lag is never below zero."""
+    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 3): position})))
+    labels = ("3", "p", "raw")
+    assert samples_of(families["wideload_lag_records"]).get(labels) == lag
+    assert samples_of(families["wideload_committed_offset"]).get(labels) == committed
+
+
+def test_pipelines_are_told_apart() -> None:
+    """Each has its own label; what is in flight is by pipeline, the limit is the worker's."""
+    families = families_of(
+        Pipeline("a", flow=Flow(in_flight_bytes=5), degraded="the store is down"),
+        Pipeline("b", status="RESTARTING"),
+        Pipeline("c", status="FAILED"),
+    )
+    assert samples_of(families["wideload_pipeline_degraded"]) == {("a",): 1, ("b",): 0, ("c",): 0}
+    assert samples_of(families["wideload_pipeline_running"]) == {("a",): 1, ("b",): 0, ("c",): 0}
+    assert samples_of(families["wideload_in_flight_bytes"]) == {("a",): 5, ("b",): 0, ("c",): 0}
+    assert samples_of(families["wideload_in_flight_limit_bytes"]) == {(): 1_000}
+
+
+def test_labels_are_escaped() -> None:
+    """Names that a broker would not take still cannot break the page."""
+    topic = 'a"b\\c\nd'
+    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition(topic, 0): (1, 1, 1)})))
+    assert samples_of(families["wideload_lag_records"]) == {("0", "p", topic): 0}
+
+
+def test_names_follow_the_conventions() -> None:
+    """All are ours or the process's; units are base units; counters end in _total; every metric has its help."""
+    families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)})))
+    ours = [family for name, family in families.items() if name.startswith("wideload_")]
+    others = {name.partition("_")[0] for name in families if not name.startswith("wideload_")}
+    assert others == {"process", "python"}
+    assert all(family.documentation.endswith(".") for family in ours)
+    names = {sample.name for family in ours if family.type == "counter" for sample in family.samples}
+    assert all(name.endswith("_total") for name in names)
+    assert names == {f"{name}_total" for name, _, _ in COUNTERS} | {"wideload_producer_batch_split_total"}
+
+
+def test_producer_numbers_have_kafkas_names() -> None:
+    """Splits, sizes and records of the pipeline, compression and errors by topic; nothing where nothing was sent."""
+    stats = PipelineStats(batches=BatchNumbers(lambda: 7.0))
+    stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
+    stats.batches.delivered("a", wire_bytes=300, uncompressed_bytes=400, records=5)
+    stats.batches.failed("b", 2)
+    stats.batches.split()
+    families = families_of(Pipeline(stats=stats))
+    found = {
+        name.removeprefix("wideload_producer_"): samples_of(family)
+        for name, family in families.items()
+        if name.startswith("wideload_producer_")
+    }
+    assert found == {
+        "batch_split": {("p",): 1},
+        "batch_split_rate": {("p",): 1},
+        "batch_size_avg": {("p",): 200},
+        "records_per_request_avg": {("p",): 4},
+        "record_error": {("p", "a"): 0, ("p", "b"): 2},
+        "record_error_rate": {("p", "a"): 0, ("p", "b"): 2},
+        "compression_rate_avg": {("p",): 0.5},
+        "compression_rate": {("p", "a"): 0.5},
+    }
+    assert samples_of(families_of(Pipeline())["wideload_producer_batch_size_avg"]) == {}
+
+
+def test_scrapes_do_not_add_up() -> None:
+    """A second scrape says the same, and two workers in a process do not share a registry."""
+    metrics = Metrics([Pipeline()], Budget(1))
+    first, second = (metrics.text().decode().count("wideload_records_in_total{") for _ in range(2))
+    assert (first, second) == (1, 1)
+    assert b"wideload_lag_records" in Metrics([Pipeline()], Budget(1)).text()

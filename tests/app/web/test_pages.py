@@ -1,0 +1,292 @@
+"""The worker's pages, and what they say of its health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import faust
+import pytest
+from aiokafka import TopicPartition
+
+from app.application import Application
+from app.chunks.rate import Rate
+from app.kafka.batches.numbers import BatchNumbers
+from app.pipeline.budget import Budget
+from app.pipeline.stats import PipelineStats
+from app.web.pages import add_pages, health, pipeline_page
+from tests.app.configurations import HEAD, ORDERS, settings_of
+from tests.app.reports import Flow, Pipeline, pipeline_settings
+
+STORE_DOWN = "the store is down"
+
+# pipelines; status and ready; reasons by name
+HEALTH = [
+    ([Pipeline()], "ok", True, {}),
+    ([Pipeline("a"), Pipeline("b")], "ok", True, {}),
+    ([Pipeline(last_error="of yesterday")], "ok", True, {}),
+    ([Pipeline(degraded=STORE_DOWN)], "degraded", True, {"p": STORE_DOWN}),
+    ([Pipeline(degraded=STORE_DOWN, last_error="of yesterday")], "degraded", True, {"p": STORE_DOWN}),
+    ([Pipeline(status="STARTING")], "degraded", False, {"p": "starting"}),
+    ([Pipeline(status="STOPPED")], "degraded", False, {"p": "stopped"}),
+    ([Pipeline(status="RESTARTING", last_error="no broker")], "degraded", False, {"p": "no broker"}),
+    (
+        [Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5)],
+        "degraded",
+        False,
+        {"p": "no broker (since 1970-01-01T00:00:00+00:00)"},
+    ),
+    (
+        [Pipeline(status="RESTARTING", last_error="no broker", degraded=STORE_DOWN)],
+        "degraded",
+        False,
+        {"p": "no broker"},
+    ),
+    ([Pipeline(status="FAILED", last_error="a record")], "failed", False, {"p": "a record"}),
+    ([Pipeline("a"), Pipeline("b", status="FAILED", last_error="x")], "failed", False, {"b": "x"}),
+    (
+        [Pipeline("a", status="FAILED", last_error="x"), Pipeline("b", degraded=STORE_DOWN), Pipeline("c")],
+        "failed",
+        False,
+        {"a": "x", "b": STORE_DOWN},
+    ),
+    (
+        [Pipeline("a", status="STARTING"), Pipeline("b", status="FAILED", last_error="x")],
+        "failed",
+        False,
+        {"a": "starting", "b": "x"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("pipelines", "status", "ready", "reasons"), HEALTH)
+def test_health_is_that_of_the_worst_pipeline(
+    pipelines: list[Pipeline],
+    status: str,
+    ready: bool,  # noqa: FBT001
+    reasons: dict[str, str],
+) -> None:
+    """Failed goes before degraded, degraded before ok; ready only where every pipeline runs; reasons by name."""
+    assert health(pipelines) == {"status": status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def test_pipeline_page_says_where_it_stands() -> None:
+    """State, settings, counts, and each partition in order, with what is not known as null."""
+    partitions = {
+        TopicPartition("raw", 10): (7, 5, 12),
+        TopicPartition("raw", 2): (None, None, None),
+        TopicPartition("raw", 9): (9, 9, 8),
+        TopicPartition("more", 11): (9, 9, None),
+    }
+    stats = PipelineStats(records_in=1, records_out=2, offloaded_records=3, inflated_records=4)
+    stats.dead_letters, stats.retries, stats.restarts, stats.transactions = 5, 6, 7, 17
+    stats.chunked_messages, stats.chunks_published, stats.assembled_messages, stats.duplicate_chunks = 2, 9, 8, 10
+    stats.late_chunks, stats.store_errors = 11, 12
+    stats.unwrapped_records, stats.wrapped_records = 13, 14
+    stats.discarded = {"expired": 1, "corrupt": 2}
+    stats.failed = {"reference-refused": 6}
+    stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
+    stats.batches = BatchNumbers(lambda: 0.0)
+    stats.batches.delivered("orders", wire_bytes=50, uncompressed_bytes=200, records=4)
+    stats.batches.split()
+    stats.batches.failed("orders", 1)
+    for rate in (stats.published_rate, stats.published_rate, stats.consumed_rate):
+        rate.count()
+    page = pipeline_page(
+        Pipeline(
+            last_error="x",
+            last_error_at=0.5,
+            degraded=STORE_DOWN,
+            flow=Flow(in_flight_bytes=8, pending_messages=3, pending_bytes=4, partitions=partitions),
+            stats=stats,
+        )
+    )
+    assert json.loads(json.dumps(page)) == {
+        "name": "p",
+        "state": "RUNNING",
+        "degraded": STORE_DOWN,
+        "last_error": "x",
+        "last_error_at": "1970-01-01T00:00:00.500000+00:00",
+        "topics": ["raw"],
+        "output_topic": "orders",
+        "transforms": ["offload"],
+        "group_id": "wideload-p",
+        "processing_guarantee": "at_least_once",
+        "in_flight_bytes": 8,
+        "records_in": 1,
+        "records_out": 2,
+        "offloaded_records": 3,
+        "inflated_records": 4,
+        "dead_letters": 5,
+        "store_errors": 12,
+        "retries": 6,
+        "restarts": 7,
+        "expired_records": 0,
+        "transactions": 17,
+        "msgChunkPublished": True,
+        "chunkedMessageRate": {"published": 2.0, "consumed": 1.0},
+        "chunked_messages": 2,
+        "chunks_published": 9,
+        "assembled_messages": 8,
+        "duplicate_chunks": 10,
+        "late_chunks": 11,
+        "discarded_messages": {"corrupt": 2, "expired": 1},
+        "failed_records": {"reference-refused": 6},
+        "pending_chunked_messages": 3,
+        "pending_chunked_bytes": 4,
+        "unwrapped_records": 13,
+        "wrapped_records": 14,
+        "producer": {
+            "batch-split-rate": 1.0,
+            "batch-split-total": 1,
+            "batch-size-avg": 50.0,
+            "records-per-request-avg": 4.0,
+            "compression-rate-avg": 0.25,
+            "record-error-rate": 1.0,
+            "record-error-total": 1,
+            "topics": {
+                "orders": {"compression-rate": 0.25, "record-error-rate": 1.0, "record-error-total": 1},
+            },
+        },
+        "partitions": [
+            {"topic": "more", "partition": 11, "position": 9, "committed": 9, "end": None, "lag": None},
+            {"topic": "raw", "partition": 2, "position": None, "committed": None, "end": None, "lag": None},
+            {"topic": "raw", "partition": 9, "position": 9, "committed": 9, "end": 8, "lag": 0},
+            {"topic": "raw", "partition": 10, "position": 7, "committed": 5, "end": 12, "lag": 7},
+        ],
+    }
+
+
+def test_pipeline_page_before_the_first_flow() -> None:
+    """A pipeline that has not begun has a page, too."""
+    page = pipeline_page(Pipeline(status="STARTING"))
+    assert (page["state"], page["partitions"], page["in_flight_bytes"]) == ("STARTING", [], 0)
+    assert (page["last_error"], page["last_error_at"]) == (None, None)
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def served(pipelines: list[Pipeline], port: int, folder: Path) -> AsyncIterator[str]:
+    """The pages on Faust's web server, without the rest of Faust; gives their address."""
+    app = faust.App(
+        "pages",
+        broker="kafka://localhost:1",
+        datadir=folder,
+        web_bind="127.0.0.1",
+        web_port=port,
+        loop=asyncio.get_running_loop(),
+    )
+    add_pages(app, pipelines, Budget(1_000))
+    web: Any = app.web  # its type is that of any driver; this one is on aiohttp
+    web.init_server()
+    await web.start_server()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await web.stop_server()
+
+
+async def get(url: str) -> tuple[int, str, bytes]:
+    """Status, content type and body of a page."""
+
+    def request() -> tuple[int, str, bytes]:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310  # a URL of this test
+                return response.status, response.headers["Content-Type"], response.read()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.headers["Content-Type"], exc.read()
+
+    return await asyncio.to_thread(request)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "code"),
+    [
+        (Pipeline(), 200),
+        (Pipeline(degraded=STORE_DOWN), 200),
+        (Pipeline(status="STARTING"), 503),
+        (Pipeline(status="RESTARTING", last_error="x"), 503),
+        (Pipeline(status="FAILED", last_error="x"), 503),
+    ],
+)
+async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_path: Path) -> None:
+    """A worker that is not ready answers 503 with the reasons; that it lives it says at /health/live with 200."""
+    async with served([pipeline], free_port, tmp_path) as address:
+        for path in ("/health", "/health/ready", "/"):
+            status, kind, body = await get(address + path)
+            assert (status, kind.partition(";")[0]) == (code, "application/json")
+            assert json.loads(body) == health([pipeline])
+        status, _, body = await get(address + "/health/live")
+        assert (status, json.loads(body)) == (200, {"live": True})
+
+
+async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:
+    """/pipelines is a list in the file's order, /metrics what Prometheus scrapes, another path is not there."""
+    pipelines = [Pipeline("b"), Pipeline("a", flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)}))]
+    async with served(pipelines, free_port, tmp_path) as address:
+        status, _, body = await get(address + "/pipelines")
+        assert (status, json.loads(body)) == (200, [pipeline_page(pipeline) for pipeline in pipelines])
+        status, kind, body = await get(address + "/metrics")
+        assert (status, kind) == (200, "text/plain; version=0.0.4")
+        assert b'wideload_lag_records{partition="0",pipeline="a",topic="raw"} 0.0' in body
+        assert (await get(address + "/nowhere"))[0] == 404
+
+
+@pytest.mark.parametrize("agents", [False, True])
+@pytest.mark.parametrize("debug", [False, True])
+async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debug: bool) -> None:
+    """Neither tables nor routes, graphs and assignments are shown, also beside agents and when debugging."""
+    settings = settings_of(f"web.port = {free_port}\n" + HEAD + ORDERS)
+    app = Application(settings)
+    app.conf.debug = debug
+    if agents:
+        table = app.Table("accounts", default=int)
+
+        @app.agent(app.topic("payments"))
+        async def pay(stream: Any) -> None:
+            async for payment in stream:
+                table[payment] += 1
+
+    web: Any = app.web
+    web.init_server()
+    await web.start_server()
+    try:
+        for path in (
+            *("/table/", "/table/accounts/", "/table/accounts/1/", "/tables/", "/router/", "/router/topics"),
+            *("/router/accounts/", "/router/accounts/1/", "/graph/", "/assignment/", "/performance/", "/stats/"),
+        ):
+            assert (await get(f"http://127.0.0.1:{free_port}{path}"))[0] == 404, path
+        assert (await get(f"http://127.0.0.1:{free_port}/health/live"))[0] == 200
+    finally:
+        await web.stop_server()
+
+
+@pytest.mark.parametrize(("name", "shown"), [("p", "p:raw:3"), ("p" * 200, "p" * 200)])
+def test_pipeline_page_has_transactional_ids(name: str, shown: str) -> None:
+    """With exactly once each partition says with which id it writes, in its short form too: brokers list them so."""
+    topic = "raw" if name == "p" else "raw" * 60
+    flow = Flow(partitions={TopicPartition(topic, 3): (1, 1, 1)})
+    settings = pipeline_settings(name, **{"processing.guarantee": "exactly_once"})
+    page = pipeline_page(Pipeline(name, flow=flow, own_settings=settings))
+    (partition,) = page["partitions"]
+    assert page["processing_guarantee"] == "exactly_once"
+    assert partition["transactional_id"].startswith(shown)
+    assert len(partition["transactional_id"]) <= 249
