@@ -18,7 +18,7 @@ from app.log_redaction import keep_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.service import Pipeline
 from app.web.pages import add_pages
-from app.web.server import Door
+from app.web.server import WebServer
 from transforms.errors import WideloadError
 
 __all__ = ["Application", "PipelinesFailedError"]
@@ -80,10 +80,10 @@ class Application(faust.App):
             )
             for pipeline in settings.pipelines
         ]
-        add_pages(self, self.pipelines, budget)
+        add_pages(self, self.pipelines, settings.in_flight_bytes)
 
-    def _new_web(self) -> Door:
-        return Door(self)
+    def _new_web(self) -> WebServer:
+        return WebServer(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
         """The web server, what agents need where there are any, and the pipelines."""

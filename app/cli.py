@@ -155,7 +155,7 @@ def worker(config: str, log_level: str) -> int:
     Example:
       wideload worker -c wideload.toml --log-level WARNING
     """
-    from app.config.settings import load
+    from app.config.parsing import load
 
     settings = load(config)
     from app.run import run_worker
@@ -181,7 +181,7 @@ def check(config: str, *, show: bool) -> int:
     from app.cluster import capacity
     from app.cluster.expiry import warnings_within
     from app.commands.check import effective, plan_table
-    from app.config.settings import load
+    from app.config.parsing import load
 
     settings = load(config)
     if show:

@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 
-__all__ = ["Repeats"]
+__all__ = ["RepeatFilter"]
 
 _SECONDS = 30.0
 _REMEMBERED = 1_000
 
 
-class Repeats(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Lets a line pass once in `seconds`; the next one that passes says how many were left out.
 
     Lines are the same where logger, level and message before its arguments are the same. Put it on a handler.

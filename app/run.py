@@ -16,7 +16,7 @@ import faust
 from app.application import Application, PipelinesFailedError
 from app.cluster.preflight import check
 from app.config.settings import Settings
-from app.log_repeats import Repeats
+from app.log_repeats import RepeatFilter
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
 from transforms.errors import ConfigurationError
@@ -94,7 +94,7 @@ def set_up_logging(level: str) -> None:
     """Log lines on standard error. aiokafka and Faust speak up from warnings on, unless debugging is asked for."""
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Repeats("aiokafka"))
+        handler.addFilter(RepeatFilter("aiokafka"))
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so whoever reaches the pages could fill the log.

@@ -23,9 +23,10 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.cluster.preflight import topics
-from app.config.settings import ClientSettings, PipelineSettings, load
+from app.config.parsing import load
+from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.clients import ClusterError, admin, describe
+from app.kafka.topics import topics
 from transforms.errors import ConfigurationError, WideloadError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Spark's own expressions leave the others, and all but the beginning of a value, 
 
 A value may be a wrapper (seed 002) whose headers say that what is wrapped is a reference, as behind `["offload",
 "wrap"]`. It is taken off here as `unwrap` does; no table is needed, since the headers of references have fixed keys.
-And it may be a dead letter with a whole record for its value (`app/deadletters/letter.py`).
+And it may be a dead letter with a whole record for its value (`transforms/letter.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ the record does not say. Where `error` is not null the record says that it is a 
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
-# A dead letter may have the whole record as its value, headers and all (`app/deadletters/letter.py`).
+# A dead letter may have the whole record as its value, headers and all (`transforms/letter.py`).
 _LETTER = "wideload.dead-letter"
 _RECORD_FORMS = (b"record", b"bare-record")
 _HEADERS = (

@@ -11,7 +11,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from botocore.awsrequest import (
     AWSHTTPConnection,
@@ -20,9 +20,7 @@ from botocore.awsrequest import (
     AWSHTTPSConnection,
     AWSHTTPSConnectionPool,
 )
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from mypy_boto3_s3 import S3Client
 
 __all__ = ["LateError", "keep_time", "within"]
 

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from app.cli import cli
-from app.config.settings import PipelineSettings, Settings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings, Settings
 
 ROOT = Path(__file__).parent.parent
 CONFIG_FOLDER = "/etc/wideload"

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.config.wrapping import WRAPPER_KEYS
 from tests.vectors.wrapper import wrapper_cases
 from transforms.wrapper import OWN_KEYS, KeyRange

@@ -39,7 +39,7 @@ from transforms.outcome import Assembled, ChunkMessageId, Counts, Discarded, Lim
 from transforms.record import Header, Record
 
 if TYPE_CHECKING:
-    from hashlib import _Hash
+    from hashlib import _Hash  # known to type checkers only
 
 __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Header", "Record", "RecordLike"]
+__all__ = ["Header", "Record", "RecordLike", "SourceRecord"]
 
 Header = tuple[str, bytes | None]
 
@@ -22,6 +22,18 @@ class RecordLike(Protocol):
     def headers(self) -> Sequence[Header]: ...
     @property
     def timestamp(self) -> int: ...
+
+
+@runtime_checkable
+class SourceRecord(RecordLike, Protocol):
+    """A record with its place in the log. aiokafka's `ConsumerRecord` is one."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

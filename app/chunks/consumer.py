@@ -18,8 +18,8 @@ from aiokafka.util import commit_structure_validate
 from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.positions import Subscriptions
-from app.chunks.rate import Rate
 from app.config.naming import check_topics
+from app.kafka.average import Average
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 
 __all__ = ["AssemblingConsumer"]
@@ -88,7 +88,7 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self._settling = asyncio.Lock()
         super().__init__(**arguments)
         self._reading = ReadingClock(self._loop.time)
-        self._rates: dict[str, Rate] = defaultdict(lambda: Rate(self._loop.time))
+        self._rates: dict[str, Average] = defaultdict(lambda: Average(self._loop.time))
         self._subscription = Subscriptions(self._pending, self._loop)
         if topics:
             self._client.set_topics(set(topics))
@@ -217,7 +217,7 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
                         return delivered
                     raise
                 if isinstance(waiting.popleft(), AssembledRecord):
-                    self._rates[partition.topic].count()
+                    self._rates[partition.topic].add()
                 delivered.setdefault(partition, []).append(record)
                 number += 1
             if not waiting:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from app.config.chunking import CHUNK_KEYS
+from app.config.client import LIMIT, coerced, limits_names
 from app.config.naming import check_config
-from app.serializers.arguments import Arguments
-from app.serializers.options import LIMIT, coerced, limits_names
+from app.kafka.arguments import Arguments
 from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
@@ -65,8 +65,7 @@ def apart(
     for name in whole:
         if name not in ours and not arguments.knows(name):
             raise unknown(name, [*ours, *arguments.keys()])
-    given = {name: coerced(key, whole[name]) for name, key in ours.items() if whole.get(name) is not None}
-    return read(keys, given), {name: value for name, value in whole.items() if name not in ours}
+    return read(keys, coerced(keys, whole)), {name: value for name, value in whole.items() if name not in ours}
 
 
 def limits(values: Mapping[str, Value | None]) -> Limits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,36 +13,9 @@ from aiokafka.structs import OffsetAndMetadata
 
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits
 from transforms.chunk import is_chunk
+from transforms.commit_metadata import Noted, note
 
-__all__ = ["AssembledRecord", "Noted", "Pending", "ReadingClock", "note", "noted"]
-
-_NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,31}[\w-]{22}))?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What stands beside a commit.
-
-    Attributes:
-        delivered: everything that ended below it has been delivered.
-        torn: of `Assembler.torn`.
-    """
-
-    delivered: int
-    torn: tuple[str, ...] = ()
-
-
-def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
-    """Metadata of a commit of `offset`; empty where there is nothing to note. At most 785 bytes."""
-    if delivered <= offset and not torn:
-        return ""
-    return f"wideload:delivered={delivered}" + (f";torn={','.join(torn)}" if torn else "")
-
-
-def noted(metadata: str | None) -> Noted | None:
-    """The inverse of `note`; None where the metadata is something else."""
-    match = _NOTE.fullmatch(metadata or "")
-    return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())
+__all__ = ["AssembledRecord", "Pending", "ReadingClock"]
 
 
 @dataclass

@@ -9,7 +9,8 @@ from aiokafka import TopicPartition
 from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
 from aiokafka.structs import OffsetAndMetadata
 
-from app.chunks.pending import Noted, Pending, noted
+from app.chunks.pending import Pending
+from transforms.commit_metadata import Noted, noted
 
 __all__ = ["Subscriptions"]
 

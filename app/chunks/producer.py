@@ -26,10 +26,10 @@ from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER
 from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
-from app.chunks.rate import Rate
-from app.cluster.preflight import topics
 from app.config.naming import check_name
+from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
+from app.kafka.topics import topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
 from transforms.errors import ChunkError, ConfigurationError
@@ -101,7 +101,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
         self._described: dict[str, _Topic | None] = {}
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
-        self._rates: dict[str, Rate] = {}
+        self._rates: dict[str, Average] = {}
         self._gap = False
         super().__init__(**arguments)
         self._append_batch = self._message_accumulator._append_batch  # noqa: SLF001  # each batch passes it, whose ever
@@ -238,7 +238,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for each in done:
             if isinstance(each, BaseException):
                 raise each
-        self._rates.setdefault(topic, Rate(self._loop.time)).count()
+        self._rates.setdefault(topic, Average(self._loop.time)).add()
         first, last = done[0], done[-1]
         if last is None:  # acks=0
             return None

@@ -6,14 +6,11 @@ Nothing is refused: `chunk.max.message.bytes`, thresholds and `retention.ms` say
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from app.cluster.preflight import Plan
+from app.config.settings import PipelineSettings
 from transforms.retention import FOREVER
 from transforms.size import HEADERLESS_OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Plan
-    from app.config.settings import PipelineSettings
 
 __all__ = ["warnings"]
 

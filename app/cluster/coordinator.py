@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import CoordinationType
 from aiokafka.errors import (
@@ -18,14 +18,10 @@ from aiokafka.errors import (
 
 from app.config.guarantee import TIMEOUT
 from app.config.naming import check_name
+from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError, describe
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
-
-if TYPE_CHECKING:
-    from aiokafka.admin import AIOKafkaAdminClient
-
-    from app.config.settings import PipelineSettings
 
 __all__ = ["check_transactions"]
 

@@ -13,8 +13,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from app.cluster.preflight import Plan, Topic
+from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
+from app.kafka.topics import Topic
 from stores.registry import STORE_CLASS, open_store
 from stores.store import ExpiryRule, Lifecycle, PayloadStore, Store
 from transforms.errors import PayloadStoreError

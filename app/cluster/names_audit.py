@@ -15,7 +15,6 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.types import Array, Bytes, Int16, Int32, Schema, String
 
 from app.cluster.name_uses import Audit, NotRead, Use
-from app.commands.console import brief
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin, describe
 from app.kafka.group_queries import (
@@ -34,6 +33,7 @@ from app.kafka.queries import (
     Query,
 )
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY, Kind
+from transforms.text import brief
 
 __all__ = ["audit"]
 

@@ -9,80 +9,32 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from app.cluster.coordinator import check_transactions
-from app.config.chunking import check_limit, check_topics
-from app.config.reference_scope import reach
+from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
+from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
-from app.config.wrapping import check_sink
-from app.deadletters.writer import check_dead_letters
 from app.kafka.clients import ClusterError, admin, describe
-from app.pipeline.topic_watcher import identities
+from app.kafka.topics import Topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError
-from transforms.retention import FOREVER
 
-__all__ = ["CLOCKS_APART_MS", "Plan", "Topic", "check", "check_stores", "plan_pipeline", "topics"]
+__all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
 
 log = logging.getLogger(__name__)
 
 CLOCKS_APART_MS = 60_000
 """How far this clock and that of a broker may be apart where it does no harm to think so."""
 
-_NO_TIMESTAMP = -1
-_MAX_MESSAGE_BYTES = "max.message.bytes"
-_TIMESTAMP_TYPE = "message.timestamp.type"
-_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
-_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
 _CREATION_S = 15.0
 _STORE_GRACE_S = 5.0  # beyond the time-out that a store keeps by itself, for a class that does not keep it
-
-
-@dataclass(frozen=True, slots=True)
-class Topic:
-    """What the cluster says of a topic.
-
-    Attributes:
-        max_message_bytes: the most bytes of one batch.
-        cleanup_policy: `delete`, `compact`, or both.
-        retention_ms: how long records stay where the policy has `delete`; -1 for ever.
-        segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
-        id: tells it from a later topic of the same name; None where the cluster gives none.
-        oldest_ms: how long ago the timestamp of a record may be at most; None where it may be any.
-        newest_ms: how far ahead; None likewise.
-    """
-
-    name: str
-    partitions: int
-    max_message_bytes: int
-    cleanup_policy: str
-    retention_ms: int = FOREVER
-    segment_ms: int = 0
-    id: str | None = None
-    oldest_ms: int | None = None
-    newest_ms: int | None = None
-
-    def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
-        """Whether brokers take a record with this timestamp now, if their clocks go with ours.
-
-        Args:
-            timestamp_ms: of the record.
-            margin_ms: how much nearer than the topic allows it has to be; below 0, how much further it may be.
-        """
-        if timestamp_ms == _NO_TIMESTAMP:
-            return True
-        ahead_ms = timestamp_ms - int(time.time() * 1000)
-        return (self.newest_ms is None or ahead_ms + margin_ms <= self.newest_ms) and (
-            self.oldest_ms is None or margin_ms - ahead_ms <= self.oldest_ms
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +85,7 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
             continue
         try:
             store = open_store(pipeline.store)
-            reach(pipeline.reach, store)
+            reference_scope(pipeline.reference_scope, store)
             await _check_store(store, pipeline)
         except ConfigurationError as exc:
             raise exc.within(pipeline.name) from exc
@@ -222,14 +174,14 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
     found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
     try:
-        _check_limits(pipeline, sink)
+        check_limits(pipeline, sink)
     except ConfigurationError as exc:
         if not began:
             raise
         log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
     await check_transactions(connection, pipeline)
-    check_topics(pipeline, sources, sink)
-    check_sink(pipeline, sink)
+    check_chunks(pipeline, sources, sink)
+    check_wrappers(pipeline, sink)
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     if dead_letters is not None:
         check_dead_letters(dead_letters)
@@ -247,89 +199,6 @@ async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) ->
             missing = ", ".join(name for name in names if name not in found)
             raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
         await asyncio.sleep(0.1)
-
-
-def _check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
-    limit = f"{_MAX_MESSAGE_BYTES} of topic {sink.name} is {sink.max_message_bytes:,}"
-    if pipeline.offloads and pipeline.threshold_bytes > sink.max_message_bytes:
-        raise ConfigurationError(
-            "large.message.threshold.bytes",
-            f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the one or raise the "
-            "other",
-        )
-    batch = pipeline.producer["producer.batch.size"]
-    assert isinstance(batch, int)
-    if batch > sink.max_message_bytes:
-        raise ConfigurationError(
-            "producer.batch.size", f"found {batch:,}, allowed is no more than the sink takes: {limit}"
-        )
-    check_limit(pipeline, sink)
-
-
-async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """Those of the topics that exist, by name.
-
-    Raises:
-        ConfigurationError: the user may not look at one of them.
-        ClusterError: the cluster did not answer.
-    """
-    try:
-        # All topics are asked for: asking for one by name makes it, on clusters that create topics by themselves.
-        described = {entry["topic"]: entry for entry in await connection.describe_topics()}
-        present = [name for name in dict.fromkeys(names) if name in described]
-        configs = await _configs(connection, present)
-        found_ids = await identities(connection._send_request, present)  # noqa: SLF001  # nothing else takes a `Query`
-    except KafkaError as exc:
-        raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
-    found = {}
-    for name in present:
-        error = for_code(described[name]["error_code"])
-        if error.errno != 0:
-            raise ConfigurationError("topics", f"topic {name} cannot be described: {describe(error())}")
-        config = configs[name]
-        identity = found_ids.get(name)
-        found[name] = Topic(
-            name=name,
-            partitions=len(described[name]["partitions"]),
-            max_message_bytes=int(config[_MAX_MESSAGE_BYTES]),
-            cleanup_policy=config["cleanup.policy"],
-            retention_ms=int(config["retention.ms"]),
-            segment_ms=int(config.get("segment.ms") or 0),
-            id=identity.id if identity is not None else None,
-            oldest_ms=_timestamp_bound_ms(config, _OLDEST),
-            newest_ms=_timestamp_bound_ms(config, _NEWEST),
-        )
-    return found
-
-
-async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
-    if not names:
-        return {}
-    timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
-    wanted = dict.fromkeys([_MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", *timestamps])
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
-    configs: dict[str, Mapping[str, str]] = {}
-    for response in await connection.describe_configs(resources):
-        for resource in response.to_object()["resources"]:
-            error = for_code(resource["error_code"])
-            if error.errno != 0:
-                raise ConfigurationError(
-                    "topics",
-                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; "
-                    "grant DescribeConfigs on it",
-                )
-            configs[resource["resource_name"]] = {
-                entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]
-            }
-    return configs
-
-
-def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
-    """How far from now a timestamp may be; None where brokers set it themselves, or do not say."""
-    if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
-        return None
-    value = config.get(name) or config.get(_EITHER_WAY)
-    return int(value) if value else None
 
 
 async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:

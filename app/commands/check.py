@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.commands.console import bytes_text
+from app.cluster.preflight import Plan
+from app.config.chunking import ChunkSettings
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.secret import Secret
+from app.config.settings import PipelineSettings, Settings
+from app.config.wrapping import WrapperSettings
+from app.kafka.topics import Topic
 from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.identifiers import LIMIT_KEY
+from transforms.text import bytes_text
 from transforms.wrapper import UNMAPPED_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from rich.table import Table
-
-    from app.cluster.preflight import Plan, Topic
-    from app.config.chunking import ChunkSettings
-    from app.config.settings import PipelineSettings, Settings
-    from app.config.wrapping import WrapperSettings
 
 __all__ = ["effective", "plan_table", "store_text"]
 
@@ -65,8 +63,8 @@ def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
         "large.message.threshold.bytes": pipeline.threshold_bytes if pipeline.store else None,
         "large.message.compression.type": pipeline.codec or "none",
         "reference.format": pipeline.reference_format,
-        "large.message.root": ("topic" if pipeline.reach.by_topic else "store") if pipeline.store else None,
-        "large.message.root.topics": list(pipeline.reach.topics) or None,
+        "large.message.root": ("topic" if pipeline.reference_scope.by_topic else "store") if pipeline.store else None,
+        "large.message.root.topics": list(pipeline.reference_scope.topics) or None,
         **pipeline.guarantee.values(),
         **_chunks(pipeline.chunks),
         **_wrapper(pipeline.wrapper),

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from app.config.keys import CONNECTION_KEYS
-from app.config.secret import Secret, as_kind, fill_in
-from app.config.settings import ClientSettings, PipelineSettings, Settings, client_settings, load
+from app.config.parsing import client_settings, load
+from app.config.secret import fill_in
+from app.config.settings import ClientSettings, PipelineSettings, Settings
 from stores.keys import unknown
 from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
@@ -98,8 +99,7 @@ def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object
         if name not in keys:
             raise unknown(name, keys)
         filled = fill_in(name, value, environ)
-        taken = as_kind(Secret(filled), keys[name].kind)
-        pairs[name] = filled if isinstance(taken, str) else taken
+        pairs[name] = keys[name].coerce(filled)
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""What commands print: rows, sizes, progress; plain wherever no terminal is at the other end."""
+"""What commands print: rows and progress; plain wherever no terminal is at the other end."""
 
 from __future__ import annotations
 
@@ -9,50 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TextIO
 
-__all__ = ["Column", "Progress", "Rows", "Unit", "brief", "bytes_text", "printable", "progress"]
+__all__ = ["Column", "Progress", "Rows", "Unit", "progress"]
 
 Unit = Literal["bytes", "messages"] | None
 
 _MIN_LAST_COLUMN = 20
-_KILO = 1000
-_ROUNDS_UP = 999.95  # to 1000.0, with one digit behind the point
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes for people: `512 B`, `20.0 kB`, `1.5 MB`; decimal units, as the tools around Kafka have."""
-    if count < _KILO:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= _KILO
-        if size < _ROUNDS_UP:
-            return f"{size:.1f} {unit}"
-    return f"{size / _KILO:.1f} TB"
-
-
-def printable(data: bytes | None, limit: int = 200) -> str:
-    """Bytes of a record as text that can harm no terminal: what is not printable ASCII or Unicode is escaped.
-
-    A null is `-`. What is longer than `limit` characters is cut, with an ellipsis.
-    """
-    if data is None:
-        return "-"
-    # Four bytes make a character at most, so the rest of a key of a megabyte need not be looked at.
-    text = data[: 4 * limit + 4].decode(errors="backslashreplace")
-    escaped = _escaped(text[: limit + 1])
-    return escaped if len(escaped) <= limit else f"{escaped[: limit - 1]}…"
-
-
-def brief(text: str, limit: int = 40) -> str:
-    """`text` as it may stand in a line: what is not printable is escaped, and what is long is cut in its middle."""
-    if len(text) <= limit:
-        return _escaped(text)
-    end = limit // 3
-    return f"{_escaped(text[: limit - end - 1])}…{_escaped(text[-end:])}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)

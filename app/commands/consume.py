@@ -9,29 +9,28 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, bytes_text, printable, progress
+from app.commands.console import Column, Progress, Rows, progress
 from app.commands.folder import Folder
-from app.config.reference_scope import reach
-from app.config.settings import ClientSettings, load
+from app.config.parsing import load
+from app.config.reference_scope import reference_scope
+from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.topic_reader import Selection, open_reader
+from app.kafka.topic_reader import Selection, TopicRecord, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
+from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike
 from transforms.reference import is_reference
-
-if TYPE_CHECKING:
-    from app.kafka.topic_reader import TopicRecord
-    from stores.store import PayloadStore
+from transforms.text import bytes_text, printable
 
 __all__ = ["command", "header_json", "json_line", "start_of", "text_json"]
 
@@ -198,7 +197,7 @@ def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, Payl
     except ConfigurationError as exc:
         raise exc.within(settings.name) from exc
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    return InflateStage(inflate, store, PipelineStats(), reach(settings.reach, store)), store
+    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store)), store
 
 
 @click.command("consume")

@@ -21,25 +21,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import FrameType
+from typing import Any, Self
 
 import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
 
-from app.commands.console import Progress, Unit, bytes_text, progress
+from app.commands.console import Progress, Unit, progress
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.sender import find_topic, open_sender
 from app.local import jars, java
 from app.local.broker import EmbeddedBroker
-from app.local.demo_files import Comparison, Exhibit, compare, from_folder, from_jars
+from app.local.demo_files import Comparison, DemoFile, compare, from_folder, from_jars
 from app.local.watchdog import Watched, watched
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record import Record
-
-if TYPE_CHECKING:
-    from types import FrameType
+from transforms.text import bytes_text
 
 __all__ = ["Demo", "DemoError", "command"]
 
@@ -96,7 +95,7 @@ class Demo:
         keep: leave the folder.
     """
 
-    def __init__(self, exhibits: Sequence[Exhibit], *, keep: bool = False) -> None:
+    def __init__(self, exhibits: Sequence[DemoFile], *, keep: bool = False) -> None:
         self.report = _Report(messages=len(exhibits))
         self._exhibits = exhibits
         self._keep = keep
@@ -303,7 +302,7 @@ def _free_port() -> int:
         return port
 
 
-def _check_disk(exhibits: Sequence[Exhibit]) -> None:
+def _check_disk(exhibits: Sequence[DemoFile]) -> None:
     folder = tempfile.gettempdir()
     needed = _DISK_COPIES * sum(exhibit.size for exhibit in exhibits) + _DISK_EXTRA_BYTES
     free = shutil.disk_usage(folder).free

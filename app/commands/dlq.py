@@ -7,30 +7,28 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from app.commands.connection import config_option
-from app.commands.console import Column, Rows, bytes_text, printable, progress
+from app.commands.console import Column, Rows, progress
 from app.commands.consume import header_json, json_line, text_json
 from app.config.naming import check_name
-from app.config.settings import load
+from app.config.parsing import load
+from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, open_log
+from app.deadletters.reader import Found, LetterReader, Summary
 from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
 from app.kafka.sender import find_topic
 from stores.registry import open_store
+from stores.store import PayloadStore
 from transforms.errors import ConfigurationError
+from transforms.text import bytes_text, printable
 from transforms.wire import name_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.deadletters.reader import Found, LetterReader, Summary
-    from stores.store import PayloadStore
 
 __all__ = ["command", "moment_ms"]
 

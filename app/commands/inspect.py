@@ -10,16 +10,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, bytes_text, printable, progress
+from app.commands.console import Column, Progress, Rows, progress
 from app.commands.consume import json_line, text_json
-from app.config.settings import ClientSettings, load
+from app.config.parsing import load
+from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.topic_reader import Selection, open_reader
+from app.kafka.topic_reader import Selection, TopicRecord, open_reader
 from stores.registry import open_store
 from stores.store import Stat
 from transforms.errors import (
@@ -33,9 +34,7 @@ from transforms.errors import (
 from transforms.formats import FORMATS, WIDELOAD, Format
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
-
-if TYPE_CHECKING:
-    from app.kafka.topic_reader import TopicRecord
+from transforms.text import bytes_text, printable
 
 __all__ = ["Finding", "command", "examine"]
 

@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 from app.config.job_document import document, write
-from app.config.settings import load
+from app.config.parsing import load
 from app.local import jars
 from transforms.errors import ConfigurationError
 

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 import click
 
 from app.cluster.expiry import Row, carriers, references, survey, with_carriers
-from app.cluster.preflight import Topic, topics
 from app.commands.connection import config_option
-from app.commands.console import printable
 from app.commands.consume import json_line
-from app.config.settings import ClientSettings, load
+from app.config.parsing import load
+from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, admin
+from app.kafka.topics import Topic, topics
 from stores.store import ExpiryRule
 from transforms.errors import ConfigurationError
 from transforms.retention import duration_text
+from transforms.text import printable
 
 __all__ = ["command"]
 

@@ -13,9 +13,10 @@ import click
 from app.cluster import names_audit as cluster
 from app.cluster.name_uses import Audit, Use
 from app.commands.connection import client_of, connection_options
-from app.commands.console import brief, progress
+from app.commands.console import progress
 from transforms.errors import ResourceIdentifierTooLargeError
 from transforms.identifiers import FIRST_VERSION, IDENTIFIERS, LIMIT_KEY, Identifier, Kind, check
+from transforms.text import brief
 
 __all__ = ["command"]
 

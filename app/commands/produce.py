@@ -15,16 +15,17 @@ from typing import IO, Literal
 
 import click
 
-from app.cluster.preflight import Topic
 from app.commands.connection import client_of, connection_options
-from app.commands.console import bytes_text, progress
+from app.commands.console import progress
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
 from app.kafka.sender import BATCH_BYTES, UNLIMITED_BYTES, Sender, SendError, Sent, find_topic, open_sender
+from app.kafka.topics import Topic
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 from transforms.size import batch_of_one_bytes
+from transforms.text import bytes_text
 
 __all__ = ["Source", "command"]
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stores.keys import Key
 from transforms.assembly import Limits
-from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError
-from transforms.record import Record
-from transforms.size import batch_of_one_bytes
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import PipelineSettings
 
 __all__ = [
     "CHUNK_KEYS",
     "ChunkSettings",
     "Strategy",
-    "check_limit",
     "check_order",
-    "check_topics",
     "chunk_settings",
-    "limit_bytes",
 ]
 
 Strategy = Literal["offload", "chunk", "auto"]
@@ -37,12 +27,6 @@ _STRATEGY = "large.message.strategy"
 _THRESHOLD = "large.message.threshold.bytes"
 _FORMAT = "reference.format"
 _LIMITS = Limits()
-# A chunk of a message without key and headers; uuid and numbers as long as they get.
-_LEAST_BYTES = batch_of_one_bytes(
-    Record(None, b"v", Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers())
-)
-
-
 CHUNK_KEYS: Sequence[Key] = (
     Key(
         "large.message.strategy",
@@ -119,6 +103,10 @@ class ChunkSettings:
     limits: Limits
     drops_oldest: bool
 
+    def limit_bytes(self, sink_limit_bytes: int) -> int:
+        """The most bytes of a chunk as a batch of one, for a sink with this `max.message.bytes`."""
+        return min(sink_limit_bytes, self.max_bytes or sink_limit_bytes)
+
 
 def chunk_settings(
     values: Mapping[str, Any], given: Mapping[str, object], transforms: Sequence[str], in_flight_bytes: int
@@ -189,61 +177,4 @@ def check_order(transforms: Sequence[str]) -> None:
     if "chunk" in transforms[:-1]:
         raise ConfigurationError(
             "transforms", f"found {list(transforms)}; chunk goes last: what is behind it would get pieces of values"
-        )
-
-
-def limit_bytes(pipeline: PipelineSettings, sink_limit_bytes: int) -> int:
-    """The most that a chunk may take as a batch of one."""
-    return min(sink_limit_bytes, pipeline.chunks.max_bytes or sink_limit_bytes)
-
-
-def check_topics(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic) -> None:
-    """Refuses topics that would not keep the chunks, or not take them.
-
-    Raises:
-        ConfigurationError: a topic of chunks is compacted, or the sizes do not go together.
-    """
-    chunks = pipeline.chunks
-    if chunks.assembles:
-        for source in sources:
-            _check_kept("topics", source)
-    if not chunks.splits:
-        return
-    _check_kept("output.topic", sink)
-    limit = limit_bytes(pipeline, sink.max_message_bytes)
-    if limit < _LEAST_BYTES:
-        own = chunks.max_bytes is not None and chunks.max_bytes == limit
-        key, found = (_MAX_BYTES, f"found {limit:,}") if own else ("output.topic", _limit_of(sink))
-        raise ConfigurationError(key, f"{found}; a chunk takes {_LEAST_BYTES:,} bytes without key and own headers")
-    if "chunk" in pipeline.transforms and "offload" in pipeline.transforms and limit >= pipeline.threshold_bytes:
-        raise ConfigurationError(
-            "transforms",
-            f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, so "
-            f"chunk, for records over {limit:,}, gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
-        )
-
-
-def check_limit(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses chunks that are larger than the sink takes.
-
-    Raises:
-        ConfigurationError: they are; `limit_bytes` makes them smaller all the same.
-    """
-    chunks = pipeline.chunks
-    if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
-        raise ConfigurationError(
-            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {_limit_of(sink)}"
-        )
-
-
-def _limit_of(sink: Topic) -> str:
-    return f"max.message.bytes of topic {sink.name} is {sink.max_message_bytes:,}"
-
-
-def _check_kept(key: str, topic: Topic) -> None:
-    if "compact" in topic.cleanup_policy:
-        raise ConfigurationError(
-            key,
-            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the chunks of a value have one key, so "
-            "compaction would delete all but the last; take a topic with cleanup.policy delete",
         )

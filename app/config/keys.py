@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from app.config.chunking import CHUNK_KEYS
 from app.config.guarantee import GUARANTEE_KEYS, TIMEOUT_KEY
-from app.config.reference_scope import REACH_KEYS
+from app.config.reference_scope import REFERENCE_SCOPE_KEYS
 from app.config.wrapping import WRAPPER_KEYS
 from stores.keys import REQUIRED, Key
 from transforms.compression import CODECS
@@ -154,7 +154,7 @@ PIPELINE_KEYS: Sequence[Key] = (
         "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
         "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
     ),
-    *REACH_KEYS,
+    *REFERENCE_SCOPE_KEYS,
     *GUARANTEE_KEYS,
     *CHUNK_KEYS,
     *WRAPPER_KEYS,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from app.config.settings import ClientSettings, PipelineSettings
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
-
-if TYPE_CHECKING:
-    from app.config.settings import ClientSettings, PipelineSettings
 
 __all__ = ["check_client", "check_config", "check_name", "check_pipeline", "check_topics", "client_id"]
 

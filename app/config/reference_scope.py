@@ -1,27 +1,29 @@
-"""Reach: how far into the store the references of a topic may lead; `large.message.root`."""
+"""The scope of references: which payloads of the store a topic may refer to (`large.message.root`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.pipeline.lane import SourceRecord
 from stores.keys import Key
-from stores.store import Store
+from stores.root import Root
+from stores.store import PayloadStore, Store
 from transforms.errors import ConfigurationError, ReferenceRefusedError
+from transforms.record import RecordLike, SourceRecord
 
-if TYPE_CHECKING:
-    from stores.root import Root
-    from stores.store import PayloadStore
-    from transforms.record import RecordLike
-
-__all__ = ["REACH_KEYS", "Reach", "ReachSettings", "reach", "reach_settings"]
+__all__ = [
+    "REFERENCE_SCOPE_KEYS",
+    "ReferenceScope",
+    "ReferenceScopeSettings",
+    "reference_scope",
+    "reference_scope_settings",
+]
 
 _ROOT = "large.message.root"
 _TOPICS = "large.message.root.topics"
 
-REACH_KEYS: Sequence[Key] = (
+REFERENCE_SCOPE_KEYS: Sequence[Key] = (
     Key(
         _ROOT,
         "string",
@@ -41,7 +43,7 @@ REACH_KEYS: Sequence[Key] = (
 
 
 @dataclass(frozen=True, slots=True)
-class ReachSettings:
+class ReferenceScopeSettings:
     """The keys.
 
     Attributes:
@@ -53,7 +55,7 @@ class ReachSettings:
     topics: tuple[str, ...] = ()
 
 
-def reach_settings(values: Mapping[str, Any], transforms: Sequence[str]) -> ReachSettings:
+def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str]) -> ReferenceScopeSettings:
     """The settings of a pipeline.
 
     Raises:
@@ -64,11 +66,11 @@ def reach_settings(values: Mapping[str, Any], transforms: Sequence[str]) -> Reac
         raise ConfigurationError(_ROOT, f"found 'topic', which belongs to inflate; transforms are {list(transforms)}")
     if values[_TOPICS] is not None and not by_topic:
         raise ConfigurationError(_TOPICS, f'is given, and {_ROOT} is not "topic"')
-    return ReachSettings(by_topic, tuple(values[_TOPICS] or ()))
+    return ReferenceScopeSettings(by_topic, tuple(values[_TOPICS] or ()))
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReferenceScope:
     """Which payloads the records of a topic may refer to.
 
     Attributes:
@@ -102,7 +104,7 @@ class Reach:
             raise ReferenceRefusedError(path, below, "the payload of a dead letter is below")
 
 
-def reach(settings: ReachSettings, store: PayloadStore) -> Reach | None:
+def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> ReferenceScope | None:
     """What is to be checked beside what the store checks itself; None for nothing.
 
     Raises:
@@ -114,4 +116,4 @@ def reach(settings: ReachSettings, store: PayloadStore) -> Reach | None:
         raise ConfigurationError(
             _ROOT, "found 'topic'; a store of a class of your own does not say whose a payload is: take another store"
         )
-    return Reach(store.root, frozenset(settings.topics))
+    return ReferenceScope(store.root, frozenset(settings.topics))

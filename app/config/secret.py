@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stores.keys import Kind
 from transforms.errors import ConfigurationError
 
-__all__ = ["Secret", "as_kind", "fill_in", "hidden"]
+__all__ = ["Secret", "fill_in", "hidden"]
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 class Secret(str):
@@ -69,22 +67,6 @@ def _file(key: str, name: str) -> str:
     except UnicodeDecodeError:
         # Its traceback would have the content.
         raise ConfigurationError(key, f"file {name!r} is not UTF-8") from None
-
-
-def as_kind(value: object, kind: Kind) -> object:
-    """What a `Secret` says as a value of that kind, or `value` itself where it says none.
-
-    A placeholder gives a string, and Kafka's own configuration is all strings: `8080`, `true`, `a,b`.
-    """
-    if not isinstance(value, Secret):
-        return value
-    if kind == "int" and _INTEGER.fullmatch(value):
-        return int(value)
-    if kind == "boolean" and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if kind == "list":
-        return [Secret(item.strip()) for item in value.split(",")]
-    return value
 
 
 def hidden(value: object) -> object:

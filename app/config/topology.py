@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from app.config.settings import PipelineSettings
 
 __all__ = ["check_apart", "check_no_circle"]
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from stores.keys import Key
 from transforms.errors import ConfigurationError
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import PipelineSettings
 
 __all__ = [
     "HEADER_KEY",
@@ -20,7 +16,6 @@ __all__ = [
     "WRAPPER_KEYS",
     "WrapperSettings",
     "check_order",
-    "check_sink",
     "is_header_key",
     "wrapper_settings",
 ]
@@ -128,18 +123,3 @@ def check_order(transforms: Sequence[str]) -> None:
             )
         if name not in ("wrap", "chunk") and "wrap" in before:
             raise ConfigurationError("transforms", f"{found}; wrap goes behind {name}, which would see wrappers")
-
-
-def check_sink(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses a compacted topic in which a deleted key would stay for ever.
-
-    Raises:
-        ConfigurationError: tombstones are wrapped, and only true ones delete.
-    """
-    wrapper = pipeline.wrapper
-    if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
-        raise ConfigurationError(
-            _NULL,
-            f"found 'wrap', and topic {sink.name} has cleanup.policy {sink.cleanup_policy}; a wrapped tombstone is no "
-            f'null value, and deletes nothing; set {_NULL} = "pass"',
-        )

@@ -6,22 +6,19 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from app.config.settings import ClientSettings
+from app.deadletters.reader import Found, Summary
 from app.deadletters.replay_offsets import Replayed, TooManyGapsError
 from app.kafka.clients import security_arguments, translated
-from app.kafka.undecodable import Unreadable
+from app.kafka.topic_reader import TopicRecord
+from app.kafka.topics import Topic
+from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import ClientSettings
-    from app.deadletters.reader import Found, Summary
-    from app.kafka.topic_reader import TopicRecord
 
 __all__ = ["Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 
@@ -102,7 +99,7 @@ class LetterLog:
         self._run = secrets.token_hex(4)
         self._noted: dict[int, OffsetAndMetadata | None] = {}
         self._claimed: set[int] = set()
-        self._unreadable = Unreadable(consumer)
+        self._unreadable = UndecodableBatches(consumer)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:

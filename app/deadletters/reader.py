@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from app.config.reference_scope import Reach
-from app.deadletters.letter import (
-    Letter,
-    context_of,
-    is_bare,
-    is_letter_chunk,
-    is_letter_reference,
-    open_letter,
-    replays_of,
-)
+from app.config.reference_scope import ReferenceScope
+from app.kafka.topic_reader import TopicRecord
 from stores.payload import download
 from stores.registry import STORE_CLASS
-from stores.store import Store
+from stores.store import PayloadStore, Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
 from transforms.errors import (
@@ -29,13 +21,10 @@ from transforms.errors import (
     TransformError,
 )
 from transforms.inflate import Inflate
+from transforms.letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference
-
-if TYPE_CHECKING:
-    from app.kafka.topic_reader import TopicRecord
-    from stores.store import PayloadStore
-    from transforms.signing import Signing
+from transforms.signing import Signing
 
 __all__ = ["Found", "LetterReader", "Summary"]
 
@@ -106,7 +95,7 @@ class LetterReader:
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
         # Whoever writes letters may not have payloads of other topics copied to a source, whatever inflate may read.
-        self._reach = Reach(store.root, frozenset(topics)) if isinstance(store, Store) else None
+        self._reach = ReferenceScope(store.root, frozenset(topics)) if isinstance(store, Store) else None
         limits = Limits(messages=_PENDING, pending_bytes=2 * max_bytes, message_bytes=max_bytes, expire_ms=0)
         self._assembler = Assembler(limits)
         self._incomplete: dict[tuple[int, str], list[TopicRecord]] = {}

@@ -16,17 +16,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
-from app.deadletters.reader import LetterReader
+from app.config.settings import ClientSettings, PipelineSettings
+from app.deadletters.log import Filters, LetterLog
+from app.deadletters.reader import Found, LetterReader
+from app.deadletters.replay_offsets import Replayed
 from app.kafka.batches.batch import Builder
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import translated, writing_producer
 from app.kafka.sender import BATCH_BYTES, find_topic
+from app.kafka.topics import Topic
+from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ConfigurationError,
@@ -36,19 +40,10 @@ from transforms.errors import (
     RecordUnfitError,
     TransformError,
 )
-from transforms.record import Record
+from transforms.letter import Letter
+from transforms.record import Record, RecordLike
 from transforms.size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.wire import is_writable, serialize
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.deadletters.letter import Letter
-    from app.deadletters.log import Filters, LetterLog
-    from app.deadletters.reader import Found
-    from app.deadletters.replay_offsets import Replayed
-    from stores.store import PayloadStore
-    from transforms.record import RecordLike
 
 __all__ = ["Failure", "Replay", "Tally", "Writer", "letter_reader", "open_writer"]
 
@@ -176,7 +171,7 @@ async def open_writer(client: ClientSettings) -> AsyncIterator[Writer]:
 
 def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
     """A reader for the letters of a pipeline in a topic."""
-    topics = {topic, *settings.reach.topics}
+    topics = {topic, *settings.reference_scope.topics}
     return LetterReader(store, settings.max_bytes, settings.signing, topics=topics)
 
 

@@ -5,56 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from app.deadletters.letter import dead_letter, marked, replays_of, resembles
+from app.config.settings import PipelineSettings
+from app.kafka.topics import Topic
 from stores.payload import publish
+from stores.store import PayloadStore
 from transforms import wire
-from transforms.chunk import Chunk, Chunking, checksum
-from transforms.errors import ChunkError, ConfigurationError, PayloadStoreError, RecordTooLargeError, TransformError
+from transforms.chunk import Chunking, checksum
+from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
+from transforms.letter import LEAST_BYTES, Cause, dead_letter, marked, replays_of, resembles
 from transforms.offload import Offload
-from transforms.record import Header, Record
+from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes
 
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import PipelineSettings
-    from app.deadletters.letter import Cause
-    from app.pipeline.lane import SourceRecord
-    from stores.store import PayloadStore
-
-__all__ = ["LEAST_BYTES", "Letters", "check_dead_letters"]
+__all__ = ["Letters"]
 
 log = logging.getLogger(__name__)
 
 _AVOID_S = 5.0  # how long letters go without a store that has failed, before it is asked again
 _LONGEST_PATH = "p" * 1_024  # of S3's keys; a store whose paths are longer has its letters sent as chunks
-
-LEAST_BYTES = batch_of_one_bytes(
-    Record(None, b"v", (marked("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
-)
-"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, as long as its numbers get."""
-
-
-def check_dead_letters(topic: Topic) -> None:
-    """Refuses a topic that could not keep, or not take, every letter.
-
-    Raises:
-        ConfigurationError: it is compacted, or takes too little.
-    """
-    key = "errors.deadletterqueue.topic.name"
-    if "compact" in topic.cleanup_policy:
-        raise ConfigurationError(
-            key,
-            f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; it would refuse letters without a key, and "
-            "of those with one delete all but the last; take a topic with cleanup.policy delete",
-        )
-    if topic.max_message_bytes < LEAST_BYTES:
-        raise ConfigurationError(
-            key,
-            f"max.message.bytes of topic {topic.name} is {topic.max_message_bytes:,}; letters may need {LEAST_BYTES:,}",
-        )
 
 
 class Letters:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from aiokafka.client import AIOKafkaClient
-
-__all__ = ["UNANSWERED_S", "Brokers", "ago"]
+__all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
 UNANSWERED_S = 10.0
 """How long whoever is asked may take, before it is told."""
@@ -36,7 +33,7 @@ class _Absence:
     seen_s: float
 
 
-class Brokers:
+class BrokerHealth:
     """Which brokers answer the clients of one flow. Belongs to its event loop.
 
     Args:

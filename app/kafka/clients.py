@@ -188,7 +188,7 @@ def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaCo
         client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
-        auto_offset_reset="none",  # it would pass records over in silence; see `Starts`
+        auto_offset_reset="none",  # it would pass records over in silence; see `OffsetReset`
         check_crcs=values["consumer.check.crcs"],
         client_rack=values["consumer.client.rack"],
         fetch_max_bytes=values["consumer.fetch.max.bytes"],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     IllegalGenerationError,
@@ -18,32 +20,23 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
 )
 from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.structs import OffsetAndMetadata
 
+from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
-from app.kafka.broker_health import UNANSWERED_S, ago
-from app.kafka.fetch_errors import Fetches
+from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
+from app.kafka.fetch_errors import FetchErrors
 from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.undecodable import Unreadable
+from app.kafka.undecodable import UndecodableBatches
+from transforms.record import SourceRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
-    from aiokafka.consumer.group_coordinator import GroupCoordinator
-    from aiokafka.structs import OffsetAndMetadata
-
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.kafka.broker_health import Brokers
-    from app.pipeline.lane import SourceRecord
-    from app.pipeline.lanes import Lanes
-
-__all__ = ["Intake"]
+__all__ = ["GroupConsumer"]
 
 _STOP_S = 3.0
 _LEAVE_S = 2.0
 
 
-class Intake:
+class GroupConsumer:
     """Reads the topics of a pipeline as a member of its group. Belongs to one event loop.
 
     Its methods raise aiokafka's errors, unless they say otherwise. Rebalances happen while they are awaited.
@@ -57,7 +50,7 @@ class Intake:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: Brokers) -> None:
+    def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
         self._static = settings.consumer["consumer.group.instance.id"] is not None
@@ -69,8 +62,8 @@ class Intake:
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         brokers.watch(self._consumer._client)  # noqa: SLF001
-        self._fetches = Fetches(self._consumer._client, self._backoff_s)  # noqa: SLF001
-        self._unreadable: Unreadable | None = None
+        self._fetches = FetchErrors(self._consumer._client, self._backoff_s)  # noqa: SLF001
+        self._unreadable: UndecodableBatches | None = None
         self._waits: dict[object, tuple[str, float]] = {}
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
@@ -78,7 +71,7 @@ class Intake:
         self._consumer.subscribe(self._topics, listener=listener)
         await self._consumer.start()
         _commit_as_member(self._consumer._coordinator)  # noqa: SLF001
-        self._unreadable = Unreadable(self._consumer)
+        self._unreadable = UndecodableBatches(self._consumer)
 
     async def stop(self) -> None:
         """Leaves the group, and lets go of the consumer, within seconds.
@@ -127,8 +120,8 @@ class Intake:
         has its bytes by `surrogateescape`.
 
         Raises:
-            NoOffsetForPartitionError, OffsetOutOfRangeError: of one partition it is not known where to begin; `Starts`
-                finds it.
+            NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from. The pipeline's
+                `OffsetReset` finds one.
             KafkaError: there will be nothing any more, as aiokafka's fetcher has died of something unforeseen.
         """
         assert self._unreadable is not None, "it has started"
@@ -146,7 +139,7 @@ class Intake:
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
 
-    async def keep_membership(self, lanes: Lanes) -> None:
+    async def keep_membership(self) -> None:
         """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
 
         Paused partitions give nothing, and lose what was read ahead; so this is done only when it is due.
@@ -154,14 +147,14 @@ class Intake:
         # aiokafka tells nobody else how long ago the last poll was, which is what it goes by itself.
         if self._consumer._subscription.fetcher_idle_time < self._membership_s:  # noqa: SLF001
             return
-        paused = [lane.partition for lane in lanes]
+        paused = self._consumer.assignment()
         self._consumer.pause(*paused)
         try:
             # That it is not known where to begin is found out again, by the poll that may read there.
             with self._waiting("rebalances"), contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
                 await self._consumer.getmany(timeout_ms=0)
         finally:
-            self._consumer.resume(*(partition for partition in paused if lanes.get(partition) is not None))
+            self._consumer.resume(*(paused & self._consumer.assignment()))
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     NotLeaderForPartitionError,
     OffsetOutOfRangeError,
@@ -24,12 +26,7 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.broker_health import ago
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from aiokafka.client import AIOKafkaClient
-
-__all__ = ["Fetches"]
+__all__ = ["FetchErrors"]
 
 _NONE = 0
 # With these the consumer does what is right.
@@ -44,7 +41,7 @@ _FORESEEN = {
 }
 
 
-class Fetches:
+class FetchErrors:
     """Watches what brokers answer to the fetches of one client. Belongs to its event loop.
 
     Args:

@@ -12,10 +12,10 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from app.cluster.preflight import Topic, topics
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin, translated, writing_producer
+from app.kafka.topics import Topic, topics
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record
 from transforms.size import batch_of_one_bytes

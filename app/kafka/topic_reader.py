@@ -6,20 +6,18 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.config.naming import check_name
+from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
-from app.kafka.undecodable import Unreadable
-from app.pipeline.lane import SourceRecord
+from app.kafka.topics import Topic
+from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from app.cluster.preflight import Topic
-    from app.config.settings import ClientSettings
+from transforms.record import SourceRecord
 
 
 class TopicRecord(SourceRecord, Protocol):
@@ -69,7 +67,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._unreadable = Unreadable(consumer)
+        self._unreadable = UndecodableBatches(consumer)
 
     async def begin(self) -> None:
         """Goes to where the selection starts.

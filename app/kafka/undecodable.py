@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CorruptRecordException, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import _DefaultRecordBatchPy
@@ -19,19 +21,14 @@ from aiokafka.structs import ConsumerRecord
 from transforms import wire
 from transforms.errors import MalformedError
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from aiokafka import AIOKafkaConsumer, TopicPartition
-
-__all__ = ["Unreadable"]
+__all__ = ["UndecodableBatches"]
 
 _LEAST_MAGIC = 2  # older records have no headers
 _MAX_WAIT_MS = 100
 _RETRY_S = 0.1
 
 
-class Unreadable:
+class UndecodableBatches:
     """Watches a consumer that has started, and reads what it cannot. Belongs to one event loop.
 
     Args:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.commands.console import bytes_text
 from transforms.errors import ConfigurationError
+from transforms.text import bytes_text
 
-__all__ = ["Comparison", "Exhibit", "compare", "from_folder", "from_jars"]
+__all__ = ["Comparison", "DemoFile", "compare", "from_folder", "from_jars"]
 
 _COUNT = 100
 _DEFAULT_LARGEST_BYTES = 16_000_000
@@ -23,7 +23,7 @@ LARGEST_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
+class DemoFile:
     """A file on its way.
 
     Attributes:
@@ -37,7 +37,7 @@ class Exhibit:
     size: int
 
 
-def from_folder(folder: Path) -> list[Exhibit]:
+def from_folder(folder: Path) -> list[DemoFile]:
     """Every file below a folder; the key is its path there.
 
     Raises:
@@ -49,7 +49,9 @@ def from_folder(folder: Path) -> list[Exhibit]:
         raise ConfigurationError("INPUT", f"{folder} is not a folder; give the one that it is in")
     try:
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        found = [Exhibit(path, os.fsencode(path.relative_to(folder).as_posix()), path.stat().st_size) for path in paths]
+        found = [
+            DemoFile(path, os.fsencode(path.relative_to(folder).as_posix()), path.stat().st_size) for path in paths
+        ]
     except OSError as exc:
         raise ConfigurationError("INPUT", f"{exc.filename or folder} cannot be read: {exc.strerror}") from exc
     if not found:
@@ -66,7 +68,7 @@ def from_folder(folder: Path) -> list[Exhibit]:
     return found
 
 
-def from_jars(fetched: Sequence[Path]) -> list[Exhibit]:
+def from_jars(fetched: Sequence[Path]) -> list[DemoFile]:
     """The jars that the set-up fetched, and of PySpark's own as many as make about a hundred, up to 16 MB each."""
     spec = importlib.util.find_spec("pyspark")
     folders = spec.submodule_search_locations if spec else None
@@ -76,7 +78,7 @@ def from_jars(fetched: Sequence[Path]) -> list[Exhibit]:
     missing = max(1, _COUNT - len(fetched) - len(large))
     step = max(1, len(small) // missing)
     by_name = {path.name: path for path in [*small[::step][:missing], *large, *fetched]}
-    return [Exhibit(path, name.encode(), path.stat().st_size) for name, path in sorted(by_name.items())]
+    return [DemoFile(path, name.encode(), path.stat().st_size) for name, path in sorted(by_name.items())]
 
 
 @dataclass(slots=True)

@@ -7,24 +7,20 @@ overtakes one of its kind, with work or without, or a large one could wait for e
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from app.pipeline.lane import RECORD_OVERHEAD_BYTES, header_bytes, held_bytes
+from aiokafka import TopicPartition
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from aiokafka import TopicPartition
-
-    from app.pipeline.assembly import Assembly
-    from app.pipeline.budget import Share
-    from app.pipeline.dispatch import Passage
-    from app.pipeline.exactly_once import Transactions
-    from app.pipeline.lane import Lane, SourceRecord
-    from app.pipeline.lanes import Lanes
-    from app.pipeline.output import Outlet
-    from app.pipeline.stages import Chain
-    from app.pipeline.stats import PipelineStats
+from app.pipeline.assembly import Assembly
+from app.pipeline.budget import Share
+from app.pipeline.dispatch import Dispatcher
+from app.pipeline.exactly_once import Transactions
+from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Output
+from app.pipeline.stages import Chain
+from app.pipeline.stats import PipelineStats
+from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
@@ -51,8 +47,8 @@ class Admission:
         share: Share,
         *,
         assembly: Assembly | None,
-        outlet: Outlet | Transactions,
-        passage: Passage,
+        outlet: Output | Transactions,
+        passage: Dispatcher,
         stats: PipelineStats,
     ) -> None:
         self._chain = chain
@@ -110,7 +106,7 @@ class Admission:
             Whether there was no room for one that passes.
         """
         # Every record comes through here, and one that passes is to cost next to nothing: the calls that stand here and
-        # in `Outlet.append`, and none of a part in between.
+        # in `Output.append`, and none of a part in between.
         share = self._share
         assembly = self._assembly
         passes = self._chain.passes

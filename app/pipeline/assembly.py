@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from app.chunks.pending import note, noted
+from aiokafka import TopicPartition
+
+from app.config.chunking import ChunkSettings
+from app.pipeline.lane import Lane
+from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
 from transforms.chunk import Chunk, is_chunk
+from transforms.commit_metadata import note, noted
 from transforms.errors import MalformedChunkError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiokafka import TopicPartition
-
-    from app.config.chunking import ChunkSettings
-    from app.pipeline.lane import Lane, SourceRecord
-    from app.pipeline.stats import PipelineStats
-    from transforms.record import Header, Record
+from transforms.record import Header, Record, SourceRecord
 
 __all__ = ["AssembledRecord", "Assembly", "chunks_of"]
 
@@ -108,7 +105,7 @@ class Assembly:
             if isinstance(event, Assembled):
                 whole = _placed(record, event.record)
                 self._stats.assembled_messages += 1
-                self._stats.consumed_rate.count()
+                self._stats.consumed_rate.add()
             else:
                 discarded.append(event)
         self._stats.duplicate_chunks += counts.duplicates - duplicates

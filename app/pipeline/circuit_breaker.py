@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-__all__ = ["Outage", "pause"]
+__all__ = ["CircuitBreaker", "pause"]
 
 _FIRST_DELAY_S = 0.2
 _FIRST_ASKS_AFTER_S = 1.0
@@ -27,7 +24,7 @@ async def pause(tries: int, longest_s: float) -> None:
         await asyncio.sleep(min(_FIRST_DELAY_S * 2 ** min(tries - 1, 30), longest_s))
 
 
-class Outage:
+class CircuitBreaker:
     """What the calls of a flow have found. Belongs to one event loop; `lasts` may be read by any thread.
 
     Args:

@@ -13,13 +13,13 @@ from app.kafka.clients import translated
 
 if TYPE_CHECKING:
     from app.config.settings import PipelineSettings
-    from app.kafka.consumer import Intake
+    from app.kafka.consumer import GroupConsumer
     from app.pipeline.assembly import Assembly
     from app.pipeline.exactly_once import Transactions
     from app.pipeline.lane import Lane
     from app.pipeline.lanes import Lanes
     from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Ending
+    from app.pipeline.termination import Termination
 
 __all__ = ["Commits"]
 
@@ -43,13 +43,13 @@ class Commits:
 
     def __init__(
         self,
-        intake: Intake,
+        intake: GroupConsumer,
         settings: PipelineSettings,
         lanes: Lanes,
         assembly: Assembly | None,
         *,
         stats: PipelineStats,
-        ending: Ending,
+        ending: Termination,
     ) -> None:
         self.closed = False
         self._intake = intake

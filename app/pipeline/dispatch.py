@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
 from app.pipeline.assembly import chunks_of
-from app.pipeline.lane import Hold, Slot
+from app.pipeline.budget import Share
+from app.pipeline.error_policy import ErrorPolicy
+from app.pipeline.exactly_once import Transactions
+from app.pipeline.lane import Hold, Lane, Slot
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Output
+from app.pipeline.retries import Retries
+from app.pipeline.stages import Chain
+from app.pipeline.termination import Termination
+from transforms.assembly import Discarded
+from transforms.letter import Cause
+from transforms.record import SourceRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
-
-    from app.deadletters.letter import Cause
-    from app.pipeline.budget import Share
-    from app.pipeline.error_policy import Verdicts
-    from app.pipeline.exactly_once import Transactions
-    from app.pipeline.lane import Lane, SourceRecord
-    from app.pipeline.lanes import Lanes
-    from app.pipeline.output import Outlet
-    from app.pipeline.retries import Attempts
-    from app.pipeline.stages import Chain
-    from app.pipeline.termination import Ending
-    from transforms.assembly import Discarded
-
-__all__ = ["Passage"]
+__all__ = ["Dispatcher"]
 
 _PART = 250  # dead letters of one message that are written in one go
 
 
-class Passage:
+class Dispatcher:
     """Takes records through the slots of their lanes. Belongs to one event loop.
 
     Args:
@@ -49,10 +45,10 @@ class Passage:
         lanes: Lanes,
         share: Share,
         *,
-        attempts: Attempts,
-        verdicts: Verdicts,
-        outlet: Outlet | Transactions,
-        ending: Ending,
+        attempts: Retries,
+        verdicts: ErrorPolicy,
+        outlet: Output | Transactions,
+        ending: Termination,
     ) -> None:
         self._chain = chain
         self._lanes = lanes

@@ -7,13 +7,18 @@ import contextlib
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 
 from app.cluster.preflight import CLOCKS_APART_MS
-from app.deadletters.letter import Cause
+from app.config.settings import PipelineSettings
+from app.deadletters.writer import Letters
 from app.pipeline.assembly import chunks_of
-from app.pipeline.lane import held_bytes
-from app.pipeline.termination import RecordError
+from app.pipeline.budget import Share
+from app.pipeline.lane import Slot, held_bytes
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import RecordError, Termination
+from transforms.assembly import Discarded
 from transforms.errors import (
     DiscardedChunkError,
     PayloadNotFoundError,
@@ -22,24 +27,12 @@ from transforms.errors import (
     RecordUnfitError,
     ReferenceRefusedError,
     TransformError,
+    WideloadError,
 )
-from transforms.record import Record
+from transforms.letter import Cause
+from transforms.record import Record, RecordLike, SourceRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from app.config.settings import PipelineSettings
-    from app.deadletters.writer import Letters
-    from app.pipeline.budget import Share
-    from app.pipeline.lane import Slot, SourceRecord
-    from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Ending
-    from transforms.assembly import Discarded
-    from transforms.errors import WideloadError
-    from transforms.record import RecordLike
-
-__all__ = ["Verdicts", "reason_of"]
+__all__ = ["ErrorPolicy", "reason_of"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +44,7 @@ def reason_of(error: BaseException) -> str:
     return _HUMP.sub("-", type(error).__name__.removesuffix("Error")).lower()
 
 
-class Verdicts:
+class ErrorPolicy:
     """Decides by `errors.tolerance`, and by what the error says, what becomes of a record. Belongs to one event loop.
 
     Args:
@@ -71,7 +64,7 @@ class Verdicts:
         *,
         executor: Executor | None = None,
         stats: PipelineStats,
-        ending: Ending,
+        ending: Termination,
     ) -> None:
         self._settings = settings
         self._letters = letters

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from app.cluster.preflight import Plan
     from app.config.settings import ClientSettings, PipelineSettings
-    from app.kafka.broker_health import Brokers
+    from app.kafka.broker_health import BrokerHealth
     from app.pipeline.budget import Share
     from app.pipeline.commits import Commits
     from app.pipeline.lane import Lane, Slot
     from app.pipeline.lanes import Lanes
     from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Ending
+    from app.pipeline.termination import Termination
     from transforms.record import RecordLike
 
 __all__ = ["Transactions"]
@@ -35,7 +35,7 @@ _STARTING = 16  # producers at once
 
 
 class Transactions:
-    """As `Outlet`, in transactions, of which each lane has its own. Belongs to one event loop.
+    """As `Output`, in transactions, of which each lane has its own. Belongs to one event loop.
 
     Args:
         client: how to reach the cluster.
@@ -60,10 +60,10 @@ class Transactions:
         share: Share,
         lanes: Lanes,
         *,
-        brokers: Brokers,
+        brokers: BrokerHealth,
         commits: Commits,
         stats: PipelineStats,
-        ending: Ending,
+        ending: Termination,
     ) -> None:
         self._client = client
         self._settings = settings
@@ -133,25 +133,25 @@ class Transactions:
         self._of[lane.partition] = made
 
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """See `Outlet.append`."""
+        """See `Output.append`."""
         self._of[lane.partition].append(record, offset, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
-        """See `Outlet.write`."""
+        """See `Output.write`."""
         self._of[lane.partition].write(slot)
 
     def flush(self) -> None:
-        """See `Outlet.flush`."""
+        """See `Output.flush`."""
         for each in self._of.values():
             each.outlet.flush()
 
     def press(self) -> None:
-        """See `Outlet.press`."""
+        """See `Output.press`."""
         for each in self._of.values():
             each.outlet.press()
 
     async def settled(self) -> None:
-        """See `Outlet.settled`."""
+        """See `Output.settled`."""
         await asyncio.gather(*(each.outlet.settled() for each in self._of.values()))
 
     def due(self) -> None:
@@ -172,7 +172,7 @@ class Transactions:
                 each.discard()
 
     def discard(self) -> None:
-        """See `Outlet.discard`."""
+        """See `Output.discard`."""
         for each in self._of.values():
             each.discard()
 

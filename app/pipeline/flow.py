@@ -4,8 +4,9 @@ Reads batches from the source partitions, lets records pass or puts them through
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
 begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
 
-A record's way: `Intake`, `Admission`, then the `Outlet` if it passes, else `Passage` (with `Attempts` and `Verdicts`)
-and the outlet; `Commits` follow what the outlet has made durable. `Flow` puts them together, and keeps their time.
+A record goes from `GroupConsumer` to `Admission`. If it passes, `Output` writes it. If it does not, `Dispatcher`
+applies the transforms (with `Retries` and `ErrorPolicy`), and then `Output` writes the result. `Commits` commits what
+is durable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import (
@@ -25,35 +27,30 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
 )
 
+from app.cluster.preflight import Plan
+from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.writer import Letters
-from app.kafka.broker_health import Brokers
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
-from app.kafka.consumer import Intake
+from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Budget, Share
 from app.pipeline.commits import Commits
-from app.pipeline.dispatch import Passage
-from app.pipeline.error_policy import Verdicts
+from app.pipeline.dispatch import Dispatcher
+from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import Transactions
+from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
-from app.pipeline.offset_reset import Starts
-from app.pipeline.output import Outlet
-from app.pipeline.retries import Attempts
-from app.pipeline.termination import Ending, RecordError
-from app.pipeline.topic_watcher import Changes, LimitRaisedError, PartitionsChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-    from concurrent.futures import Executor
-
-    from app.cluster.preflight import Plan
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.pipeline.lane import Lane
-    from app.pipeline.stages import Chain
-    from app.pipeline.stats import PipelineStats
-    from stores.store import PayloadStore
+from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.output import Output
+from app.pipeline.retries import Retries
+from app.pipeline.stages import Chain
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import RecordError, Termination
+from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
+from stores.store import PayloadStore
 
 __all__ = ["Flow"]
 
@@ -111,14 +108,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._changed = asyncio.Event()
-        self._ending = ending = Ending(settings.name, self._changed.set)
+        self._ending = ending = Termination(settings.name, self._changed.set)
         self._share = share = Share(budget)
         self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembly)
         self._brokers = brokers = _brokers(settings)
-        self._intake = Intake(client, settings, brokers)
+        self._intake = GroupConsumer(client, settings, brokers)
         self._commits = Commits(self._intake, settings, lanes, self._assembly, stats=stats, ending=ending)
-        self._outlet: Outlet | Transactions
+        self._outlet: Output | Transactions
         if settings.guarantee.exactly_once:
             self._outlet = Transactions(
                 client,
@@ -133,18 +130,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             )
             self._commits.through(self._outlet)
         else:
-            self._outlet = Outlet(
+            self._outlet = Output(
                 client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
             )
-        self._starts = Starts(self._intake, settings, lanes, stats=stats, renewed=renewed)
-        self._attempts = Attempts(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        self._starts = OffsetReset(self._intake, settings, lanes, stats=stats, renewed=renewed)
+        self._attempts = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
-        passage = Passage(
+        passage = Dispatcher(
             chain,
             lanes,
             share,
             attempts=self._attempts,
-            verdicts=Verdicts(settings, letters, share, executor=executor, stats=stats, ending=ending),
+            verdicts=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, ending=ending),
             outlet=self._outlet,
             ending=ending,
         )
@@ -207,7 +204,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 again by the next flow. `LimitError` where a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
-        changes = Changes(self._plan, self._ending, self._intake.send)
+        changes = TopicWatcher(self._plan, self._ending, self._intake.send)
         watching: list[asyncio.Task[None]] = []
         try:
             await self._outlet.start()
@@ -335,18 +332,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
         self._outlet.press()  # nothing comes in that could fill batches
         if not await self._share.freed(_POLL_MS / 1000):
-            await self._intake.keep_membership(self._lanes)
+            await self._intake.keep_membership()
 
     async def _await_resumed(self) -> None:
         """Waits for what the commits say: before that no record may be admitted, or it could be delivered again."""
         await self._commits.resumed_within(_POLL_MS / 1000)
-        await self._intake.keep_membership(self._lanes)
+        await self._intake.keep_membership()
 
     async def _await_change(self) -> None:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._intake.keep_membership(self._lanes)
+        await self._intake.keep_membership()
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
@@ -428,10 +425,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             log.info("pipeline %s: its %s did not stop cleanly: %r", self.settings.name, name, exc)
 
 
-def _brokers(settings: PipelineSettings) -> Brokers:
+def _brokers(settings: PipelineSettings) -> BrokerHealth:
     fetch_wait_ms = settings.consumer["consumer.fetch.max.wait.ms"]
     assert isinstance(fetch_wait_ms, int)
     topics = [*settings.topics, settings.output_topic]
     if settings.dead_letter_topic is not None:
         topics.append(settings.dead_letter_topic)
-    return Brokers(topics, fetch_wait_ms / 1000)
+    return BrokerHealth(topics, fetch_wait_ms / 1000)

@@ -6,33 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from aiokafka import TopicPartition
 
 from app.pipeline.offset_tracker import OffsetTracker
-from transforms.record import Header, RecordLike
+from transforms.letter import Cause
+from transforms.record import Header, RecordLike, SourceRecord
 
-if TYPE_CHECKING:
-    from aiokafka import TopicPartition
-
-    from app.deadletters.letter import Cause
-
-__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "SourceRecord", "header_bytes", "held_bytes"]
+__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "header_bytes", "held_bytes"]
 
 # What a record that waits costs beside its key and value, and each of its headers (CPython 3.11, measured).
 RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
-
-
-@runtime_checkable
-class SourceRecord(RecordLike, Protocol):
-    """What is read of aiokafka's `ConsumerRecord`."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
+from aiokafka import TopicPartition
+
+from app.pipeline.assembly import Assembly
+from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from aiokafka import TopicPartition
-
-    from app.pipeline.assembly import Assembly
-    from app.pipeline.budget import Share
 
 __all__ = ["Lanes"]
 

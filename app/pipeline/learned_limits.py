@@ -11,21 +11,18 @@ next one will be, depends on clocks that are not ours.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from aiokafka import TopicPartition
+
+from app.cluster.preflight import Plan
+from app.kafka.batches.producer import RecordRefusedError
 from app.kafka.clients import ClusterError
+from app.kafka.topics import Topic
+from app.pipeline.offset_tracker import OffsetTracker
+from transforms.errors import RecordUnfitError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from aiokafka import TopicPartition
-
-    from app.cluster.preflight import Plan, Topic
-    from app.kafka.batches.producer import RecordRefusedError
-    from app.pipeline.offset_tracker import OffsetTracker
-    from transforms.errors import RecordUnfitError
-
-__all__ = ["LimitError", "Refusals", "UnfitError"]
+__all__ = ["LearnedLimits", "LimitError", "UnfitError"]
 
 
 class LimitError(ClusterError):
@@ -60,7 +57,7 @@ class UnfitError(ClusterError):
         self.partition: TopicPartition | None = None
 
 
-class Refusals:
+class LearnedLimits:
     """The limits that refusals have shown, of the topics of one pipeline."""
 
     def __init__(self) -> None:

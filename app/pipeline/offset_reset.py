@@ -8,29 +8,24 @@ first record that there is, and the log says why.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
+from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, NoOffsetForPartitionError, OffsetOutOfRangeError
 
+from app.config.settings import PipelineSettings
 from app.kafka.clients import ClusterError
+from app.kafka.consumer import GroupConsumer
+from app.pipeline.lane import Lane
+from app.pipeline.lanes import Lanes
+from app.pipeline.stats import PipelineStats
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from aiokafka import TopicPartition
-
-    from app.config.settings import PipelineSettings
-    from app.kafka.consumer import Intake
-    from app.pipeline.lane import Lane
-    from app.pipeline.lanes import Lanes
-    from app.pipeline.stats import PipelineStats
-
-__all__ = ["Starts"]
+__all__ = ["OffsetReset"]
 
 log = logging.getLogger(__name__)
 
 
-class Starts:
+class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
 
     Args:
@@ -45,7 +40,7 @@ class Starts:
 
     def __init__(
         self,
-        intake: Intake,
+        intake: GroupConsumer,
         settings: PipelineSettings,
         lanes: Lanes,
         *,

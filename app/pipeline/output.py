@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
+from app.cluster.preflight import Plan
+from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
+from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.producer import Batches, RecordRefusedError
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
-from app.pipeline.lane import held_bytes
+from app.kafka.topics import Topic
+from app.pipeline.budget import Part, Share
+from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.learned_limits import LimitError, UnfitError
+from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Sink
+from app.pipeline.stats import PipelineStats
+from app.pipeline.termination import Termination
+from transforms.errors import RecordUnfitError
+from transforms.record import RecordLike
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiokafka import AIOKafkaProducer
-
-    from app.cluster.preflight import Plan, Topic
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.kafka.batches.bounds import Bounds
-    from app.kafka.broker_health import Brokers
-    from app.pipeline.budget import Part, Share
-    from app.pipeline.lane import Lane, Slot
-    from app.pipeline.offset_tracker import OffsetTracker
-    from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Ending
-    from transforms.errors import RecordUnfitError
-    from transforms.record import RecordLike
-
-__all__ = ["Outlet"]
+__all__ = ["Output"]
 
 _STOP_SENDER_S = 1.0
 
 
-class Outlet:
+class Output:
     """Writes what leaves the lanes, in the order in which it leaves. Belongs to one event loop.
 
     Args:
@@ -66,9 +61,9 @@ class Outlet:
         plan: Plan,
         share: Share | Part,
         *,
-        brokers: Brokers,
+        brokers: BrokerHealth,
         stats: PipelineStats,
-        ending: Ending,
+        ending: Termination,
         durable: Callable[[], None],
         transactional_id: str | None = None,
         bounds: Bounds | None = None,

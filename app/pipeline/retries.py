@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from app.pipeline.circuit_breaker import Outage, pause
-from app.pipeline.stages import Fallback
+from app.config.settings import PipelineSettings
+from app.pipeline.circuit_breaker import CircuitBreaker, pause
+from app.pipeline.lane import Lane
+from app.pipeline.stages import Chain, Fallback
+from app.pipeline.stats import PipelineStats
 from transforms.errors import (
     PayloadNotFoundError,
     PayloadStoreAccessError,
@@ -18,18 +22,9 @@ from transforms.errors import (
     PayloadUnfitError,
     ReferenceRefusedError,
 )
+from transforms.record import RecordLike, SourceRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from app.config.settings import PipelineSettings
-    from app.pipeline.lane import Lane, SourceRecord
-    from app.pipeline.stages import Chain
-    from app.pipeline.stats import PipelineStats
-    from transforms.record import RecordLike
-
-__all__ = ["Attempts"]
+__all__ = ["Retries"]
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +58,7 @@ class _Trial:
     timer: asyncio.TimerHandle | None = None
 
 
-class Attempts:
+class Retries:
     """Applies the chain to records that do not pass. Belongs to the event loop that runs when it is made.
 
     Args:
@@ -93,7 +88,7 @@ class Attempts:
         self._loop = asyncio.get_running_loop()
         fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
         self._apply = fallback.apply if chain.falls_back else chain.apply
-        self._outage = Outage(settings.retry_delay_max_ms / 1000)
+        self._outage = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._reasons: dict[_Trial, str] = {}
         self._fallen_back: str | None = None
@@ -281,6 +276,6 @@ class Attempts:
             else:
                 stats.chunked_messages += 1
                 stats.chunks_published += len(results)
-                stats.published_rate.count()
+                stats.published_rate.add()
         if "offload" in applied or "inflate" in applied:
             self._fallen_back = None

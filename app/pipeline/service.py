@@ -20,7 +20,7 @@ from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
 from app.pipeline.flow import Flow
-from app.pipeline.learned_limits import LimitError, Refusals, UnfitError
+from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
 from app.pipeline.stages import UnfitStage, build
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -80,7 +80,7 @@ class Pipeline(Service):
         # Its own: calls that hang in the store of one pipeline must not take those of another.
         self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         self._ended = ended
-        self._refusals = Refusals()
+        self._refusals = LearnedLimits()
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()

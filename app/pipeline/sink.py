@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from aiokafka.structs import RecordMetadata
 
 from app.kafka.batches.outbox import Outbox
+from app.kafka.batches.producer import Batches
+from app.pipeline.budget import Part, Share
+from app.pipeline.offset_tracker import OffsetTracker, Span
 from transforms.errors import RecordUnfitError
-
-if TYPE_CHECKING:
-    from aiokafka.structs import RecordMetadata
-
-    from app.kafka.batches.producer import Batches
-    from app.pipeline.budget import Part, Share
-    from app.pipeline.offset_tracker import OffsetTracker, Span
-    from transforms.record import RecordLike
+from transforms.record import RecordLike
 
 __all__ = ["Sink", "Unfit"]
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from app.cluster.preflight import CLOCKS_APART_MS
-from app.config.chunking import limit_bytes as chunk_limit_bytes
-from app.config.reference_scope import reach
-from app.pipeline.lane import SourceRecord
+from app.config.reference_scope import ReferenceScope, reference_scope
+from app.config.settings import PipelineSettings
+from app.kafka.topics import Topic
+from app.pipeline.stats import Latency, PipelineStats
 from app.pipeline.wrapper_stages import UnwrapStage, WrapStage
 from stores.payload import download, publish
+from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ChunkError,
@@ -29,18 +31,9 @@ from transforms.errors import (
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
-from transforms.record import RecordLike
+from transforms.record import RecordLike, SourceRecord
 from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.wire import check_names, is_writable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from app.cluster.preflight import Topic
-    from app.config.reference_scope import Reach
-    from app.config.settings import PipelineSettings
-    from app.pipeline.stats import Latency, PipelineStats
-    from stores.store import PayloadStore
 
 __all__ = [
     "Chain",
@@ -195,12 +188,14 @@ class InflateStage:
 
     name = "inflate"
 
-    def __init__(self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reach: Reach | None = None) -> None:
+    def __init__(
+        self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reference_scope: ReferenceScope | None = None
+    ) -> None:
         self.wants: Callable[[RecordLike], bool] = inflate.format.wants
         self._inflate = inflate
         self._store = store
         self._stats = stats
-        self._reach = reach
+        self._reach = reference_scope
 
     def moves(self, record: RecordLike) -> bool:
         """See `Stage.moves`."""
@@ -464,7 +459,7 @@ def build(
     if "inflate" in settings.transforms:
         assert store is not None
         inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
-        stages.append(InflateStage(inflate, store, stats, reach(settings.reach, store)))
+        stages.append(InflateStage(inflate, store, stats, reference_scope(settings.reference_scope, store)))
     if settings.offloads:
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
@@ -473,7 +468,7 @@ def build(
     if wrapper.wraps:
         stages.append(WrapStage(wrapper.wrap))
     if chunks.splits:
-        chunking = Chunking(chunk_limit_bytes(settings, limit_bytes))
+        chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
     falls_back = settings.offloads and chunks.strategy == "auto"
     return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back, compacted=compacted)

@@ -7,15 +7,13 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from app.chunks.rate import Rate
+from aiokafka import TopicPartition
+
+from app.config.settings import PipelineSettings
+from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
-
-if TYPE_CHECKING:
-    from aiokafka import TopicPartition
-
-    from app.config.settings import PipelineSettings
 
 __all__ = ["STORE_SECONDS", "FlowReport", "Latency", "PipelineReport", "PipelineStats"]
 
@@ -80,8 +78,8 @@ class PipelineStats:
     wrapped_records: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
-    published_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
-    consumed_rate: Rate = field(default_factory=lambda: Rate(time.monotonic))
+    published_rate: Average = field(default_factory=lambda: Average(time.monotonic))
+    consumed_rate: Average = field(default_factory=lambda: Average(time.monotonic))
     batches: BatchNumbers = field(default_factory=BatchNumbers)
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)

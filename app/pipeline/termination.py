@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from transforms.errors import WideloadError
+from transforms.record import SourceRecord
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from app.pipeline.lane import SourceRecord
-
-__all__ = ["Ending", "RecordError"]
+__all__ = ["RecordError", "Termination"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +31,7 @@ class RecordError(WideloadError):
         return self._message
 
 
-class Ending:
+class Termination:
     """Whether a flow is to end. Belongs to its event loop.
 
     Args:

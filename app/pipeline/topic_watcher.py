@@ -9,30 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
-from aiokafka.admin.config_resource import ConfigResourceType
-from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
-from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+from aiokafka.errors import KafkaError
 
+from app.cluster.preflight import Plan
 from app.kafka.clients import ClusterError
-from app.kafka.queries import TAGS, TEXT, Query, version
+from app.kafka.topics import MAX_MESSAGE_BYTES, Identity, Topic, identities, limits
+from app.pipeline.termination import Termination
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from app.cluster.preflight import Plan, Topic
-    from app.pipeline.termination import Ending
-
-__all__ = ["Changes", "Identity", "LimitRaisedError", "PartitionsChangedError", "identities"]
+__all__ = ["LimitRaisedError", "PartitionsChangedError", "TopicWatcher"]
 
 # Seen twice, for a broker may be a little behind the others.
 _LOOK_S = 2.5
-_NO_ID = (0, 0)
-_LIMIT = "max.message.bytes"
 
 
 class PartitionsChangedError(ClusterError):
@@ -46,118 +36,10 @@ class LimitRaisedError(ClusterError):
     """A topic takes more than when the flow began; what was written may be committed before another try."""
 
     def __init__(self, topic: str, limit: int, former: int) -> None:
-        super().__init__(f"{_LIMIT} of topic {topic} is {limit:,}, and was {former:,}", retriable=True)
+        super().__init__(f"{MAX_MESSAGE_BYTES} of topic {topic} is {limit:,}, and was {former:,}", retriable=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What tells one topic from a later one of the same name.
-
-    Attributes:
-        id: given by the cluster; None where it gives none.
-        partitions: how many there are.
-    """
-
-    id: str | None
-    partitions: int
-
-
-class _TopicIds(Query):
-    """Topics with their ids; from Kafka 3.1 on."""
-
-    VERSIONS = (
-        version(
-            3,
-            12,
-            Schema(
-                ("topics", CompactArray(("id_high", Int64), ("id_low", Int64), ("name", TEXT), TAGS)),
-                ("allow_auto_topic_creation", Boolean),
-                ("include_topic_authorized_operations", Boolean),
-                TAGS,
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("brokers", CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS)),
-                ("cluster_id", TEXT),
-                ("controller_id", Int32),
-                (
-                    "topics",
-                    CompactArray(
-                        ("error_code", Int16),
-                        ("name", TEXT),
-                        ("id_high", Int64),
-                        ("id_low", Int64),
-                        ("is_internal", Boolean),
-                        (
-                            "partitions",
-                            CompactArray(
-                                ("error_code", Int16),
-                                ("partition", Int32),
-                                ("leader", Int32),
-                                ("leader_epoch", Int32),
-                                ("replicas", CompactArray(Int32)),
-                                ("isr", CompactArray(Int32)),
-                                ("offline_replicas", CompactArray(Int32)),
-                                TAGS,
-                            ),
-                        ),
-                        ("authorized_operations", Int32),
-                        TAGS,
-                    ),
-                ),
-                TAGS,
-            ),
-        ),
-    )
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(
-            topics=[(*_NO_ID, name, {}) for name in names],
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=False,
-        )
-
-
-async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, Identity | None]:
-    """The topics by name, None for each that does not exist; without those of which the user may not know.
-
-    Args:
-        send: sends a request to a broker, and returns the answer.
-        names: of the topics.
-
-    Raises:
-        KafkaError: there was no answer.
-    """
-    names = list(dict.fromkeys(names))
-    try:
-        answer = await send(_TopicIds(names))
-    except IncompatibleBrokerVersion:
-        answer = await send(MetadataRequest(names, allow_auto_topic_creation=False))
-    found: dict[str, Identity | None] = {}
-    for topic in answer.to_object()["topics"]:
-        name = topic.get("name") or topic.get("topic")
-        error = for_code(topic["error_code"])
-        if error is UnknownTopicOrPartitionError:
-            found[name] = None
-        elif error.errno == 0:
-            number = topic.get("id_high", 0), topic.get("id_low", 0)
-            identity = None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}"
-            found[name] = Identity(identity, len(topic["partitions"]))
-    return found
-
-
-async def _limits(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, int]:
-    """The `max.message.bytes` of the topics, without those of which the user may not know."""
-    answer = await send(DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [_LIMIT]) for name in names]))
-    return {
-        topic["resource_name"]: int(entry["config_value"])
-        for topic in answer.to_object()["resources"]
-        for entry in topic["config_entries"]
-        if topic["error_code"] == 0 and entry["config_names"] == _LIMIT
-    }
-
-
-class Changes:
+class TopicWatcher:
     """Looks whether the topics of a flow still are those of its plan. Belongs to its event loop.
 
     Args:
@@ -166,7 +48,7 @@ class Changes:
         send: sends a request to a broker, and returns the answer.
     """
 
-    def __init__(self, plan: Plan, ending: Ending, send: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, plan: Plan, ending: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
@@ -183,7 +65,7 @@ class Changes:
             # Where there is no answer nothing is known; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
                 change = self._change(await identities(self._send, self._topics))
-                change = change or self._raised(await _limits(self._send, self._targets))
+                change = change or self._raised(await limits(self._send, self._targets))
                 if change is not None and str(change) == seen:
                     self._ending.fail(change)
                     return

@@ -21,7 +21,7 @@ from app.config.guarantee import TIMEOUT
 from app.kafka.clients import translated
 from app.pipeline.budget import Part
 from app.pipeline.lane import Slot, held_bytes
-from app.pipeline.output import Outlet
+from app.pipeline.output import Output
 from transforms.identifiers import transactional_id
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from app.cluster.preflight import Plan
     from app.config.settings import ClientSettings, PipelineSettings
     from app.kafka.batches.bounds import Bounds
-    from app.kafka.broker_health import Brokers
+    from app.kafka.broker_health import BrokerHealth
     from app.pipeline.budget import Share
     from app.pipeline.commits import Commits
     from app.pipeline.lane import Lane
     from app.pipeline.lanes import Lanes
     from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Ending
+    from app.pipeline.termination import Termination
     from transforms.record import RecordLike
 
 __all__ = ["Transaction"]
@@ -86,11 +86,11 @@ class Transaction:
         lane: Lane,
         lanes: Lanes,
         *,
-        brokers: Brokers,
+        brokers: BrokerHealth,
         commits: Commits,
         bounds: Bounds,
         stats: PipelineStats,
-        ending: Ending,
+        ending: Termination,
     ) -> None:
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
@@ -101,7 +101,7 @@ class Transaction:
         self._stats = stats
         self._ending = ending
         self._part = Part(share)
-        self.outlet = Outlet(
+        self.outlet = Output(
             client,
             settings,
             plan,
@@ -155,7 +155,7 @@ class Transaction:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, record: RecordLike, offset: int, held: int) -> None:
-        """See `Outlet.append`."""
+        """See `Output.append`."""
         self._part.used += held
         if self._shut:
             self._wait((record, offset, held))
@@ -168,7 +168,7 @@ class Transaction:
             self.end()
 
     def write(self, slot: Slot) -> None:
-        """See `Outlet.write`: all of a slot's results go in one transaction."""
+        """See `Output.write`: all of a slot's results go in one transaction."""
         assert slot.result is not None
         held = sum(map(held_bytes, slot.result))
         self._part.used += held

@@ -17,8 +17,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
 from app.config.naming import check_name, check_topics
+from app.kafka.arguments import Arguments
 from app.serializers import config as taken
-from app.serializers.arguments import Arguments
 from app.serializers.demand import Allowance, Demand
 from app.serializers.downloads import Downloads
 from app.serializers.threads import PARALLEL, Threads

@@ -59,9 +59,9 @@ class CompactionWarning:
 
 
 async def _cleanup_policy(config: Mapping[str, object], topic: str) -> str:
-    from app.cluster.preflight import topics
+    from app.config.client import client_settings
     from app.kafka.clients import admin
-    from app.serializers.options import client_settings
+    from app.kafka.topics import topics
 
     async with admin(client_settings(config)) as connection:
         found = await topics(connection, [topic])

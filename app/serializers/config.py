@@ -10,18 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from app.config.client import coerced, limits_names
 from app.config.naming import check_config
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.options import (
-    CONSUMER_KEYS,
-    PRODUCER_KEYS,
-    STORE_KEY,
-    check_time,
-    coerced,
-    is_store_key,
-    limits_names,
-)
+from app.serializers.options import CONSUMER_KEYS, PRODUCER_KEYS, STORE_KEY, check_time, is_store_key
 from stores.keys import Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
@@ -140,7 +133,7 @@ def _apart(
 
 def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Key) -> None:
     if len(timeouts_ms) > 1:
-        given = {limit.name: coerced(limit, config[limit.name])} if config.get(limit.name) is not None else {}
+        given = coerced([limit], config)
         allowed_ms = cast("int", read([limit], given)[limit.name])
         check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
 

@@ -24,9 +24,10 @@ from faust.types import AppT, CodecArg, EventT, K, ModelArg, SchemaT, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message, RecordMetadata
 
+from app.config.client import limits_names
 from app.config.naming import check_name, check_topics
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.options import check_time, limits_names
+from app.serializers.options import check_time
 from transforms.errors import (
     PayloadNotFoundError,
     ReferenceRefusedError,

@@ -14,8 +14,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.serializer import Serializer
 
+from app.kafka.arguments import Arguments
 from app.serializers import config as taken
-from app.serializers.arguments import Arguments
 from app.serializers.composable import ComposableSerializer
 from app.serializers.demand import Allowance, Demand
 from app.serializers.stage import Headers

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.serializers.compaction import CompactionWarning
 from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
-from stores.store import Put
+from stores.store import PayloadStore, Put
 from stores.user import UserStore
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
-from transforms.offload import Offload
+from transforms.offload import Offload, Payload
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
-
-if TYPE_CHECKING:
-    from stores.store import PayloadStore
-    from transforms.offload import Payload
 
 __all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
 

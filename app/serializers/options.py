@@ -6,36 +6,29 @@ Values may be of their own type or strings, as Kafka's clients take both.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from stores.keys import REQUIRED, Key, Value, read, unknown
+from app.config.client import LIMIT, coerced
+from stores.keys import REQUIRED, Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
 from transforms.compression import CODECS, Codec
 from transforms.errors import ConfigurationError
-from transforms.identifiers import LIMIT_KEY
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
 from transforms.signing import Signing
-
-if TYPE_CHECKING:
-    from app.config.settings import ClientSettings
 
 __all__ = [
     "CONSUMER_KEYS",
     "DESERIALIZER_KEYS",
-    "LIMIT",
     "PRODUCER_KEYS",
     "SERIALIZER_KEYS",
     "STORE_KEY",
     "Deserializing",
     "Serializing",
     "check_time",
-    "client_settings",
-    "coerced",
     "is_store_key",
-    "limits_names",
 ]
 
 _GENERATOR = "large.message.id.generator"
@@ -55,14 +48,6 @@ STORE_KEY = Key(
 _STAGES = (
     "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
     "beside"
-)
-
-LIMIT = Key(
-    LIMIT_KEY,
-    "boolean",
-    "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). The client does not "
-    "see this key.",
-    default=True,
 )
 
 SERIALIZER_KEYS: Sequence[Key] = (
@@ -128,14 +113,6 @@ CONSUMER_KEYS: Sequence[Key] = (
 )
 
 
-_PARSERS: Mapping[str, Callable[[str], object]] = {
-    "int": int,
-    "float": float,
-    "boolean": lambda text: {"true": True, "false": False}[text.lower()],
-    "list": lambda text: [item.strip() for item in text.split(",")],
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Serializing:
     """What a `LargeMessageSerializer` works by.
@@ -166,7 +143,7 @@ class Serializing:
             ConfigurationError: a key is missing or wrong, random ids are asked for keys, or the store may take longer
                 than `max.block.ms`.
         """
-        values = read(PRODUCER_KEYS, _coerced_all(PRODUCER_KEYS, config))
+        values = read(PRODUCER_KEYS, coerced(PRODUCER_KEYS, config))
         generator = values[_GENERATOR]
         if is_key:
             if generator == "uuid" and _GENERATOR in config:
@@ -215,7 +192,7 @@ class Deserializing:
         Raises:
             ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
         """
-        values = read(CONSUMER_KEYS, _coerced_all(CONSUMER_KEYS, config))
+        values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, config))
         store = _store_config(config)
         common = read(COMMON_KEYS, store)
         timeout_ms = _store_timeout_ms(store)
@@ -257,57 +234,6 @@ def is_store_key(name: str, store_class: str | type) -> bool:
     return name.partition(".")[0] in {each.partition(".")[0] for each in named}
 
 
-def client_settings(config: Mapping[str, object]) -> ClientSettings:
-    """How the client of this configuration reaches its cluster.
-
-    Raises:
-        ConfigurationError: it does so in a way that this project's own clients do not know.
-    """
-    from app.config.keys import CONNECTION_KEYS, SECURITY_KEYS
-    from app.config.secret import hidden
-    from app.config.settings import ClientSettings
-
-    given = dict(config)
-    if "sasl.mechanisms" in given:  # librdkafka's name for it
-        given.setdefault("sasl.mechanism", given["sasl.mechanisms"])
-    if "security.protocol" in given:
-        given["security.protocol"] = str(given["security.protocol"]).upper()
-    values = read(CONNECTION_KEYS, _coerced_all(CONNECTION_KEYS, given))
-    security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
-    return ClientSettings(
-        str(values["bootstrap.servers"]),
-        str(values["client.id"]),
-        cast("dict[str, Value | None]", security),
-        values[LIMIT_KEY] is True,
-    )
-
-
-def limits_names(config: Mapping[str, object]) -> bool:
-    """Whether names in this configuration are held to the limits of Kafka 5.0.
-
-    Raises:
-        ConfigurationError: the key says neither yes nor no.
-    """
-    return read([LIMIT], _coerced_all([LIMIT], config))[LIMIT_KEY] is True
-
-
-def coerced(key: Key, value: object) -> object:
-    """A string as what `key` takes, where it can be read so; anything else as it is.
-
-    Kafka's configurations are maps of strings in many places, and its own clients take `"5000"` for a number.
-    """
-    if not isinstance(value, str) or key.kind == "string":
-        return value
-    try:
-        return _PARSERS[key.kind](value.strip())
-    except (KeyError, ValueError):
-        return value
-
-
-def _coerced_all(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, object]:
-    return {key.name: coerced(key, config[key.name]) for key in keys if config.get(key.name) is not None}
-
-
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     """What of `config` the store gets: of a built-in one its own keys, else all that is not for the serializer."""
     name = config.get(STORE_CLASS)
@@ -321,7 +247,7 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
     known = {key.name: key for key in (*COMMON_KEYS, *(keys or ()))}
     taken = {key.name for key in PRODUCER_KEYS if key.name.startswith(_OURS)} - known.keys()
     store = {
-        key: coerced(known[key], value) if key in known else value
+        key: known[key].coerce(value) if key in known else value
         for key, value in config.items()
         if key not in taken and (keys is None or (value is not None and is_store_key(key, name)))
     }

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.pipeline.stats import STORE_SECONDS, Latency, PipelineReport
-
-if TYPE_CHECKING:
-    from app.kafka.batches.numbers import BatchNumbers
-    from app.pipeline.budget import Budget
+from app.pipeline.stats import STORE_SECONDS, Latency, PipelineReport, PipelineStats
 
 __all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
 
@@ -46,14 +41,14 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
 )
 
 # name of the metric behind `wideload_producer_`, help, how to read it; of the last minute
-PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[BatchNumbers], float | None]]] = (
-    ("batch_split_rate", "Batches split a second.", lambda numbers: numbers.batch_splits.per_second()),
-    ("batch_size_avg", "Bytes of a batch on the wire.", lambda numbers: numbers.batch_size.average()),
-    ("records_per_request_avg", "Records of a batch.", lambda numbers: numbers.records_per_request.average()),
+PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None]]] = (
+    ("batch_split_rate", "Batches split a second.", lambda stats: stats.batches.batch_splits.per_second()),
+    ("batch_size_avg", "Bytes of a batch on the wire.", lambda stats: stats.batches.batch_size.average()),
+    ("records_per_request_avg", "Records of a batch.", lambda stats: stats.batches.records_per_request.average()),
     (
         "compression_rate_avg",
         "What batches compressed to, of their size.",
-        lambda numbers: numbers.compression_rate.average(),
+        lambda stats: stats.batches.compression_rate.average(),
     ),
 )
 
@@ -63,12 +58,12 @@ class Metrics(Collector):
 
     Args:
         pipelines: of the worker.
-        budget: the byte budget.
+        limit_bytes: `in.flight.bytes`.
     """
 
-    def __init__(self, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
+    def __init__(self, pipelines: Sequence[PipelineReport], limit_bytes: int) -> None:
         self._pipelines = pipelines
-        self._budget = budget
+        self._limit_bytes = limit_bytes
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -122,7 +117,7 @@ class Metrics(Collector):
         yield held
         yield from self._pending()
         yield from self._producers()
-        yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._budget.limit)
+        yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._limit_bytes)
 
     def _pending(self) -> Iterator[Metric]:
         messages = GaugeMetricFamily(
@@ -148,7 +143,7 @@ class Metrics(Collector):
         for name, text, read in PRODUCER_GAUGES:
             gauge = GaugeMetricFamily(f"wideload_producer_{name}", text, labels=["pipeline"])
             for pipeline in self._pipelines:
-                if (value := read(pipeline.stats.batches)) is not None:
+                if (value := read(pipeline.stats)) is not None:
                     gauge.add_metric([pipeline.settings.name], value)
             yield gauge
         labels = ["pipeline", "topic"]

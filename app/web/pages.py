@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from aiokafka import TopicPartition
+
+from app.config.settings import PipelineSettings
+from app.pipeline.stats import PipelineReport
 from app.web.metrics import Metrics
 from transforms.identifiers import transactional_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import faust
-    from aiokafka import TopicPartition
     from faust.web import Request, Response, View
-
-    from app.config.settings import PipelineSettings
-    from app.pipeline.budget import Budget
-    from app.pipeline.stats import PipelineReport
 
 __all__ = ["add_pages", "health", "pipeline_page"]
 
@@ -121,9 +119,9 @@ def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[
     return {"transactional_id": transactional_id(settings.name, partition.topic, partition.partition)}
 
 
-def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], budget: Budget) -> None:
+def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int) -> None:
     """Puts the pages on the app's web server."""
-    metrics = Metrics(pipelines, budget)
+    metrics = Metrics(pipelines, limit_bytes)
 
     async def live(view: View, request: Request) -> Response:  # noqa: ARG001  # Faust's signature
         return view.json({"live": True})

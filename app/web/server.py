@@ -6,18 +6,14 @@ the port could so take from the worker the files that its clients need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aiohttp.web import AppRunner
+from aiohttp.web import AppRunner, Server
 from faust.web.drivers.aiohttp import Web
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from aiohttp.web import Server
-
-__all__ = ["MOST_CONNECTIONS", "Door"]
+__all__ = ["MOST_CONNECTIONS", "WebServer"]
 
 MOST_CONNECTIONS = 100
 """Where there are more, the oldest is closed; whoever asks something has long been answered then."""
@@ -25,7 +21,7 @@ MOST_CONNECTIONS = 100
 _IDLE_S = 75.0  # for a request, the first or the next; Prometheus asks each minute, if not more often
 
 
-class Door(Web):
+class WebServer(Web):
     """Faust's web server, with bounds for those who connect to it."""
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like

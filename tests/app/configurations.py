@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.config.settings import PipelineSettings, Settings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings, Settings
 from transforms.errors import ConfigurationError
 
 __all__ = ["HEAD", "ORDERS", "OWN_CLASS", "S3", "STORE", "only_pipeline", "refusal_of", "settings_of"]

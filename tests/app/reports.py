@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from aiokafka import TopicPartition
 
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from app.pipeline.stats import PipelineStats
 
 __all__ = ["Flow", "Pipeline", "pipeline_settings"]

@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from app.cli import cli, main
 from app.commands.check import effective
 from app.commands.connection import client_of, pipeline_of
-from app.commands.console import bytes_text, printable
 from app.commands.consume import json_line, start_of, text_json
 from app.commands.folder import Folder, safe_name
 from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
-from app.config.settings import parse
+from app.config.parsing import parse
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
+from transforms.text import bytes_text, printable
 
 COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect", "store", "job")
 

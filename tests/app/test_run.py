@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.run import run_worker
 from transforms.errors import ConfigurationError
 

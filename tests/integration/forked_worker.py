@@ -26,7 +26,7 @@ def _run(config: str, log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from app.config.settings import load
+    from app.config.parsing import load
     from app.run import run_worker
 
     sys.exit(run_worker(load(config), "INFO"))

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from app.cluster.preflight import Plan, plan_pipeline
-from app.config.settings import PipelineSettings, Settings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings, Settings
 from app.pipeline.budget import Budget
 from app.pipeline.flow import Flow
 from app.pipeline.stages import build

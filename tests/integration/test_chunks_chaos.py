@@ -26,11 +26,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.chunks import ChunkedRecordMetadata, ChunkingProducer
-from app.chunks.pending import noted
 from tests.integration.topics import alter, end_offsets, marks
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.chunk import Chunk, is_chunk
+from transforms.commit_metadata import noted
 
 PARTITIONS = 3
 PRODUCERS = 8
@@ -203,7 +203,7 @@ def repeats(
     restarts = [(bisect_left(offsets, kill.delivered[partition]), kill.end[partition]) for kill in kills]
     place = {each: number for number, (_, each) in enumerate(expected)}
     again, following, lives = 0, 0, 0
-    reach = [0]  # behind the last of the expected ones, by the number of those found
+    reference_scope = [0]  # behind the last of the expected ones, by the number of those found
     for position, each in enumerate(found):
         number = place[each]
         if number != following:
@@ -214,9 +214,9 @@ def repeats(
             assert lives, f"{where}; lives begin at {restarts}"
             again += following - number
         following = number + 1
-        reach.append(max(reach[-1], following))
-    assert reach[-1] == len(expected)
-    assert all(start <= reach[end] for start, end in restarts), "what is committed was durable before"
+        reference_scope.append(max(reference_scope[-1], following))
+    assert reference_scope[-1] == len(expected)
+    assert all(start <= reference_scope[end] for start, end in restarts), "what is committed was durable before"
     return again
 
 

@@ -22,11 +22,11 @@ from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeT
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
-from app.chunks.pending import Noted, noted
 from tests.integration.aiokafka_records import becomes, one
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from transforms.chunk import Chunking, is_chunk
+from transforms.commit_metadata import Noted, noted
 from transforms.errors import ChunkError, ConfigurationError
 from transforms.record import Record
 from transforms.size import batch_of_one_bytes

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from app.cli import main
-from app.cluster.preflight import Topic
-from app.config.settings import load
-from app.deadletters.letter import MARK
+from app.config.parsing import load
 from app.deadletters.log import Filters, ReplayTakenOverError, open_log
 from app.deadletters.replay import Replay, Writer, open_writer
 from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
+from app.kafka.topics import Topic
 from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
 from transforms import wire
+from transforms.letter import MARK
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import VALUE, Reference
 

@@ -14,9 +14,10 @@ from aiokafka.errors import TopicAuthorizationFailedError
 from aiokafka.producer.sender import Sender
 
 from app.cluster import coordinator
-from app.cluster.preflight import plan_pipeline, topics
+from app.cluster.preflight import plan_pipeline
 from app.kafka.clients import ClusterError, admin
-from app.kafka.consumer import Intake
+from app.kafka.consumer import GroupConsumer
+from app.kafka.topics import topics
 from app.local.broker import EmbeddedBroker
 from app.pipeline import transaction
 from app.pipeline.exactly_once import Transactions
@@ -122,7 +123,7 @@ async def test_stop_while_a_start_is_looked_up(
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr(Intake, "bounds", never)
+    monkeypatch.setattr(GroupConsumer, "bounds", never)
     async with line.life() as life:
         await life.until(asked.is_set)
         await life.stop()
@@ -132,16 +133,16 @@ async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch:
     """A flow that has ended, and is given partitions while it leaves the group, takes no transactional id any more."""
     line = make_line()
     await line.send(records(5))
-    stop = Intake.stop
+    stop = GroupConsumer.stop
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
         looked_up = life.flow._commits._looking_up
 
-        async def while_the_group_moves(intake: Intake) -> None:
+        async def while_the_group_moves(intake: GroupConsumer) -> None:
             await life.flow.on_partitions_assigned({TopicPartition(line.source, 0)})
             await stop(intake)
 
-        monkeypatch.setattr(Intake, "stop", while_the_group_moves)
+        monkeypatch.setattr(GroupConsumer, "stop", while_the_group_moves)
         await life.stop()
         assert life.flow._commits._looking_up is looked_up
         assert senders() == 0
@@ -205,12 +206,12 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
     line = make_line(**{"consumer.auto.offset.reset": "latest"})
     await line.send(records(5))
     place = TopicPartition(line.source, 0)
-    bounds = Intake.bounds
+    bounds = GroupConsumer.bounds
     overtaken: list[int] = []
 
     async with line.life() as life:
 
-        async def slow(intake: Intake, partition: TopicPartition) -> tuple[int, int]:
+        async def slow(intake: GroupConsumer, partition: TopicPartition) -> tuple[int, int]:
             found = await bounds(intake, partition)
             if not overtaken:
                 # As after two rebalances: the partition is here again, another worker has had it.
@@ -222,7 +223,7 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
                 await intake.commit({place: (3, "")})
             return found
 
-        monkeypatch.setattr(Intake, "bounds", slow)
+        monkeypatch.setattr(GroupConsumer, "bounds", slow)
         await life.until(lambda: life.stats.records_out == 2)
         await life.stop()
     assert keys(await line.found()) == [3, 4]

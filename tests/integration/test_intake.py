@@ -18,8 +18,8 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.commit import OffsetCommitRequest
 
-from app.kafka.broker_health import Brokers
-from app.kafka.consumer import Intake
+from app.kafka.broker_health import BrokerHealth
+from app.kafka.consumer import GroupConsumer
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
 from tests.integration.way import MakeTopic
@@ -39,7 +39,7 @@ class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         pass
 
 
-async def joined(broker: str, topic: str, listener: Listener | None = None) -> Intake:
+async def joined(broker: str, topic: str, listener: Listener | None = None) -> GroupConsumer:
     """A member of the group that is named as the topic."""
     settings = settings_of(
         f"""
@@ -54,12 +54,12 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> I
         """
     )
     (pipeline,) = settings.pipelines
-    intake = Intake(settings.client, pipeline, Brokers([topic], 0.5))
+    intake = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5))
     await intake.start(listener or Listener())
     return intake
 
 
-async def polling_for_ever(intake: Intake, *partitions: TopicPartition) -> None:
+async def polling_for_ever(intake: GroupConsumer, *partitions: TopicPartition) -> None:
     """Until a poll raises something."""
     while True:
         await intake.poll(partitions, 100)

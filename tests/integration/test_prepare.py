@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.cluster.preflight import topics
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
+from app.kafka.topics import topics
 from tests.integration.worker_process import toml
 from tests.s3_server import S3Server, free_port
 

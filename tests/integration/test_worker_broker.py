@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.cluster.preflight import check
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.local.broker import EmbeddedBroker, free_ports
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed

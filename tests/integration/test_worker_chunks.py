@@ -19,7 +19,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
 from app.cluster.preflight import check
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
 from app.kafka.topic_reader import TopicRecord
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send

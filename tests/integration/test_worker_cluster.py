@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.cluster.preflight import check
-from app.config.settings import parse
+from app.config.parsing import parse
 from tests.integration.cluster import KEY_PASSWORD, Cluster
 from tests.integration.topics import Counted, Sent, committed, end_offsets, read_all, send
 from tests.integration.way import Way, digests, expected, first_occurrences, mixed

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from app.cluster.preflight import plan_pipeline
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch

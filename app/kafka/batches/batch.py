@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
+from aiokafka.structs import RecordMetadata
 
 from transforms.halves import split
-from transforms.record import Record
+from transforms.record import Header, Record, RecordLike
 from transforms.size import BATCH_OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from aiokafka.structs import RecordMetadata
-
-    from transforms.record import Header, RecordLike
 
 __all__ = ["Batch", "Builder", "Load", "Stamp"]
 

@@ -7,23 +7,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
 from aiokafka.structs import RecordMetadata, TopicPartition
 
+from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, BatchSettings
 from app.kafka.batches.room import Room
-from transforms.record import Record
+from transforms.record import Record, RecordLike
 from transforms.size import batch_of_one_bytes
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from aiokafka import AIOKafkaProducer
-
-    from app.kafka.batches.numbers import BatchNumbers
-    from transforms.record import RecordLike
 
 __all__ = ["DEFAULT_BUFFER_BYTES", "DEFAULT_MAX_BLOCK_S", "BatchingProducer"]
 

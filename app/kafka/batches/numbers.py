@@ -3,59 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-__all__ = ["Average", "BatchNumbers", "TopicNumbers"]
+from app.kafka.average import Average
 
-_WINDOW_S = 60  # Kafka's metrics.sample.window.ms × metrics.num.samples
-
-
-class _Second(NamedTuple):
-    second: int
-    total: float
-    number: int
-
-
-class Average:
-    """Adds numbers, and tells of the last minute how many there were a second, and their average.
-
-    Args:
-        clock: seconds that do not go back.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began_s = clock()
-        self._seconds: deque[_Second] = deque()
-
-    def add(self, number: float, count: int = 1) -> None:
-        """Takes in `number`, as so many times one."""
-        second = int(self._clock())
-        if self._seconds and self._seconds[-1].second == second:
-            _, total, before = self._seconds.pop()
-            self._seconds.append(_Second(second, total + number, before + count))
-            return
-        self._seconds.append(_Second(second, number, count))
-        self._trim()
-
-    def average(self) -> float | None:
-        """None where there was none."""
-        self._trim()
-        count = sum(each.number for each in self._seconds)
-        return sum(each.total for each in self._seconds) / count if count else None
-
-    def per_second(self) -> float:
-        """How many a second; since the beginning where that is less than a minute ago."""
-        self._trim()
-        span_s = min(max(self._clock() - self._began_s, 1.0), float(_WINDOW_S))
-        return sum(each.number for each in self._seconds) / span_s
-
-    def _trim(self) -> None:
-        while self._seconds and self._seconds[0].second <= self._clock() - _WINDOW_S:
-            self._seconds.popleft()
+__all__ = ["BatchNumbers", "TopicNumbers"]
 
 
 @dataclass(slots=True)

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from aiokafka import TopicPartition
 
 from app.kafka.batches.batch import Batch, Builder, Load
-
-if TYPE_CHECKING:
-    from aiokafka import TopicPartition
-
-    from transforms.record import RecordLike
+from transforms.record import RecordLike
 
 __all__ = ["Outbox"]
 

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     IllegalOperation,
     InvalidTimestampError,
@@ -27,6 +27,7 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
 )
+from aiokafka.structs import RecordMetadata
 
 from app.kafka.batches.batch import Batch, Builder, Load, Stamp
 from app.kafka.batches.bounds import Bounds
@@ -35,10 +36,6 @@ from app.kafka.batches.outbox import Outbox
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
 from transforms.size import BATCH_OVERHEAD_BYTES
-
-if TYPE_CHECKING:
-    from aiokafka import AIOKafkaProducer
-    from aiokafka.structs import RecordMetadata
 
 __all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
 

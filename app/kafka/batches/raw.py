@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from aiokafka.record.util import calc_crc32c
 
 from app.kafka.batches.batch import Builder
 from transforms import wire
-from transforms.record import Record
-
-if TYPE_CHECKING:
-    from transforms.record import RecordLike
+from transforms.record import Record, RecordLike
 
 __all__ = ["raw_batch"]
 

@@ -10,13 +10,13 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata, RecordMetadata
 
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
-from app.chunks.pending import AssembledRecord, Noted, Pending, ReadingClock, note, noted
+from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.producer import ChunkedRecordMetadata
-from app.chunks.rate import Rate
-from app.serializers.arguments import Arguments
+from app.kafka.arguments import Arguments
 from stores.keys import read
 from transforms.assembly import ChunkMessageId, Limits
 from transforms.chunk import Chunk
+from transforms.commit_metadata import Noted, note, noted
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 
@@ -177,20 +177,6 @@ def test_reading_clock_stands_still() -> None:
             assert reading.now_ms() == 2_000
     clock.now += 5
     assert reading.now_ms() == 2_000
-
-
-def test_rate_over_the_last_minute() -> None:
-    """The rate is that of the last minute, and falls to nothing."""
-    clock = Clock()
-    rate = Rate(clock)
-    for _ in range(120):
-        rate.count()
-        clock.now += 0.5
-    assert rate.per_second() == pytest.approx(2, rel=0.05)
-    clock.now += 61
-    assert rate.per_second() == 0
-    rate.count()
-    assert 0 < rate.per_second() < 0.1
 
 
 # --- keys and results -------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from app.cluster.capacity import warnings
-from app.cluster.preflight import Plan, Topic
-from app.config.settings import PipelineSettings, parse
+from app.cluster.preflight import Plan
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
+from app.kafka.topics import Topic
 
 MESSAGE = 1_000_000
 LARGEST = MESSAGE + 80

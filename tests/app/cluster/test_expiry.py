@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from app.cluster.expiry import survey, warn_in_background, warnings_within
-from app.cluster.preflight import Plan, Topic
-from app.config.settings import PipelineSettings, parse
+from app.cluster.preflight import Plan
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
+from app.kafka.topics import Topic
 from stores.registry import open_store
 from stores.store import ExpiryRule, Lifecycle
 from transforms.errors import PayloadStoreError

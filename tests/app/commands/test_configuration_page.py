@@ -6,7 +6,7 @@ import tomllib
 
 from app.commands.configuration_page import EXAMPLE, PAGE, page
 from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
-from app.config.settings import parse
+from app.config.parsing import parse
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
 from stores.registry import STORE_NAMES, store_keys

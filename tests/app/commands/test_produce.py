@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from app.cluster.preflight import Topic
 from app.commands.produce import Source, _feed, _Job
 from app.kafka.sender import SendError
+from app.kafka.topics import Topic
 
 
 @pytest.mark.parametrize("size", [1, None])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.config.chunking import limit_bytes
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
 
 STORE: dict[str, Any] = {"large.message.payload.store.class": "memory"}
@@ -90,7 +90,7 @@ def test_keys_are_taken() -> None:
 def test_limit_is_the_lower_one(own: int | None, expected: int) -> None:
     """A chunk is no larger than the sink takes, and no larger than it may be."""
     keys = {} if own is None else {"chunk_max_bytes": own}
-    assert limit_bytes(settings_of(["chunk"], **keys), 20_000) == expected
+    assert settings_of(["chunk"], **keys).chunks.limit_bytes(20_000) == expected
 
 
 REFUSED: list[tuple[list[str], dict[str, Any], str]] = [

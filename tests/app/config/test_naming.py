@@ -12,20 +12,21 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from click.testing import CliRunner
 
 from app.chunks.consumer import AssemblingConsumer
-from app.chunks.pending import note
 from app.chunks.producer import ChunkingProducer
 from app.cli import cli
 from app.commands.connection import client_of
-from app.commands.console import brief
 from app.commands.names import _table
 from app.config.naming import client_id
-from app.config.settings import ClientSettings, Settings, parse
+from app.config.parsing import parse
+from app.config.settings import ClientSettings, Settings
 from app.serializers import confluent, kafka_python
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from app.serializers.composable import ComposableSerializer
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from transforms.commit_metadata import note
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import LIMIT_KEY, check
+from transforms.text import brief
 
 FITS, OVER = "x" * 249, "x" * 250
 KEYS = ["client.id", "group.id", "group.instance.id", "client.rack", "transactional.id"]

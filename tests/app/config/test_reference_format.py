@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.settings import parse
+from app.config.parsing import parse
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, only_pipeline, refusal_of
 from transforms.bakdata import COMPRESSION, FLAG
 from transforms.formats import FORMATS

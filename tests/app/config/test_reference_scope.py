@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.config.reference_scope import ReachSettings, reach
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.reference_scope import ReferenceScopeSettings, reference_scope
+from app.config.settings import PipelineSettings
 from app.pipeline.stages import build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
@@ -42,7 +43,7 @@ class Watched(MemoryStore):
 def pipeline(**keys: Any) -> PipelineSettings:
     """One that inflates."""
     table = {"topics": ["orders"], "output.topic": "inflated", "transforms": ["inflate"]}
-    table |= {"large.message.payload.store.class": f"{__name__}:Watched", "memory.name": "reach", **keys}
+    table |= {"large.message.payload.store.class": f"{__name__}:Watched", "memory.name": "reference_scope", **keys}
     (found,) = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": table}}, {}).pipelines
     return found
 
@@ -60,7 +61,7 @@ def test_reach_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
     """Only payloads of the record's own topic, and of those that are listed, are read; for others nobody is asked."""
     settings = pipeline(**keys)
     store = MemoryStore()
-    store.configure({"memory.name": "reach"})
+    store.configure({"memory.name": "reference_scope"})
     chain = build(settings, store, 1_000_000, PipelineStats())
     for topic in ("orders", "salaries", "mirrored"):
         record = Referring(value=store.publish(topic, b"payload").encode())
@@ -108,7 +109,7 @@ def test_reach_needs_a_root() -> None:
     """A user's class that does not say where its payloads are cannot be held to topics."""
     store = open_store({"large.message.payload.store.class": f"{PlainStore.__module__}:PlainStore"})
     with pytest.raises(ConfigurationError, match="a class of your own does not say"):
-        reach(ReachSettings(by_topic=True), store)
+        reference_scope(ReferenceScopeSettings(by_topic=True), store)
 
 
 def test_topic_of_a_path() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from app.cluster.preflight import Topic
+from app.cluster.topic_checks import check_wrappers
 from app.commands.check import effective
-from app.config.settings import PipelineSettings, Settings, parse
-from app.config.wrapping import check_sink
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings, Settings
+from app.kafka.topics import Topic
 from app.pipeline.stages import Chain, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
@@ -192,12 +193,12 @@ def test_wrapped_tombstones_are_refused_where_they_should_delete(
     """On a compacted sink a wrapped tombstone would keep its key for ever; the message says which key to change."""
     pipeline, sink = settings_of("wrap", wrap_on_null_value=null), Topic("orders", 1, ROOMY, policy)
     if not refused:
-        check_sink(pipeline, sink)
-        check_sink(settings_of("unwrap"), sink)
+        check_wrappers(pipeline, sink)
+        check_wrappers(settings_of("unwrap"), sink)
         return
     reason = f'wrap.on.null.value: found .wrap., and topic orders has cleanup.policy {policy};.* set .* = "pass"'
     with pytest.raises(ConfigurationError, match=reason):
-        check_sink(pipeline, sink)
+        check_wrappers(pipeline, sink)
 
 
 # --- chains ----------------------------------------------------------------------------------------------------------

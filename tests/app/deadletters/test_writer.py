@@ -9,15 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.cluster.preflight import Topic
-from app.config.settings import PipelineSettings, parse
-from app.deadletters.letter import MARK, REPLAYS, Cause
+from app.cluster.topic_checks import check_dead_letters
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from app.deadletters.reader import Found, LetterReader
-from app.deadletters.writer import LEAST_BYTES, Letters, check_dead_letters
+from app.deadletters.writer import Letters
+from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError, PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
+from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause
 from transforms.record import Header, Record
 from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes

@@ -10,7 +10,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import RequestTimedOutError
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
-from app.kafka.broker_health import Brokers
+from app.kafka.broker_health import BrokerHealth
 
 
 class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
@@ -49,14 +49,14 @@ def now() -> list[float]:
     return [100.0]
 
 
-def told(brokers: Brokers) -> str | None:
+def told(brokers: BrokerHealth) -> str | None:
     """What it says now."""
     return brokers.trouble
 
 
-async def watched(now: list[float]) -> tuple[Brokers, Client]:
+async def watched(now: list[float]) -> tuple[BrokerHealth, Client]:
     """Brokers, and the one client that they watch."""
-    brokers, client = Brokers(["t"], 0.5, clock=lambda: now[0]), Client()
+    brokers, client = BrokerHealth(["t"], 0.5, clock=lambda: now[0]), Client()
     brokers.watch(client)
     return brokers, client
 

@@ -21,7 +21,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
-from app.config.settings import ClientSettings, Settings, parse
+from app.config.parsing import parse
+from app.config.settings import ClientSettings, Settings
 from app.kafka import clients
 from app.kafka.clients import ClusterError, admin, describe, security_arguments, translated
 from transforms.compression import CODECS
@@ -286,7 +287,7 @@ async def test_every_consumer_key_reaches_aiokafka(monkeypatch: pytest.MonkeyPat
     made = clients.consumer(settings.client, settings.pipelines[0])
     try:
         assert made.arguments == expected | {
-            "auto_offset_reset": "none",  # `Starts` does by the key what aiokafka would do in silence
+            "auto_offset_reset": "none",  # `OffsetReset` does by the key what aiokafka would do in silence
             "bootstrap_servers": "localhost:1",
             "security_protocol": "PLAINTEXT",
             "client_id": "wideload-p",

@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.fetch import FetchRequest, FetchResponse_v4
 
-from app.kafka.fetch_errors import Fetches
+from app.kafka.fetch_errors import FetchErrors
 
 PLACE = TopicPartition("t", 0)
 FETCH = FetchRequest(500, 1, 1_000, 0, [("t", [(0, 0, 1_000)])])
@@ -37,7 +37,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None:
     """A refusal that aiokafka does not foresee lets the client look for the leaders, and is told while it lasts."""
     client = Client()
-    fetches = Fetches(client, 0.01)
+    fetches = FetchErrors(client, 0.01)
     assert fetches.trouble({PLACE}) is None
     client.code = code
     for _ in range(2):
@@ -56,7 +56,7 @@ async def test_refusal_is_told_until_there_is_none(code: int, told: str) -> None
 async def test_refusal_of_a_partition_of_others() -> None:
     """What cannot be read of a partition that went to another worker is that one's to tell."""
     client = Client()
-    fetches = Fetches(client, 0.0)
+    fetches = FetchErrors(client, 0.0)
     client.code = STORAGE
     await client.send(1, FETCH)
     assert fetches.trouble(()) is None

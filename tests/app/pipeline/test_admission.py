@@ -10,9 +10,10 @@ from aiokafka.structs import ConsumerRecord
 
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
-from app.pipeline.lane import Lane, SourceRecord
+from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
+from transforms.record import SourceRecord
 
 PARTITION = TopicPartition("raw", 0)
 OVERHEAD = 400

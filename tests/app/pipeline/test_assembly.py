@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import pytest
 from aiokafka import TopicPartition
 
-from app.chunks.pending import note
 from app.config.chunking import ChunkSettings
 from app.pipeline.assembly import Assembly, chunks_of
 from app.pipeline.lane import Hold, Lane
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
+from transforms.commit_metadata import note
 from transforms.record import Header, Record
 
 SETTINGS = ChunkSettings(

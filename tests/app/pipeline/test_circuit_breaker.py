@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from app.pipeline.circuit_breaker import Outage, pause
+from app.pipeline.circuit_breaker import CircuitBreaker, pause
 
 
-def down(outage: Outage, failures: int = 5) -> None:
+def down(outage: CircuitBreaker, failures: int = 5) -> None:
     """Lets so many calls fail."""
     for _ in range(failures):
         outage.failed(probing=False)
@@ -18,7 +18,7 @@ def down(outage: Outage, failures: int = 5) -> None:
 
 async def test_outage_begins_after_failures_in_a_row() -> None:
     """A store that fails now and then is asked by all; one that fails five times running is down."""
-    outage = Outage(60.0)
+    outage = CircuitBreaker(60.0)
     down(outage, 4)
     outage.answered()
     down(outage, 4)
@@ -29,7 +29,7 @@ async def test_outage_begins_after_failures_in_a_row() -> None:
 
 async def test_outage_lets_one_ask_and_all_go_on_when_it_ends() -> None:
     """While it lasts one record at a time asks, each another one; with the first answer all others may ask at once."""
-    outage = Outage(0.001)
+    outage = CircuitBreaker(0.001)
     down(outage)
     asking, asked = 0, []
     answers = iter([False, False, True])
@@ -58,7 +58,7 @@ async def test_outage_lets_one_ask_and_all_go_on_when_it_ends() -> None:
 
 async def test_outage_asks_less_and_less_often() -> None:
     """The wait between two calls doubles, up to the longest that is allowed; a call that is late changes nothing."""
-    outage = Outage(0.45)
+    outage = CircuitBreaker(0.45)
     down(outage)
     waits = []
     for _ in range(3):
@@ -73,7 +73,7 @@ async def test_outage_asks_less_and_less_often() -> None:
 
 async def test_outage_of_one_payload_holds_up_no_other_for_long() -> None:
     """Where one payload alone cannot be had, a record that comes then asks soon, not after the waits of that one."""
-    outage = Outage(60.0)
+    outage = CircuitBreaker(60.0)
     down(outage)
     for _ in range(8):
         outage.failed(probing=True)  # it waits for most of a minute by now
@@ -97,7 +97,7 @@ async def test_outage_of_one_payload_holds_up_no_other_for_long() -> None:
 
 async def test_outage_turn_that_is_cancelled_is_the_next_ones() -> None:
     """A partition that is lost while its record was to ask leaves the turn to another."""
-    outage = Outage(0.001)
+    outage = CircuitBreaker(0.001)
     down(outage)
     entered = asyncio.Event()
 

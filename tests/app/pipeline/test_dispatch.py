@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from aiokafka import TopicPartition
 
-from app.cluster.preflight import Topic
 from app.deadletters.writer import Letters
+from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
-from app.pipeline.dispatch import Passage
-from app.pipeline.error_policy import Verdicts
+from app.pipeline.dispatch import Dispatcher
+from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Ending
+from app.pipeline.termination import Termination
 from tests.app.pipeline.test_error_policy import settings
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
@@ -24,7 +24,7 @@ from transforms.assembly import Discarded
 PARTITION = TopicPartition("raw", 3)
 
 
-class Outlet:
+class Output:
     """Writes nothing, and remembers it."""
 
     def __init__(self) -> None:
@@ -52,17 +52,17 @@ class Bench:
         share = Share(Budget(10_000_000))
         self.lanes = Lanes(share, None)
         self.lanes.open(PARTITION, 0)
-        self.outlet = Outlet()
+        self.outlet = Output()
         self.stats = PipelineStats()
-        self.ending = Ending("p", lambda: None)
+        self.ending = Termination("p", lambda: None)
         pipeline = settings()
         letters = Letters(pipeline, Topic("dlq", 1, limit, "delete"), None)
-        self.passage = Passage(
+        self.passage = Dispatcher(
             cast(Any, SimpleNamespace()),
             self.lanes,
             share,
             attempts=cast(Any, None),
-            verdicts=Verdicts(pipeline, letters, share, stats=self.stats, ending=self.ending),
+            verdicts=ErrorPolicy(pipeline, letters, share, stats=self.stats, ending=self.ending),
             outlet=cast(Any, self.outlet),
             ending=self.ending,
         )

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from app.cluster.preflight import Topic
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from app.deadletters.writer import Letters
+from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
-from app.pipeline.error_policy import Verdicts
+from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Slot, held_bytes
 from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Ending, RecordError
+from app.pipeline.termination import RecordError, Termination
 from tests.app.pipeline.test_termination import Read
 from transforms.assembly import Discarded
 from transforms.errors import (
@@ -51,10 +52,10 @@ class Bench:
         self.budget = Budget(100_000)
         self.share = Share(self.budget)
         self.stats = PipelineStats()
-        self.ending = Ending("p", lambda: None)
+        self.ending = Termination("p", lambda: None)
         pipeline = settings(**keys)
         writer = None if letters is None else Letters(pipeline, letters, None)
-        self.verdicts = Verdicts(pipeline, writer, self.share, stats=self.stats, ending=self.ending)
+        self.verdicts = ErrorPolicy(pipeline, writer, self.share, stats=self.stats, ending=self.ending)
 
     def slot(self, held: int = 5_000) -> Slot:
         """A slot whose bytes are taken."""

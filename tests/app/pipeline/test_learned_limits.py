@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from app.cluster.preflight import Plan, Topic
+from app.cluster.preflight import Plan
 from app.kafka.batches import RecordRefusedError
-from app.pipeline.learned_limits import LimitError, Refusals
+from app.kafka.topics import Topic
+from app.pipeline.learned_limits import LearnedLimits, LimitError
 
 
 def plan_of(sink: int, dead: int = 9_000) -> Plan:
@@ -20,14 +21,14 @@ def limits_of(plan: Plan) -> tuple[int, int]:
 
 def test_limit_that_was_lowered_is_the_new_one() -> None:
     """Where the configuration explains the refusal, it alone counts."""
-    refusals = Refusals()
+    refusals = LearnedLimits()
     refusals.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
     assert limits_of(refusals.applied(plan_of(3_000))) == (3_000, 9_000)
 
 
 def test_limit_that_does_not_explain_the_refusal_is_the_refused_size() -> None:
     """Else the record that was refused would be let through again, for ever; also where it was not lowered enough."""
-    refusals = Refusals()
+    refusals = LearnedLimits()
     assert limits_of(refusals.applied(plan_of(5_000))) == (5_000, 9_000)
     refusals.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
     assert limits_of(refusals.applied(plan_of(5_000))) == (3_999, 9_000)
@@ -40,7 +41,7 @@ def test_limit_that_does_not_explain_the_refusal_is_the_refused_size() -> None:
 
 def test_limit_that_was_lowered_and_raised_again_holds() -> None:
     """A refusal that a lower limit has explained says nothing of the limit from before, once that is back."""
-    refusals = Refusals()
+    refusals = LearnedLimits()
     refusals.learn(plan_of(5_000), LimitError(RecordRefusedError("sink", 0, 4_000)))
     assert limits_of(refusals.applied(plan_of(3_000))) == (3_000, 9_000)
     assert limits_of(refusals.applied(plan_of(5_000))) == (5_000, 9_000)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import pytest
 from aiokafka import TopicPartition
 
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from app.pipeline.lane import Lane
-from app.pipeline.retries import Attempts
+from app.pipeline.retries import Retries
 from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
 from tests.app.pipeline.test_termination import Read
@@ -77,10 +78,10 @@ def settings() -> PipelineSettings:
 
 def made(
     stage: Storing, executor: Executor, stats: PipelineStats, *, timeout_ms: int, unstalled: Callable[[], None]
-) -> Attempts:
+) -> Retries:
     """Attempts with this stage alone."""
     pipeline = replace(settings(), store_timeout_ms=timeout_ms)
-    return Attempts(Chain([stage], "orders", 1_000_000), executor, pipeline, stats=stats, unstalled=unstalled)
+    return Retries(Chain([stage], "orders", 1_000_000), executor, pipeline, stats=stats, unstalled=unstalled)
 
 
 async def test_attempts_go_on_until_the_store_is_back(executor: Executor) -> None:
@@ -162,7 +163,7 @@ async def test_attempts_of_many_records_do_not_storm_a_store_that_is_down() -> N
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with ThreadPoolExecutor(4) as threads:
-        attempts = Attempts(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
+        attempts = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
         asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
         await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(100))), 20)
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.

@@ -14,7 +14,8 @@ from aiokafka.structs import ConsumerRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.settings import PipelineSettings, parse
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
 from app.pipeline.stages import Chain, ChunkStage, Fallback, InflateStage, OffloadStage, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore

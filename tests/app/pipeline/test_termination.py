@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.pipeline.termination import Ending, RecordError
+from app.pipeline.termination import RecordError, Termination
 from transforms.record import Header
 
 
@@ -27,7 +27,7 @@ class Read:
 def test_ending_keeps_the_first_error() -> None:
     """Later failures, which mostly follow from the first, do not hide it."""
     woken: list[None] = []
-    ending = Ending("p", lambda: woken.append(None))
+    ending = Termination("p", lambda: woken.append(None))
     ending.raise_error()
     first = ValueError("first")
     ending.fail(first)
@@ -40,7 +40,7 @@ def test_ending_keeps_the_first_error() -> None:
 def test_ending_that_is_asked_for_is_no_error() -> None:
     """A flow that is asked to stop is woken for it, and has not failed."""
     woken: list[None] = []
-    ending = Ending("p", lambda: woken.append(None))
+    ending = Termination("p", lambda: woken.append(None))
     ending.ask()
     ending.raise_error()
     assert (ending.asked, ending.error, len(woken)) == (True, None, 1)
@@ -48,7 +48,7 @@ def test_ending_that_is_asked_for_is_no_error() -> None:
 
 def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:
     """A defect ends the flow with the place of the record, and the log has the traceback."""
-    ending = Ending("orders", lambda: None)
+    ending = Termination("orders", lambda: None)
     with caplog.at_level(logging.ERROR):
         try:
             dict[str, int]()["defect"]
@@ -63,7 +63,7 @@ def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None
 
 def test_ending_by_a_defect_without_a_record() -> None:
     """Where no record was in hand, the flow ends with the error itself."""
-    ending = Ending("p", lambda: None)
+    ending = Termination("p", lambda: None)
     error = KeyError("defect")
     ending.fail_by_defect(error)
     assert ending.error is error

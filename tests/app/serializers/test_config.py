@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from app.config.client import client_settings
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
-from app.serializers.options import Deserializing, Serializing, client_settings
+from app.serializers.options import Deserializing, Serializing
 from stores.s3 import S3Store
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError

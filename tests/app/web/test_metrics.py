@@ -11,7 +11,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kafka.batches.numbers import BatchNumbers
-from app.pipeline.budget import Budget
 from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
 from app.web.metrics import COUNTERS, Metrics
 from tests.app.reports import Flow, Pipeline
@@ -19,7 +18,7 @@ from tests.app.reports import Flow, Pipeline
 
 def families_of(*pipelines: Pipeline, limit: int = 1_000) -> dict[str, Metric]:
     """What a scrape reads."""
-    text = Metrics(pipelines, Budget(limit)).text().decode()
+    text = Metrics(pipelines, limit).text().decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -142,7 +141,7 @@ def test_producer_numbers_have_kafkas_names() -> None:
 
 def test_scrapes_do_not_add_up() -> None:
     """A second scrape says the same, and two workers in a process do not share a registry."""
-    metrics = Metrics([Pipeline()], Budget(1))
+    metrics = Metrics([Pipeline()], 1)
     first, second = (metrics.text().decode().count("wideload_records_in_total{") for _ in range(2))
     assert (first, second) == (1, 1)
-    assert b"wideload_lag_records" in Metrics([Pipeline()], Budget(1)).text()
+    assert b"wideload_lag_records" in Metrics([Pipeline()], 1).text()

@@ -17,9 +17,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.application import Application
-from app.chunks.rate import Rate
+from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
-from app.pipeline.budget import Budget
 from app.pipeline.stats import PipelineStats
 from app.web.pages import add_pages, health, pipeline_page
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -92,13 +91,13 @@ def test_pipeline_page_says_where_it_stands() -> None:
     stats.unwrapped_records, stats.wrapped_records = 13, 14
     stats.discarded = {"expired": 1, "corrupt": 2}
     stats.failed = {"reference-refused": 6}
-    stats.published_rate, stats.consumed_rate = Rate(lambda: 0.0), Rate(lambda: 0.0)
+    stats.published_rate, stats.consumed_rate = Average(lambda: 0.0), Average(lambda: 0.0)
     stats.batches = BatchNumbers(lambda: 0.0)
     stats.batches.delivered("orders", wire_bytes=50, uncompressed_bytes=200, records=4)
     stats.batches.split()
     stats.batches.failed("orders", 1)
     for rate in (stats.published_rate, stats.published_rate, stats.consumed_rate):
-        rate.count()
+        rate.add()
     page = pipeline_page(
         Pipeline(
             last_error="x",
@@ -193,7 +192,7 @@ async def served(pipelines: list[Pipeline], port: int, folder: Path) -> AsyncIte
         web_port=port,
         loop=asyncio.get_running_loop(),
     )
-    add_pages(app, pipelines, Budget(1_000))
+    add_pages(app, pipelines, 1_000)
     web: Any = app.web  # its type is that of any driver; this one is on aiohttp
     web.init_server()
     await web.start_server()

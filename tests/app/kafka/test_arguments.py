@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.serializers.arguments import Arguments
+from app.kafka.arguments import Arguments
 from transforms.errors import ConfigurationError
 
 CLIENT = Arguments(

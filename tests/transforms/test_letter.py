@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.deadletters.letter import Cause, Letter, dead_letter
 from transforms.errors import PayloadCorruptError
+from transforms.letter import Cause, Letter, dead_letter
 from transforms.record import Header, Record
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.serializers.options import client_settings
+from app.config.client import client_settings
+from app.kafka.clients import security_arguments
 from transforms.errors import ConfigurationError
 
 __all__ = ["Arguments"]
@@ -126,7 +127,5 @@ def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> o
 
 
 def _context(tls: Mapping[str, object]) -> object:
-    from app.kafka.clients import security_arguments
-
     # Only the context is asked for, so any address will do.
     return security_arguments(client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]

@@ -9,9 +9,10 @@ import pytest
 
 from app.config.chunking import ChunkSettings
 from app.config.guarantee import Guarantee
-from app.config.reference_scope import ReachSettings
+from app.config.parsing import load
+from app.config.reference_scope import ReferenceScopeSettings
 from app.config.secret import Secret
-from app.config.settings import PipelineSettings, load
+from app.config.settings import PipelineSettings
 from app.config.wrapping import WrapperSettings
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
 from transforms.assembly import Limits
@@ -51,7 +52,7 @@ def test_defaults_are_those_of_the_design() -> None:
         wrapper=WrapperSettings(unwraps=False, wraps=False, unwrap=Unwrap(), wrap=Wrap()),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
-        reach=ReachSettings(),
+        reference_scope=ReferenceScopeSettings(),
         signing=None,
         store_timeout_ms=60_000,
         errors_tolerance="none",

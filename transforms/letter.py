@@ -19,18 +19,17 @@ import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from transforms import wire
-from transforms.chunk import is_chunk
+from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedError
-from transforms.record import Header, Record, RecordLike
+from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.reference import VALUE
-
-if TYPE_CHECKING:
-    from app.pipeline.lane import SourceRecord
+from transforms.size import batch_of_one_bytes
 
 __all__ = [
+    "LEAST_BYTES",
     "MARK",
     "PREFIX",
     "REPLAYS",
@@ -227,3 +226,9 @@ def replays_of(headers: Sequence[Header]) -> int:
         return 0
     value = headers[0][1] or b""
     return int(value) if value.isdigit() and len(value) <= _MAX_REPLAYS_DIGITS else 0
+
+
+LEAST_BYTES = batch_of_one_bytes(
+    Record(None, b"v", (marked("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
+)
+"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, as long as its numbers get."""

@@ -1,0 +1,60 @@
+"""The configuration of a client that an application embeds: what it says of the connection, and of names.
+
+Values may be of their own type or strings, as Kafka's clients take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from app.config.keys import CONNECTION_KEYS, SECURITY_KEYS
+from app.config.secret import hidden
+from app.config.settings import ClientSettings
+from stores.keys import Key, Value, read
+from transforms.identifiers import LIMIT_KEY
+
+__all__ = ["LIMIT", "client_settings", "coerced", "limits_names"]
+
+LIMIT = Key(
+    LIMIT_KEY,
+    "boolean",
+    "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). The client does not "
+    "see this key.",
+    default=True,
+)
+
+
+def client_settings(config: Mapping[str, object]) -> ClientSettings:
+    """How the client of this configuration reaches its cluster.
+
+    Raises:
+        ConfigurationError: it does so in a way that this project's own clients do not know.
+    """
+    given = dict(config)
+    if "sasl.mechanisms" in given:  # librdkafka's name for it
+        given.setdefault("sasl.mechanism", given["sasl.mechanisms"])
+    if "security.protocol" in given:
+        given["security.protocol"] = str(given["security.protocol"]).upper()
+    values = read(CONNECTION_KEYS, coerced(CONNECTION_KEYS, given))
+    security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
+    return ClientSettings(
+        str(values["bootstrap.servers"]),
+        str(values["client.id"]),
+        cast("dict[str, Value | None]", security),
+        values[LIMIT_KEY] is True,
+    )
+
+
+def limits_names(config: Mapping[str, object]) -> bool:
+    """Whether names in this configuration are held to the limits of Kafka 5.0.
+
+    Raises:
+        ConfigurationError: the key says neither yes nor no.
+    """
+    return read([LIMIT], coerced([LIMIT], config))[LIMIT_KEY] is True
+
+
+def coerced(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, object]:
+    """The values of `keys` in a configuration, texts as what their keys take; without those that are not given."""
+    return {key.name: key.coerce(config[key.name]) for key in keys if config.get(key.name) is not None}

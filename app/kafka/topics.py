@@ -1,0 +1,245 @@
+"""Topics as the cluster describes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+
+from app.kafka.clients import ClusterError, describe
+from app.kafka.queries import TAGS, TEXT, Query, version
+from transforms.errors import ConfigurationError
+from transforms.retention import FOREVER
+
+__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "topics"]
+
+MAX_MESSAGE_BYTES = "max.message.bytes"
+
+_NO_ID = (0, 0)
+_NO_TIMESTAMP = -1
+_TIMESTAMP_TYPE = "message.timestamp.type"
+_OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
+_EITHER_WAY = "message.timestamp.difference.max.ms"  # before
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What the cluster says of a topic.
+
+    Attributes:
+        max_message_bytes: the most bytes of one batch.
+        cleanup_policy: `delete`, `compact`, or both.
+        retention_ms: how long records stay where the policy has `delete`; -1 for ever.
+        segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
+        id: tells it from a later topic of the same name; None where the cluster gives none.
+        oldest_ms: how long ago the timestamp of a record may be at most; None where it may be any.
+        newest_ms: how far ahead; None likewise.
+    """
+
+    name: str
+    partitions: int
+    max_message_bytes: int
+    cleanup_policy: str
+    retention_ms: int = FOREVER
+    segment_ms: int = 0
+    id: str | None = None
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+
+    def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
+        """Whether brokers take a record with this timestamp now, if their clocks go with ours.
+
+        Args:
+            timestamp_ms: of the record.
+            margin_ms: how much nearer than the topic allows it has to be; below 0, how much further it may be.
+        """
+        if timestamp_ms == _NO_TIMESTAMP:
+            return True
+        ahead_ms = timestamp_ms - int(time.time() * 1000)
+        return (self.newest_ms is None or ahead_ms + margin_ms <= self.newest_ms) and (
+            self.oldest_ms is None or margin_ms - ahead_ms <= self.oldest_ms
+        )
+
+
+async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """Those of the topics that exist, by name.
+
+    Raises:
+        ConfigurationError: the user may not look at one of them.
+        ClusterError: the cluster did not answer.
+    """
+    try:
+        # All topics are asked for: asking for one by name makes it, on clusters that create topics by themselves.
+        described = {entry["topic"]: entry for entry in await connection.describe_topics()}
+        present = [name for name in dict.fromkeys(names) if name in described]
+        configs = await _configs(connection, present)
+        found_ids = await identities(connection._send_request, present)  # noqa: SLF001  # nothing else takes a `Query`
+    except KafkaError as exc:
+        raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
+    found = {}
+    for name in present:
+        error = for_code(described[name]["error_code"])
+        if error.errno != 0:
+            raise ConfigurationError("topics", f"topic {name} cannot be described: {describe(error())}")
+        config = configs[name]
+        identity = found_ids.get(name)
+        found[name] = Topic(
+            name=name,
+            partitions=len(described[name]["partitions"]),
+            max_message_bytes=int(config[MAX_MESSAGE_BYTES]),
+            cleanup_policy=config["cleanup.policy"],
+            retention_ms=int(config["retention.ms"]),
+            segment_ms=int(config.get("segment.ms") or 0),
+            id=identity.id if identity is not None else None,
+            oldest_ms=_timestamp_bound_ms(config, _OLDEST),
+            newest_ms=_timestamp_bound_ms(config, _NEWEST),
+        )
+    return found
+
+
+async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    if not names:
+        return {}
+    timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
+    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", *timestamps])
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
+    configs: dict[str, Mapping[str, str]] = {}
+    for response in await connection.describe_configs(resources):
+        for resource in response.to_object()["resources"]:
+            error = for_code(resource["error_code"])
+            if error.errno != 0:
+                raise ConfigurationError(
+                    "topics",
+                    f"the configuration of topic {resource['resource_name']} cannot be read: {describe(error())}; "
+                    "grant DescribeConfigs on it",
+                )
+            configs[resource["resource_name"]] = {
+                entry["config_names"]: entry["config_value"] for entry in resource["config_entries"]
+            }
+    return configs
+
+
+def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
+    """How far from now a timestamp may be; None where brokers set it themselves, or do not say."""
+    if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
+        return None
+    value = config.get(name) or config.get(_EITHER_WAY)
+    return int(value) if value else None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells one topic from a later one of the same name.
+
+    Attributes:
+        id: given by the cluster; None where it gives none.
+        partitions: how many there are.
+    """
+
+    id: str | None
+    partitions: int
+
+
+class _TopicIds(Query):
+    """Topics with their ids; from Kafka 3.1 on."""
+
+    VERSIONS = (
+        version(
+            3,
+            12,
+            Schema(
+                ("topics", CompactArray(("id_high", Int64), ("id_low", Int64), ("name", TEXT), TAGS)),
+                ("allow_auto_topic_creation", Boolean),
+                ("include_topic_authorized_operations", Boolean),
+                TAGS,
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                ("brokers", CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS)),
+                ("cluster_id", TEXT),
+                ("controller_id", Int32),
+                (
+                    "topics",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("name", TEXT),
+                        ("id_high", Int64),
+                        ("id_low", Int64),
+                        ("is_internal", Boolean),
+                        (
+                            "partitions",
+                            CompactArray(
+                                ("error_code", Int16),
+                                ("partition", Int32),
+                                ("leader", Int32),
+                                ("leader_epoch", Int32),
+                                ("replicas", CompactArray(Int32)),
+                                ("isr", CompactArray(Int32)),
+                                ("offline_replicas", CompactArray(Int32)),
+                                TAGS,
+                            ),
+                        ),
+                        ("authorized_operations", Int32),
+                        TAGS,
+                    ),
+                ),
+                TAGS,
+            ),
+        ),
+    )
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(
+            topics=[(*_NO_ID, name, {}) for name in names],
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+
+
+async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, Identity | None]:
+    """The topics by name, None for each that does not exist; without those of which the user may not know.
+
+    Args:
+        send: sends a request to a broker, and returns the answer.
+        names: of the topics.
+
+    Raises:
+        KafkaError: there was no answer.
+    """
+    names = list(dict.fromkeys(names))
+    try:
+        answer = await send(_TopicIds(names))
+    except IncompatibleBrokerVersion:
+        answer = await send(MetadataRequest(names, allow_auto_topic_creation=False))
+    found: dict[str, Identity | None] = {}
+    for topic in answer.to_object()["topics"]:
+        name = topic.get("name") or topic.get("topic")
+        error = for_code(topic["error_code"])
+        if error is UnknownTopicOrPartitionError:
+            found[name] = None
+        elif error.errno == 0:
+            number = topic.get("id_high", 0), topic.get("id_low", 0)
+            identity = None if number == _NO_ID else f"{number[0] % 2**64:016x}{number[1] % 2**64:016x}"
+            found[name] = Identity(identity, len(topic["partitions"]))
+    return found
+
+
+async def limits(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, int]:
+    """The `max.message.bytes` of the topics, without those of which the user may not know."""
+    answer = await send(
+        DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [MAX_MESSAGE_BYTES]) for name in names])
+    )
+    return {
+        topic["resource_name"]: int(entry["config_value"])
+        for topic in answer.to_object()["resources"]
+        for entry in topic["config_entries"]
+        if topic["error_code"] == 0 and entry["config_names"] == MAX_MESSAGE_BYTES
+    }

@@ -1,0 +1,43 @@
+"""What stands beside a committed offset of a topic of chunks: which messages above the offset were delivered already.
+
+    wideload:delivered=OFFSET[;torn=ID,...]
+
+A commit cannot pass the first chunk of an incomplete message, and other messages above it may be delivered by then. The
+metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Noted", "note", "noted"]
+
+_NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,31}[\w-]{22}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What stands beside a commit.
+
+    Attributes:
+        delivered: everything that ended below it has been delivered.
+        torn: of `Assembler.torn`.
+    """
+
+    delivered: int
+    torn: tuple[str, ...] = ()
+
+
+def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
+    """Metadata of a commit of `offset`; empty where there is nothing to note. At most 785 bytes."""
+    if delivered <= offset and not torn:
+        return ""
+    return f"wideload:delivered={delivered}" + (f";torn={','.join(torn)}" if torn else "")
+
+
+def noted(metadata: str | None) -> Noted | None:
+    """The inverse of `note`; None where the metadata is something else."""
+    match = _NOTE.fullmatch(metadata or "")
+    return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())
