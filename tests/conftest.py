@@ -49,6 +49,30 @@ _broker_told = pytest.StashKey[str]()
 _numbers = itertools.count(1)
 
 
+def pytest_configure() -> None:
+    """Lets an interrupt reach the processes that tests start, also under `nohup` and the like, which ignore it.
+
+    A process that is started while its parent ignores SIGINT ignores it too, and a test that sends one waits for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Collects what a failed test has left open. Else the next test would get the warnings, and fail for them."""
+    failed_before = item.session.testsfailed
+    try:
+        return (yield)
+    finally:
+        if item.session.testsfailed > failed_before:
+            # pytest keeps the traceback of the failure, which holds the frames and so what was open in them.
+            sys.last_value = sys.last_traceback = None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sets the markers that follow from the folder and from the fixtures."""
     for item in items:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.batches.raw import raw_batch
@@ -21,6 +21,7 @@ from transforms.record import Header, Record
 __all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send", "write_raw"]
 
 _LARGE = 64 * 1024 * 1024
+_END_OFFSETS_S = 120  # a broker that moves gigabytes may leave a request unanswered until it times out
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,29 @@ async def write_raw(bootstrap: str, topic: str, records: Iterable[Record]) -> No
             await (await producer.send_batch(raw_batch([record]), topic, partition=0))
 
 
+@contextlib.asynccontextmanager
+async def _started(bootstrap: str, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer, closed also if its start fails. aiokafka leaves it open then, and a later test gets the warning."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, **options)
+    try:
+        await consumer.start()
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
 async def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
+    deadline = asyncio.get_running_loop().time() + _END_OFFSETS_S
+    while True:
+        try:
+            return await _ask_end_offsets(bootstrap, topic)
+        except KafkaError as exc:
+            if not exc.retriable or asyncio.get_running_loop().time() > deadline:
+                raise
+
+
+async def _ask_end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
+    async with _started(bootstrap) as consumer:
         await consumer._client.force_metadata_update()
         consumer._client.add_topic(topic)
         await consumer._client.force_metadata_update()
@@ -94,9 +116,7 @@ async def _read_all(bootstrap: str, topic: str, isolation: str) -> dict[int, lis
     partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
     if not partitions:
         return found  # a consumer that stops as soon as it has started may raise CancelledError
-    async with AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level=isolation
-    ) as consumer:
+    async with _started(bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level=isolation) as consumer:
         consumer.assign(partitions)
         await consumer.seek_to_beginning(*partitions)
         while any([await consumer.position(partition) < ends[partition.partition] for partition in partitions]):
@@ -136,8 +156,8 @@ class Counted:
     async def _read(self) -> None:
         numbers = await _end_offsets(self._bootstrap, self._topic)
         partitions = [TopicPartition(self._topic, number) for number in numbers]
-        async with AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level="read_committed"
+        async with _started(
+            self._bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level="read_committed"
         ) as consumer:
             ends = await consumer.end_offsets(partitions)  # below what is not committed
             partitions = [partition for partition in partitions if self._next.get(partition, 0) < ends[partition]]
@@ -155,7 +175,7 @@ class Counted:
 
 async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     ends = await _end_offsets(bootstrap, topic)
-    async with AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False) as consumer:
+    async with _started(bootstrap, group_id=group, enable_auto_commit=False) as consumer:
         partitions = [TopicPartition(topic, number) for number in ends]
         consumer.assign(partitions)
         return {partition.partition: await consumer.committed(partition) or 0 for partition in partitions}
