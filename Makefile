@@ -10,32 +10,58 @@ export INPUT MINUTES PYTHON
 RUN := .venv/bin/python
 CHECKED := app transforms stores jobs tests benchmarks
 
-# Python for the set-up: the one asked for, else that of .venv, else the newest that Spark and Faust were made for. Where
-# there is none, app/local/bootstrap.py says so with whichever Python there is.
-define SET_UP
-@good() { "$$1" -I -S -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }; \
-if [ -n "$$PYTHON" ]; then set -- "$$PYTHON"; \
-else \
-  set -- .venv/bin/python python3.13 python3.12 python3.11 python3; \
-  while [ $$# -gt 1 ] && ! good "$$1"; do shift; done; \
-fi; \
-command -v "$$1" >/dev/null || { \
-  echo "Set-up: $$1 was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
-  exit 1; }; \
-exec "$$1" -I -S app/local/bootstrap.py
-endef
+# The Python for the set-up: the one asked for, else that of .venv, else the newest that Spark and Faust support.
+CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11; do \
+    "$$each" -ISc 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$each && exit; \
+    done; echo python3))
+
+# Each step leaves a stamp and is done again when what it needs is newer. The folder of the stamps stands for this Python
+# and this place: a virtual environment cannot be moved.
+STAMPS := .venv/.setup/$(shell { pwd; "$(CHOSEN)" -ISc 'import sys; print(sys.base_prefix, sys.version)'; } 2>/dev/null | cksum | cut -d' ' -f1)
+JAVA_STAMP := $(STAMPS)/java-$(shell echo "$$JAVA_HOME:$$(command -v java)" | cksum | cut -d' ' -f1)
+STEP = @command -v "$(CHOSEN)" >/dev/null || { \
+    echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
+    exit 1; }; \
+    "$(CHOSEN)" -IS app/local/bootstrap.py
+PIP := $(RUN) -m pip install --no-input --disable-pip-version-check --progress-bar off
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s%s\n", $$1, $$2 }' Makefile
 
 setup: ## Set up all that the other targets need (they do it by themselves)
-	$(SET_UP) setup
+	@rm -f $$(grep -ls "left out" $(STAMPS)/*)
+	@$(MAKE) setup-test
 
-setup-demo:
-	$(SET_UP) demo
+setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/jars
+	@:
 
-setup-test:
-	$(SET_UP) test
+setup-test: setup-demo $(STAMPS)/versitygw $(STAMPS)/minio
+	@:
+
+$(STAMPS)/environment:
+	$(STEP) $@ "Virtual environment" "$$("$(CHOSEN)" -ISc 'import sys; print(sys._base_executable)')" -Im venv --clear .venv
+
+$(JAVA_STAMP): $(STAMPS)/environment
+	$(STEP) $@ "Java" $(RUN) -m app.local.java
+
+# PySpark comes as source. It is built with the setuptools of the lock, not with whichever is newest today.
+$(STAMPS)/setuptools: requirements-dev.lock $(STAMPS)/environment | $(JAVA_STAMP)
+	@awk '/^[^ ]/ {wanted = /^setuptools==/} wanted' requirements-dev.lock > $@.lock
+	$(STEP) $@ "Python's build tools" $(PIP) --require-hashes -r $@.lock
+
+$(STAMPS)/packages: $(STAMPS)/setuptools
+	$(STEP) $@ "Python packages" $(PIP) --require-hashes --use-pep517 --no-build-isolation -r requirements-dev.lock
+
+$(STAMPS)/wideload: pyproject.toml $(STAMPS)/packages
+	$(STEP) $@ "Wideload itself" $(PIP) --no-deps --no-build-isolation -e .
+
+$(STAMPS)/jars: app/local/jars.lock $(STAMPS)/packages
+	$(STEP) $@ "Jars of Kafka and Spark" $(RUN) -m app.local.jars
+
+$(STAMPS)/versitygw: MODULE := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+$(STAMPS)/minio: MODULE := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+$(STAMPS)/versitygw $(STAMPS)/minio: $(STAMPS)/wideload
+	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$$($(RUN) -c 'from app.local.jars import cache_folder; print(cache_folder() / "bin")')" go install $(MODULE)
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare them (INPUT=folder for your own)
 	@$(RUN) -m app.cli demo $${INPUT:+"$$INPUT"}

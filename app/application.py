@@ -14,7 +14,7 @@ from mode import ServiceT
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, Settings
 from app.kafka.clients import security_arguments
-from app.log_redaction import keep_secrets
+from app.log_filters import keep_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.service import Pipeline
 from app.web.pages import add_pages

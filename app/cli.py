@@ -49,7 +49,7 @@ _CLIENT_LOGS = ("aiokafka", "asyncio")
 def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001  # click's signature
     if value:
         context.find_root().meta[_DEBUG] = True
-        from app.log_redaction import keep_secrets
+        from app.log_filters import keep_secrets
 
         keep_secrets()
         logging.basicConfig(stream=sys.stderr, level="DEBUG", force=True)

@@ -16,7 +16,7 @@ import faust
 from app.application import Application, PipelinesFailedError
 from app.cluster.preflight import check
 from app.config.settings import Settings
-from app.log_repeats import RepeatFilter
+from app.log_filters import RepeatFilter
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
 from transforms.errors import ConfigurationError

@@ -12,7 +12,7 @@ import sys
 from app.application import Application
 from app.cluster.preflight import check
 from app.config.parsing import load
-from app.log_redaction import keep_secrets
+from app.log_filters import keep_secrets
 from app.malloc import keep_freed
 from transforms.errors import ConfigurationError, WideloadError
 

@@ -91,16 +91,16 @@ class Demo:
     """One run of the demo. Everything that it starts ends, and its folder is removed, when the block ends.
 
     Args:
-        exhibits: what to send.
+        files: what to send.
         keep: leave the folder.
     """
 
-    def __init__(self, exhibits: Sequence[DemoFile], *, keep: bool = False) -> None:
-        self.report = _Report(messages=len(exhibits))
-        self._exhibits = exhibits
+    def __init__(self, files: Sequence[DemoFile], *, keep: bool = False) -> None:
+        self.report = _Report(messages=len(files))
+        self._files = files
         self._keep = keep
         self._stack = ExitStack()
-        self._largest = max(exhibit.size for exhibit in exhibits)
+        self._largest = max(file.size for file in files)
         self._folder = Path()
         self._broker = EmbeddedBroker(
             {"socket.request.max.bytes": str(self._largest + 104_857_600)}, heap=self._heap(512)
@@ -137,7 +137,7 @@ class Demo:
             asyncio.run(self._create_topics())
         with self._step("start the worker"):
             self._start_worker()
-        total = sum(exhibit.size for exhibit in self._exhibits)
+        total = sum(file.size for file in self._files)
         with self._step(f"send to {RAW}", total, "bytes") as bar:
             digests = asyncio.run(self._send(bar))
         with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), "messages") as bar:
@@ -239,13 +239,13 @@ class Demo:
         digests: dict[bytes, bytes] = {}
         topic = await find_topic(self._client, RAW)
         async with open_sender(self._client, topic, done=bar.advance) as sender:
-            for exhibit in self._exhibits:
+            for file in self._files:
                 try:
-                    value = await asyncio.to_thread(exhibit.path.read_bytes)
+                    value = await asyncio.to_thread(file.path.read_bytes)
                 except OSError as exc:
-                    raise DemoError(f"{exhibit.path} cannot be read: {exc.strerror}") from exc
-                digests[exhibit.key] = hashlib.sha256(value).digest()
-                await sender.send(Record(exhibit.key, value), str(exhibit.path))
+                    raise DemoError(f"{file.path} cannot be read: {exc.strerror}") from exc
+                digests[file.key] = hashlib.sha256(value).digest()
+                await sender.send(Record(file.key, value), str(file.path))
             await sender.drain()
         return digests
 
@@ -302,9 +302,9 @@ def _free_port() -> int:
         return port
 
 
-def _check_disk(exhibits: Sequence[DemoFile]) -> None:
+def _check_disk(files: Sequence[DemoFile]) -> None:
     folder = tempfile.gettempdir()
-    needed = _DISK_COPIES * sum(exhibit.size for exhibit in exhibits) + _DISK_EXTRA_BYTES
+    needed = _DISK_COPIES * sum(file.size for file in files) + _DISK_EXTRA_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigurationError(
@@ -381,18 +381,18 @@ def command(folder: Path | None, *, keep: bool) -> int:
                 "demo", f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
             )
     if folder is not None:
-        exhibits = from_folder(folder)
+        files = from_folder(folder)
     try:
         java.find()
     except java.JavaMissingError as exc:
         raise ConfigurationError("demo", str(exc)) from exc
     fetched = [jar for name in ("kafka", "spark") for jar in jars.ensure(name, lambda line: click.echo(line, err=True))]
     if folder is None:
-        exhibits = from_jars(fetched)
-    _check_disk(exhibits)
-    size = bytes_text(sum(exhibit.size for exhibit in exhibits))
-    click.echo(f"{len(exhibits)} files, {size}, the largest {bytes_text(max(exhibit.size for exhibit in exhibits))}")
-    with _signals(_interrupt), Demo(exhibits, keep=keep) as demo, ExitStack() as last:
+        files = from_jars(fetched)
+    _check_disk(files)
+    size = bytes_text(sum(file.size for file in files))
+    click.echo(f"{len(files)} files, {size}, the largest {bytes_text(max(file.size for file in files))}")
+    with _signals(_interrupt), Demo(files, keep=keep) as demo, ExitStack() as last:
         if keep:
             last.callback(click.echo, f"kept in {demo.folder}")
         comparison = demo.run()

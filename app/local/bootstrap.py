@@ -1,33 +1,136 @@
-"""The first thing that `make` runs: looks at the version of Python, then hands over to `app/local/installation.py`.
+"""One step of the set-up, for the Makefile: `bootstrap.py [--optional] STAMP TITLE COMMAND…`.
 
-Any Python from 3.6 can parse this file, so that one that is too old gets a sentence and no SyntaxError.
+Runs the command and says how long it took. The output goes to build/setup.log. After a success the file STAMP is there;
+after a failure there is one sentence with what to do. Any Python from 3.6 can parse this file, so that a Python that is
+too old gets a sentence and no SyntaxError.
 """
 
+import fcntl
 import os
-import pathlib
+import re
+import shutil
+import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import TextIO
 
 _OLDEST = (3, 11)
 _NEWEST = (3, 13)
+_LOG = Path("build", "setup.log")
+_LINE_LENGTH = 200
+
+# Settings of pip and Python for other places, which would send packages there.
+_FOREIGN = ("PIP_PREFIX", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+
+# What pip, Go and the operating system print, and what it means. The first pattern that matches counts.
+_REASONS = (
+    (r"No space left on device|Disk quota exceeded", "the disk is full; make room and try again"),
+    (r".*(?:Permission denied|Read-only file system).*", "a folder is not writable: {found}"),
+    (r"\bgo\W+(?:No such file|not found|command not found)", "Go is not installed"),
+    (
+        r"ensurepip is not available|No module named '?(?:ensurepip|venv)",
+        "this Python lacks its `venv` module; install it (Debian, Ubuntu: sudo apt-get install python{version}-venv)",
+    ),
+    (
+        r"(?<=DO NOT MATCH THE HASHES).*\n +\S+",
+        "{found} is not the package that the lock file names, and was not installed. If there is a proxy or a mirror "
+        "between, look there",
+    ),
+    (r".*(?:requires a different Python|Requires-Python).*", "a package does not run on Python {version}: {found}"),
+    (
+        r"name resolution|nodename nor servname|NewConnectionError|Max retries|Connection (?:refused|reset|aborted)"
+        r"|ProxyError|ConnectTimeout|ReadTimeout|Read timed out|i/o timeout|dial tcp|Network is unreachable|SSLError"
+        r"|No matching distribution|from versions: none",
+        "the network or the package index does not answer ({found}). Check the connection and try again; behind a "
+        "proxy set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
+    ),
+    (r"(?im)^(?:error|fatal)\b.*", "{found}"),
+    (r".*\Z", "{found}"),
+)
 
 
 def main(arguments: "list[str]") -> int:
-    """Sets up what the goals in `arguments` need; the exit status."""
-    found = "%d.%d.%d" % sys.version_info[:3]
+    """Does the step, unless another `make` has just done it; the exit status."""
     advice = "Install Python 3.11, 3.12 or 3.13, or name the one to use: make PYTHON=/path/to/python3.12"
     problem = None
     if sys.version_info < _OLDEST:
         problem = "is too old for Wideload"
     elif sys.version_info[:2] > _NEWEST and not os.environ.get("PYTHON"):
-        problem = "is newer than what Spark 4.0 and Faust were made for"
+        problem = "is newer than Spark 4.0 and Faust support"
     if problem:
-        sys.stderr.write("Set-up: Python %s (%s) %s. %s\n" % (found, sys.executable, problem, advice))
-        return 1
-    # By hand, for `make` runs this script with -I: the modules of this folder must not hide those of Python.
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-    from app.local import installation
+        found = "%d.%d.%d" % sys.version_info[:3]
+        return _failed(f"Python {found} ({sys.executable}) {problem}. {advice}")
+    optional = arguments[0] == "--optional"
+    stamp, title, *command = arguments[optional:]
+    done, asked = Path(stamp), time.time()
+    try:
+        _LOG.parent.mkdir(exist_ok=True)
+        with _LOG.open("a") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            if done.exists() and done.stat().st_mtime >= asked:
+                return 0
+            lines = _run(title, command, log)
+            if lines is not None and not optional:
+                print(flush=True)
+                return _failed(f"{title}: {reason(command, lines)}")
+            note = f"{time.time() - asked:.1f} s"
+            if lines is not None:
+                note = f"left out, and the tests that need it are skipped: {reason(command, lines)}"
+            print(note, flush=True)
+            done.parent.mkdir(parents=True, exist_ok=True)
+            done.write_text(note)
+    except OSError as exc:
+        return _failed(f"{exc.strerror}: {exc.filename}; make room or give access, and try again.")
+    except KeyboardInterrupt:
+        print(flush=True)
+        return _failed("interrupted; the next call repeats this step.") + 129
+    return 0
 
-    return installation.main(arguments)
+
+def _run(title: str, command: "list[str]", log: TextIO) -> "list[str] | None":
+    """Runs the command, and shows its last line if there is a terminal; returns what it printed if it failed."""
+    width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
+    lines = []
+    print(f"{title} ... ", end="", flush=True)
+    process = subprocess.Popen(
+        command,
+        env={name: value for name, value in os.environ.items() if name not in _FOREIGN},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        for line in process.stdout or ():
+            log.write(line)
+            lines.append(line.rstrip())
+            if width:
+                print("\r\x1b[K" + f"{title} ... {line.strip()}"[:width], end="", flush=True)
+        status = process.wait()
+    finally:
+        process.kill()
+    if width:
+        print(f"\r\x1b[K{title} ... ", end="", flush=True)
+    return lines if status else None
+
+
+def reason(command: "list[str]", lines: "list[str]") -> str:
+    """Why a command failed, from what it printed, and what to do."""
+    if any(part.startswith("app.local.") for part in command):  # ours say it themselves
+        return "\n".join(line for line in lines if not line.startswith("jars of "))
+    version = "%d.%d" % sys.version_info[:2]
+    text = "\n".join(lines)
+    found, meaning = next((match, meaning) for pattern, meaning in _REASONS for match in re.findall(pattern, text))
+    found = re.sub(r"^(?:ERROR|WARNING): ", "", found.split("\n")[-1].strip())
+    found = re.sub(r"//[^/@\s]+@", "//***@", found)[:_LINE_LENGTH]  # an index may be given with a password
+    return f"{meaning.format(found=found or 'it printed nothing', version=version)}. The full log is {_LOG}."
+
+
+def _failed(sentence: str) -> int:
+    sys.stderr.write(f"Set-up: {sentence}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -56,13 +56,13 @@ def from_folder(folder: Path) -> list[DemoFile]:
         raise ConfigurationError("INPUT", f"{exc.filename or folder} cannot be read: {exc.strerror}") from exc
     if not found:
         raise ConfigurationError("INPUT", f"there is no file in {folder}")
-    for exhibit in found:
-        if not os.access(exhibit.path, os.R_OK):
-            raise ConfigurationError("INPUT", f"{exhibit.path} may not be read by this user")
-        if exhibit.size > LARGEST_BYTES:
+    for file in found:
+        if not os.access(file.path, os.R_OK):
+            raise ConfigurationError("INPUT", f"{file.path} may not be read by this user")
+        if file.size > LARGEST_BYTES:
             raise ConfigurationError(
                 "INPUT",
-                f"{exhibit.path} has {bytes_text(exhibit.size)}; the demo takes files of up to "
+                f"{file.path} has {bytes_text(file.size)}; the demo takes files of up to "
                 f"{bytes_text(LARGEST_BYTES)}, as its broker and Spark hold them in memory",
             )
     return found
@@ -112,17 +112,17 @@ def compare(sent: Mapping[bytes, bytes], parquet: Path) -> Comparison:
         OSError: a file cannot be read.
     """
     result = Comparison()
-    verdicts: dict[bytes, bool] = {}
+    same_by_key: dict[bytes, bool] = {}
     for key, digest in _digests(parquet):
         result.rows += 1
         if key not in sent:
             result.strange.append(key or b"")
             continue
         assert key is not None
-        verdicts[key] = verdicts.get(key, True) and digest == sent[key]
-    result.identical = sum(verdicts.values())
-    result.different = [key for key, same in verdicts.items() if not same]
-    result.missing = [key for key in sent if key not in verdicts]
+        same_by_key[key] = same_by_key.get(key, True) and digest == sent[key]
+    result.identical = sum(same_by_key.values())
+    result.different = [key for key, same in same_by_key.items() if not same]
+    result.missing = [key for key in sent if key not in same_by_key]
     return result
 
 

@@ -106,3 +106,10 @@ def _advice() -> str:
     else:
         command = "your system's package of OpenJDK 17"
     return f"Install Java {_OLDEST} to {_NEWEST} ({command}), or set JAVA_HOME to one that is installed."
+
+
+if __name__ == "__main__":
+    try:
+        find()
+    except JavaMissingError as error:
+        sys.exit(str(error))

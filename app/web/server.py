@@ -1,7 +1,7 @@
-"""The door of the worker's pages: how many may stand in it, and for how long.
+"""The web server of the worker's pages, with limits on its connections.
 
-Each connection is an open file of the worker, and aiohttp lets one that says nothing stay for an hour. Whoever reaches
-the port could so take from the worker the files that its clients need.
+Each connection is an open file of the worker, and aiohttp keeps a silent connection for an hour. Without a limit,
+anyone could open connections until no files are left for the Kafka clients.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import asyncio
 import logging
 from typing import Any
 
-from aiohttp.web import AppRunner, Server
+from aiohttp.web import AppRunner, RequestHandler, Server
 from faust.web.drivers.aiohttp import Web
 
 __all__ = ["MOST_CONNECTIONS", "WebServer"]
 
 MOST_CONNECTIONS = 100
-"""Where there are more, the oldest is closed; whoever asks something has long been answered then."""
+"""If there are more, the server closes the oldest; its requests were answered long ago."""
 
-_IDLE_S = 75.0  # for a request, the first or the next; Prometheus asks each minute, if not more often
+_IDLE_S = 75.0  # the wait for the first or the next request; Prometheus asks every minute or more often
 
 
 class WebServer(Web):
-    """Faust's web server, with bounds for those who connect to it."""
+    """Faust's web server, with limits on the number of connections and on their idle time."""
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
@@ -34,13 +34,14 @@ class WebServer(Web):
 class _Runner(AppRunner):
     async def _make_server(self) -> Server:
         server = await super()._make_server()
-        enter = server.connection_made
+        add = server.connection_made
 
-        def connection_made(handler: Any, transport: asyncio.Transport) -> None:
-            enter(handler, transport)
-            inside = [each for each in server._connections.values() if not each.is_closing()]  # noqa: SLF001
-            for each in inside[: max(0, len(inside) - MOST_CONNECTIONS)]:
-                each.abort()
+        def connection_made(handler: RequestHandler, transport: asyncio.Transport) -> None:
+            add(handler, transport)
+            transports = (each.transport for each in server.connections)
+            live = [each for each in transports if each is not None and not each.is_closing()]
+            for oldest in live[: max(0, len(live) - MOST_CONNECTIONS)]:
+                oldest.abort()
 
         server.connection_made = connection_made  # type: ignore[method-assign]
         return server

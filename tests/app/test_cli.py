@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -12,14 +11,13 @@ from click.testing import CliRunner
 from app.cli import cli, main
 from app.commands.check import effective
 from app.commands.connection import client_of, pipeline_of
-from app.commands.consume import json_line, start_of, text_json
+from app.commands.consume import start_of
 from app.commands.folder import Folder, safe_name
 from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
 from app.config.parsing import parse
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
-from transforms.text import bytes_text, printable
 
 COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect", "store", "job")
 
@@ -272,37 +270,6 @@ def test_folder_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"--output: .*file cannot be a folder"):
         Folder(str(tmp_path / "file"))
-
-
-def test_printable_harms_no_terminal() -> None:
-    """Control characters and what is not UTF-8 are escaped; long keys are cut, also a megabyte of them."""
-    assert printable(b"\x1b[2J\n\xff ok \xc3\xbc") == "\\x1b[2J\\n\\xff ok ü"
-    assert printable(None) == "-"
-    assert printable(b"x" * 1_000_000, 10) == "xxxxxxxxx…"
-    assert printable(b"x" * 10, 10) == "x" * 10
-    assert len(printable(b"\x00" * 1_000_000, 10)) == 10
-
-
-def test_bytes_text() -> None:
-    """Sizes at each boundary of a unit."""
-    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 2 * 10**12)] == [
-        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "2.0 TB",
-    ]  # fmt: skip
-
-
-def test_text_json() -> None:
-    """UTF-8 is a string, other bytes are base64, null is null."""
-    assert [text_json(data) for data in (b"a\xc3\xbc", b"\xff", None, b"")] == ["aü", {"base64": "/w=="}, None, ""]
-
-
-def test_json_line_harms_no_terminal() -> None:
-    """A line of JSON keeps its meaning and its letters; controls and marks that turn text round are escaped."""
-    value = ["\x1b[2J", "\x9b31m", "\x7f", "\u202egnp.exe", "\u2028", "\U000e0001", "ü 漢 \U0001f600", "a\nb"]
-    line = json_line(value)
-    assert json.loads(line) == value
-    assert line.endswith("\n")
-    assert line[:-1].isprintable()
-    assert "ü 漢 \U0001f600" in line
 
 
 def test_error_harms_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from app.log_redaction import keep_secrets
+from app.log_filters import keep_secrets
 from stores.registry import open_store
 from tests.integration.topics import end_offsets, send
 from tests.integration.way import THRESHOLD, Way

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.commands.consume import _Printer, _Run
+from app.commands.consume import _Printer, _Run, json_line, text_json
 from app.commands.folder import Folder
 from transforms.errors import WideloadError
 from transforms.record import Header
@@ -48,3 +48,18 @@ async def test_consume_tombstone_is_no_reference(capsys: pytest.CaptureFixture[s
         await _Run(printer(), None, None).take(Read(value, flag))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["reference"] for line in lines] == [False, True]
+
+
+def test_text_json() -> None:
+    """UTF-8 is a string, other bytes are base64, null is null."""
+    assert [text_json(data) for data in (b"a\xc3\xbc", b"\xff", None, b"")] == ["aü", {"base64": "/w=="}, None, ""]
+
+
+def test_json_line_harms_no_terminal() -> None:
+    """A line of JSON keeps its meaning and its letters; controls and marks that turn text round are escaped."""
+    value = ["\x1b[2J", "\x9b31m", "\x7f", "\u202egnp.exe", "\u2028", "\U000e0001", "ü 漢 \U0001f600", "a\nb"]
+    line = json_line(value)
+    assert json.loads(line) == value
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    assert "ü 漢 \U0001f600" in line

@@ -69,11 +69,11 @@ def test_jars_make_about_a_hundred(tmp_path: Path) -> None:
     fetched = [tmp_path / f"fetched-{number}.jar" for number in range(50)]
     for path in fetched:
         path.write_bytes(b"jar")
-    exhibits = from_jars(fetched)
-    keys = {exhibit.key for exhibit in exhibits}
-    assert 90 <= len(exhibits) == len(keys) <= 110
+    files = from_jars(fetched)
+    keys = {file.key for file in files}
+    assert 90 <= len(files) == len(keys) <= 110
     assert {os.fsencode(path.name) for path in fetched} <= keys
-    assert 10_000_000 < max(exhibit.size for exhibit in exhibits) <= 16_000_000
+    assert 10_000_000 < max(file.size for file in files) <= 16_000_000
 
 
 # --- what came out ----------------------------------------------------------------------------------------------------

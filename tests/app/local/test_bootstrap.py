@@ -10,112 +10,157 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from app.local.installation import Installation, SetupError, Step, reason
+from app.local.bootstrap import reason
 
 ROOT = Path(__file__).resolve().parents[3]
+STEPS = [
+    "Virtual environment",
+    "Java",
+    "Python's build tools",
+    "Python packages",
+    "Wideload itself",
+    "Jars of Kafka and Spark",
+]
+
+# In place of setuptools, which would have to come from an index.
+BACKEND = """
+import zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(f"{folder}/itself-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("itself-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: itself\\nVersion: 1.0\\n")
+        archive.writestr("itself-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        archive.writestr("itself-1.0.dist-info/RECORD", "")
+    return "itself-1.0-py3-none-any.whl"
+"""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a space in its path, and a wheel beside it."""
+    """A checkout with a space in its path, no jars to fetch, and wheels beside it."""
     folder = tmp_path_factory.mktemp("a checkout")
     for part in ("app", "transforms"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
-    lock(folder, "tiny", wheel(folder, "tiny"))
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "app" / "local" / "jars.lock").write_text("")
+    (folder / "pyproject.toml").write_text('[build-system]\nrequires = ["tiny"]\nbuild-backend = "tiny"\n')
     wheel(folder, "other")
+    lock(folder, "tiny", wheel(folder, "tiny", BACKEND))
     return folder
 
 
-def wheel(folder: Path, name: str) -> str:
+def wheel(folder: Path, name: str, source: str = "") -> str:
     """Makes a wheel and returns its digest."""
     path = folder / "wheels" / f"{name}-1.0-py3-none-any.whl"
     path.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{name}.py", source)
         archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.fixture
-def installation(checkout: Path) -> Installation:
-    return Installation(checkout, offline(checkout))
-
-
-def offline(checkout: Path) -> dict[str, str]:
-    return {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (checkout / "wheels").as_uri()}
-
-
 def lock(checkout: Path, name: str, digest: str) -> None:
     (checkout / "requirements-dev.lock").write_text(f"{name}==1.0 \\\n    --hash=sha256:{digest}\n")
 
 
-def due(installation: Installation) -> list[str]:
-    return [step.title for step in installation.due("demo") if not step.title.startswith("Jars")]
+def make(checkout: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=checkout,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHON": sys.executable,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": (checkout / "wheels").as_uri(),
+            "WIDELOAD_CACHE": str(checkout / "cache"),
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def perform(installation: Installation, title: str) -> None:
-    (step,) = (step for step in installation.due("demo") if step.title == title)
-    installation.perform(step, lambda _: None)
+def steps(checkout: Path) -> list[str]:
+    """What a set-up does, which succeeds; each step is one line with its time."""
+    done = make(checkout, "setup-demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.partition(" ... ") for line in done.stdout.splitlines()]
+    assert all(re.fullmatch(r"\d+\.\d s", time) for _, _, time in lines)
+    return [title for title, _, _ in lines]
 
 
-def test_steps_are_done_once(installation: Installation, checkout: Path) -> None:
-    """Each step is due until it was done, and again only when what it depends on has changed."""
-    assert due(installation) == ["Virtual environment", "Java", "Python packages", "Wideload itself"]
-    for title in ("Virtual environment", "Java", "Python packages"):
-        perform(installation, title)
-    assert due(installation) == ["Wideload itself"]
+def test_steps_are_done_once(checkout: Path) -> None:
+    """Each step is done once, and again only when something that it depends on has changed."""
+    assert steps(checkout) == STEPS
     assert list(checkout.glob(".venv/lib/*/site-packages/tiny.py"))
-    with (checkout / "requirements-dev.lock").open("a") as file:
-        file.write("# changed\n")
-    assert due(installation) == ["Python packages", "Wideload itself"]
-    perform(installation, "Python packages")
-    ask = "import sys, os; sys.path.insert(0, '.'); from pathlib import Path; "
-    ask += "from app.local.installation import Installation; "
-    ask += "print([step.title for step in Installation(Path.cwd(), os.environ).due('demo')][0])"
-    command = [str(checkout / ".venv" / "bin" / "python"), "-I", "-S", "-c", ask]
-    assert subprocess.check_output(command, cwd=checkout, text=True) == "Wideload itself\n"
+    assert steps(checkout) == []
+    (checkout / "pyproject.toml").touch()
+    assert steps(checkout) == ["Wideload itself"]
+    (checkout / "app" / "local" / "jars.lock").touch()
+    assert steps(checkout) == ["Jars of Kafka and Spark"]
+    (checkout / "requirements-dev.lock").touch()
+    assert steps(checkout) == STEPS[2:]
     moved = checkout.rename(checkout.with_name("moved"))
     try:
-        assert due(Installation(moved, os.environ))[0] == "Virtual environment"
+        lock(moved, "tiny", wheel(moved, "tiny", BACKEND))
+        assert steps(moved) == STEPS
     finally:
         moved.rename(checkout)
+    shutil.rmtree(checkout / ".venv")
 
 
-def test_step_that_was_interrupted_is_done_again(installation: Installation) -> None:
-    """A step that did not come to its end leaves no stamp, so it is still due."""
-    before = due(installation)
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    step = Step(before[-1], "key", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        installation.perform(step, lambda _: None)
-    assert due(installation) == before
+def test_two_at_once_do_each_step_once(checkout: Path) -> None:
+    """Two calls of make at once wait for each other, and neither repeats what the other did."""
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: steps(checkout), range(2)))
+    assert sorted(done[0] + done[1]) == sorted(STEPS)
 
 
-def test_package_that_is_not_the_locked_one(installation: Installation, checkout: Path) -> None:
-    """A package with other bytes than the lock says is refused, by name."""
+def test_step_that_was_interrupted_is_done_again(checkout: Path) -> None:
+    """A step that did not come to its end leaves no stamp, and says what the next call does."""
+    command = [sys.executable, "app/local/bootstrap.py", "stamp", "Title", "sh", "-c", "kill -INT $PPID; sleep 9"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "Set-up: interrupted; the next call repeats this step.\n"
+    assert not (checkout / "stamp").exists()
+
+
+def test_package_that_is_not_the_locked_one(checkout: Path) -> None:
+    """A package with other bytes than the lock says is refused, by name, until the lock is right."""
     lock(checkout, "other", "0" * 64)
-    with pytest.raises(SetupError, match=r"is not the one that the lock file names"):
-        perform(installation, "Python packages")
-    assert "Python packages" in due(installation)
+    done = make(checkout, "setup-demo")
+    assert done.returncode == 2
+    message = "Set-up: Python packages: other==1.0 is not the package that the lock file names, and was not installed."
+    assert done.stderr.startswith(message)
+    assert "The full log is build/setup.log.\nmake: ***" in done.stderr
+    assert "DO NOT MATCH THE HASHES" in (checkout / "build" / "setup.log").read_text()
+    lock(checkout, "tiny", wheel(checkout, "tiny", BACKEND))
+    assert "Python packages" in steps(checkout)
 
 
 def test_package_that_is_nowhere(checkout: Path) -> None:
-    """Where no index has a package, the message says what to look at."""
+    """If no index has a package, the message says what to look at."""
     lock(checkout, "absent", "0" * 64)
-    installation = Installation(checkout, {**offline(checkout), "PIP_FIND_LINKS": str(checkout / "app")})
-    with pytest.raises(SetupError, match=r"package index does not answer.*PIP_INDEX_URL"):
-        perform(installation, "Python packages")
+    done = make(checkout, "setup-demo")
+    assert re.search(r"^Set-up: Python packages: .*package index does not answer.*PIP_INDEX_URL", done.stderr)
+
+
+def test_s3_servers_are_left_out_without_go(checkout: Path, tmp_path: Path) -> None:
+    """Without Go the set-up goes on; only `make setup` tries again."""
+    lock(checkout, "tiny", wheel(checkout, "tiny", BACKEND))
+    for name in ("awk", "cksum", "cut", "env", "grep", "java", "make", "rm", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    assert make(checkout, "setup-test", PATH=str(tmp_path)).stdout.count("are skipped: Go is not installed.") == 2
+    assert make(checkout, "setup-test", PATH=str(tmp_path)).stdout == ""
+    assert make(checkout, "setup", PATH=str(tmp_path)).stdout.count("are skipped: Go is not installed.") == 2
 
 
 @pytest.mark.parametrize(
@@ -130,15 +175,15 @@ def test_package_that_is_nowhere(checkout: Path) -> None:
         (["go: dial tcp: lookup proxy: i/o timeout"], "GOPROXY"),
         (
             ["ERROR: bad thing at https://me:secret@index/x"],
-            "bad thing at https://***@index/x. All that was said is in l",
+            "bad thing at https://***@index/x. The full log is build/setup.log.",
         ),
-        ([], "it said nothing"),
+        ([], "it printed nothing"),
     ],
 )
 def test_reason_says_what_to_do(lines: list[str], said: str) -> None:
     """What a program printed becomes a sentence, without its secrets."""
-    assert said in reason(lines, Path("l"))
-    assert "secret" not in reason(lines, Path("l"))
+    assert said in reason(["pip"], lines)
+    assert "secret" not in reason(["pip"], lines)
 
 
 def test_bootstrap_is_parsed_by_old_python() -> None:
@@ -163,28 +208,17 @@ def test_bootstrap_refuses_python(version: tuple[int, int, int], problem: str) -
     assert re.fullmatch(rf"Set-up: Python .*{problem}.* Install Python 3\.11, .*\n", done.stderr)
 
 
-def make(checkout: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["make", *arguments],
-        cwd=checkout,
-        env={"PATH": os.environ["PATH"], **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_make_without_java(checkout: Path) -> None:
     """`make demo` without Java is one sentence and no traceback."""
-    done = make(checkout, "demo", f"PYTHON={sys.executable}", JAVA_HOME=str(checkout / "none"))
+    done = make(checkout, "demo", JAVA_HOME=str(checkout / "none"))
     assert done.returncode == 2
-    assert done.stderr.startswith("Set-up: JAVA_HOME is ")
+    assert done.stderr.startswith("Set-up: Java: JAVA_HOME is ")
     assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_make_python_not_there(checkout: Path) -> None:
     """A Python that the user names and that is not there is named."""
-    done = make(checkout, "test", "PYTHON=/no/python")
+    done = make(checkout, "test", PYTHON="/no/python")
     assert done.stderr.startswith("Set-up: /no/python was not found.")
 
 

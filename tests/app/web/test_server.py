@@ -1,4 +1,4 @@
-"""The door of the pages, over real connections."""
+"""The web server of the pages, over real connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.application import Application
-from app.web import server as door
+from app.web import server
 from tests.app.configurations import HEAD, ORDERS, settings_of
 from tests.s3_server import free_port
 
@@ -50,8 +50,8 @@ async def closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_those_who_say_nothing_make_room() -> None:
-    """However many connections are held open, no more than a hundred are, and who asks is answered."""
+async def test_silent_connections_make_room() -> None:
+    """The server keeps at most a hundred open connections, and a new request is answered."""
     async with opened() as port, AsyncExitStack() as stack:
         said = [b"", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "]
         held = [await stack.enter_async_context(connected(port, said[n % 2])) for n in range(150)]
@@ -65,7 +65,7 @@ async def test_those_who_say_nothing_make_room() -> None:
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 async def test_a_request_that_does_not_end_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a whole request is closed after a while, whether it is silent or slow."""
-    monkeypatch.setattr(door, "_IDLE_S", 0.2)
+    monkeypatch.setattr(server, "_IDLE_S", 0.2)
     async with opened() as port, connected(port, said) as (reader, _):
         assert await closed(reader)
 

@@ -1,6 +1,6 @@
 import logging
 
-from app.log_repeats import RepeatFilter
+from app.log_filters import RepeatFilter
 
 
 def line(name: str, message: str, *args: object) -> logging.LogRecord:

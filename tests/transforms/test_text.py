@@ -1,0 +1,17 @@
+from transforms.text import bytes_text, printable
+
+
+def test_printable_harms_no_terminal() -> None:
+    """Control characters and what is not UTF-8 are escaped; long keys are cut, also a megabyte of them."""
+    assert printable(b"\x1b[2J\n\xff ok \xc3\xbc") == "\\x1b[2J\\n\\xff ok ü"
+    assert printable(None) == "-"
+    assert printable(b"x" * 1_000_000, 10) == "xxxxxxxxx…"
+    assert printable(b"x" * 10, 10) == "x" * 10
+    assert len(printable(b"\x00" * 1_000_000, 10)) == 10
+
+
+def test_bytes_text() -> None:
+    """Sizes at each boundary of a unit."""
+    assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 2 * 10**12)] == [
+        "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "2.0 TB",
+    ]  # fmt: skip
