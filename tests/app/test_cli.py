@@ -14,8 +14,9 @@ from app.commands.check import effective
 from app.commands.connection import client_of, pipeline_of
 from app.commands.consume import json_line, start_of, text_json
 from app.commands.folder import Folder, safe_name
-from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
