@@ -59,10 +59,12 @@ def _is_hidden(value: object) -> bool:
 
 
 def _toml(values: Mapping[str, object]) -> Iterator[str]:
-    for name, value in values.items():
-        if value is not None and value != ():
-            shown = _HIDDEN if _is_hidden(value) else value
-            yield f"{name} = {json.dumps(shown, ensure_ascii=False)}"
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    for name, value in given.items():
+        # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a name of its own.
+        written = json.dumps(name) if any(other.startswith(f"{name}.") for other in given) else name
+        shown = _HIDDEN if _is_hidden(value) else value
+        yield f"{written} = {json.dumps(shown, ensure_ascii=False)}"
 
 
 def store_text(pipeline: PipelineSettings) -> str:

@@ -193,6 +193,21 @@ def test_effective_configuration_of_chunks_is_taken_again() -> None:
     assert "large.message.payload" not in text
 
 
+def test_effective_configuration_with_a_key_below_another_is_taken_again() -> None:
+    """A key whose name begins with the whole name of another one is printed as TOML that can be read."""
+    table = {
+        "topics": ["a"],
+        "output.topic": "b",
+        "transforms": ["inflate"],
+        "large.message.payload.store.class": "memory",
+        "large.message.root": "topic",
+        "large.message.root.topics": ["c"],
+    }
+    settings = parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {})
+    (pipeline,) = parse(tomllib.loads(effective(settings)), {}).pipelines
+    assert pipeline.reference_scope == settings.pipelines[0].reference_scope
+
+
 class Store:
     """A user's own store, which the test above names."""
 
