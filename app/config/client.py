@@ -14,7 +14,7 @@ from app.config.settings import CONNECTION_KEYS, ClientSettings
 from stores.keys import Key, read
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["LIMIT", "client_settings", "coerced", "limits_names"]
+__all__ = ["LIMIT", "coerced", "embedded_client_settings", "limits_names"]
 
 LIMIT = Key(
     LIMIT_KEY,
@@ -25,7 +25,7 @@ LIMIT = Key(
 )
 
 
-def client_settings(config: Mapping[str, object]) -> ClientSettings:
+def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
     """How the client of this configuration reaches its cluster.
 
     Raises:
