@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from stores.keys import read
@@ -22,14 +22,12 @@ from stores.store import (
     Check,
     Delete,
     DeleteUnchanged,
-    ExpiryRule,
     Get,
     Lifecycle,
     List,
     ListTopics,
     PayloadInfo,
     Put,
-    Removal,
     Stat,
     Store,
 )
@@ -75,8 +73,9 @@ class UserStore:
     @classmethod
     def wrap(cls, inner: object, name: str) -> UserStore:
         """A store that offers the capabilities that the class of `inner` inherits, and no more."""
-        offered = tuple(ours for protocol, ours in _CAPABILITIES.items() if protocol in type(inner).__mro__)
-        return type("UserStore", (*offered, cls), {})(inner, name) if offered else cls(inner, name)
+        offered = [methods for protocol, methods in _CAPABILITIES.items() if protocol in type(inner).__mro__]
+        made: type[UserStore] = type("UserStore", (cls,), {key: of[key] for of in offered for key in of})
+        return made(inner, name)
 
     def configure(self, config: Mapping[str, object]) -> None:
         """See `PayloadStore.configure`. The instance gets all of `config` but keys to sign with, and checks its own."""
@@ -122,9 +121,9 @@ class UserStore:
         if hasattr(self._inner, "close"):
             self._call("close")
 
-    def _call(self, method: str, *arguments: object) -> object:
+    def _call(self, method: str, *arguments: object, **named: object) -> object:
         with self._translated(method):
-            return getattr(self._inner, method)(*arguments)
+            return getattr(self._inner, method)(*arguments, **named)
 
     @contextlib.contextmanager
     def _translated(self, method: str) -> Iterator[None]:
@@ -137,74 +136,40 @@ class UserStore:
             raise PayloadStoreError(f"{self._name}.{method} raised {_named(exc)}", retriable=may_pass) from exc
 
 
-class _WithPut(UserStore):
-    def put(self, topic: str, object_id: str, data: bytes) -> str:
-        return _typed(self._call("put", topic, object_id, data), str, f"{self._name}.put")
+def _method(name: str, kind: type[object] | None = None) -> Callable[..., object]:
+    """A method that calls the one of the instance; what it returns must be a `kind`."""
+
+    def call(self: UserStore, *arguments: object, **named: object) -> object:
+        value = self._call(name, *arguments, **named)
+        return value if kind is None else _typed(value, kind, f"{self._name}.{name}")
+
+    return call
 
 
-class _WithGet(UserStore):
-    def get(self, full_path: str, max_bytes: int) -> bytes:
-        return _typed(self._call("get", full_path, max_bytes), bytes, f"{self._name}.get")
+def _generator(name: str) -> Callable[..., Iterator[object]]:
+    """As `_method`, for one that gives item after item."""
+
+    def iterate(self: UserStore, *arguments: object) -> Iterator[object]:
+        with self._translated(name):
+            yield from getattr(self._inner, name)(*arguments)
+
+    return iterate
 
 
-class _WithStat(UserStore):
-    def stat(self, full_path: str) -> PayloadInfo:
-        return _typed(self._call("stat", full_path), PayloadInfo, f"{self._name}.stat")
+def _expiry_rules(self: UserStore, topic: str) -> object:
+    return list(_generator("expiry_rules")(self, topic))
 
 
-class _WithDelete(UserStore):
-    def delete(self, full_path: str) -> None:
-        self._call("delete", full_path)
-
-
-class _WithList(UserStore):
-    def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        assert isinstance(self._inner, List)
-        with self._translated("list"):
-            yield from self._inner.list(topic)
-
-
-class _WithDeleteUnchanged(UserStore):
-    def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        assert isinstance(self._inner, DeleteUnchanged)
-        with self._translated("delete_unchanged"):
-            yield from self._inner.delete_unchanged(payloads)
-
-
-class _WithListTopics(UserStore):
-    def topics(self) -> Iterator[str]:
-        assert isinstance(self._inner, ListTopics)
-        with self._translated("topics"):
-            yield from self._inner.topics()
-
-
-class _WithCheck(UserStore):
-    def check(self, *, writing: bool = True) -> None:
-        assert isinstance(self._inner, Check)
-        with self._translated("check"):
-            self._inner.check(writing=writing)
-
-
-class _WithLifecycle(UserStore):
-    def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
-        assert isinstance(self._inner, Lifecycle)
-        with self._translated("expiry_rules"):
-            return list(self._inner.expiry_rules(topic))
-
-    def set_expiry(self, topic: str, days: int | None) -> bool:
-        return _typed(self._call("set_expiry", topic, days), bool, f"{self._name}.set_expiry")
-
-
-_CAPABILITIES: Mapping[type, type[UserStore]] = {
-    Put: _WithPut,
-    Get: _WithGet,
-    Stat: _WithStat,
-    Delete: _WithDelete,
-    DeleteUnchanged: _WithDeleteUnchanged,
-    List: _WithList,
-    ListTopics: _WithListTopics,
-    Check: _WithCheck,
-    Lifecycle: _WithLifecycle,
+_CAPABILITIES: Mapping[type, Mapping[str, Callable[..., object]]] = {
+    Put: {"put": _method("put", str)},
+    Get: {"get": _method("get", bytes)},
+    Stat: {"stat": _method("stat", PayloadInfo)},
+    Delete: {"delete": _method("delete")},
+    DeleteUnchanged: {"delete_unchanged": _generator("delete_unchanged")},
+    List: {"list": _generator("list")},
+    ListTopics: {"topics": _generator("topics")},
+    Check: {"check": _method("check")},
+    Lifecycle: {"expiry_rules": _expiry_rules, "set_expiry": _method("set_expiry", bool)},
 }
 
 

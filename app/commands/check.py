@@ -8,18 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.cluster.preflight import Plan
-from app.config.chunking import ChunkSettings
-from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
+from app.config.fields import values_of
 from app.config.secret import Secret
 from app.config.settings import PipelineSettings, Settings
-from app.config.wrapping import WrapperSettings
 from app.kafka.topics import Topic
 from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
-from transforms.identifiers import LIMIT_KEY
 from transforms.text import bytes_text
-from transforms.wrapper import UNMAPPED_PREFIX
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,19 +30,7 @@ def effective(settings: Settings) -> str:
 
     So is every string that a user's own store is handed, since nobody says which of them are secret.
     """
-    client = settings.client
-    worker: dict[str, object] = {
-        "bootstrap.servers": client.bootstrap_servers,
-        "client.id": client.client_id,
-        LIMIT_KEY: client.limit_names,
-        **client.security,
-        "in.flight.bytes": settings.in_flight_bytes,
-        "store.threads": settings.store_threads,
-        "web.bind": settings.web_bind,
-        "web.port": settings.web_port,
-        "task.shutdown.graceful.timeout.ms": settings.graceful_timeout_ms,
-    }
-    lines = list(_toml(worker))
+    lines = list(_toml(values_of(settings)))
     for pipeline in settings.pipelines:
         name = pipeline.name if re.fullmatch(r"[A-Za-z0-9_-]+", pipeline.name) else json.dumps(pipeline.name)
         lines += ["", f"[pipeline.{name}]", *_toml(_pipeline(pipeline))]
@@ -54,51 +38,14 @@ def effective(settings: Settings) -> str:
 
 
 def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
-    clients = {**pipeline.consumer, **pipeline.producer}
-    return {
-        "topics": list(pipeline.topics),
-        "output.topic": pipeline.output_topic,
-        "transforms": list(pipeline.transforms),
-        "group.id": pipeline.group_id,
-        "large.message.threshold.bytes": pipeline.threshold_bytes if pipeline.store else None,
-        "large.message.compression.type": pipeline.codec or "none",
-        "reference.format": pipeline.reference_format,
-        "large.message.root": ("topic" if pipeline.reference_scope.by_topic else "store") if pipeline.store else None,
-        "large.message.root.topics": list(pipeline.reference_scope.topics) or None,
-        **pipeline.guarantee.values(),
-        **_chunks(pipeline.chunks),
-        **_wrapper(pipeline.wrapper),
-        **(_store(pipeline.store) if pipeline.store else {}),
-        "errors.tolerance": pipeline.errors_tolerance,
-        "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic,
-        "errors.deadletterqueue.context.headers.enable": pipeline.dead_letter_context,
-        "errors.retry.delay.max.ms": pipeline.retry_delay_max_ms,
-        "offset.flush.interval.ms": pipeline.flush_interval_ms,
-        "topic.creation.enable": pipeline.topic_creation,
-        "topic.creation.default.replication.factor": pipeline.replication_factor,
-        **{key.name: clients[key.name] for key in (*CONSUMER_KEYS, *PRODUCER_KEYS)},
-    }
-
-
-def _chunks(chunks: ChunkSettings) -> dict[str, object]:
-    return {
-        "large.message.strategy": chunks.strategy,
-        "chunk.max.bytes": chunks.max_bytes,
-        "chunk.max.message.bytes": chunks.limits.message_bytes,
-        "max.pending.chunked.message": chunks.limits.messages,
-        "max.pending.chunked.bytes": chunks.limits.pending_bytes,
-        "expire.time.of.incomplete.chunked.message.ms": chunks.limits.expire_ms,
-        "auto.ack.oldest.chunked.message.on.queue.full": chunks.drops_oldest,
-    }
-
-
-def _wrapper(wrapper: WrapperSettings) -> dict[str, object]:
-    return {
-        "unwrap.on.plain.value": wrapper.unwrap.plain,
-        "wrap.on.unmapped.header": wrapper.wrap.unmapped,
-        "wrap.on.null.value": wrapper.wrap.null,
-        **{f"{UNMAPPED_PREFIX}{number}": name for number, name in wrapper.wrap.table.names.items()},
-    }
+    values = values_of(pipeline)
+    store = {name: values.pop(name) for name in pipeline.store}
+    if not store:
+        del values["large.message.threshold.bytes"], values["large.message.root"]
+        return values
+    items = list(values.items())
+    errors = list(values).index("errors.tolerance")
+    return dict([*items[:errors], *_store(store).items(), *items[errors:]])
 
 
 def _store(config: Mapping[str, object]) -> dict[str, object]:
@@ -107,14 +54,17 @@ def _store(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_hidden(value: object) -> bool:
-    return isinstance(value, Secret) or (isinstance(value, list) and any(isinstance(item, Secret) for item in value))
+    items = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(item, Secret) for item in items)
 
 
 def _toml(values: Mapping[str, object]) -> Iterator[str]:
-    for name, value in values.items():
-        if value is not None:
-            shown = _HIDDEN if _is_hidden(value) else value
-            yield f"{name} = {json.dumps(shown, ensure_ascii=False)}"
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    for name, value in given.items():
+        # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a name of its own.
+        written = json.dumps(name) if any(other.startswith(f"{name}.") for other in given) else name
+        shown = _HIDDEN if _is_hidden(value) else value
+        yield f"{written} = {json.dumps(shown, ensure_ascii=False)}"
 
 
 def store_text(pipeline: PipelineSettings) -> str:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
 from stores.keys import REQUIRED, Key
@@ -59,8 +60,9 @@ app.worker worker`. `wideload check -c wideload.toml` says whether it would star
 defaults.
 
 The file is [TOML](https://toml.io). Names are dotted, as Kafka and Kafka Connect have them; `s3.bucket = "a"` and a
-table `[pipeline.NAME.s3]` with `bucket = "a"` mean the same. A key that is not listed here is an error, which names the
-nearest one that is. Sizes are in bytes and times in milliseconds, as the ends of the names say.
+table `[pipeline.NAME.s3]` with `bucket = "a"` mean the same. If one name is the beginning of another one, put it in
+quotes: `"s3.sse"` beside `s3.sse.kms.key.id`. A key that is not listed here is an error, which names the nearest one
+that is. Sizes are in bytes and times in milliseconds, as the ends of the names say.
 
 ```toml
 {EXAMPLE}```

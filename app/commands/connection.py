@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from app.config.keys import CONNECTION_KEYS
-from app.config.parsing import client_settings, load
+from app.config.parsing import checked_client_settings, load
 from app.config.secret import fill_in
-from app.config.settings import ClientSettings, PipelineSettings, Settings
+from app.config.settings import CONNECTION_KEYS, ClientSettings, PipelineSettings, Settings
 from stores.keys import unknown
 from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
@@ -85,7 +84,7 @@ def client_of(
         raise ConfigurationError(
             "--bootstrap-servers", f"is missing; give it, or a configuration with -c, or set ${BOOTSTRAP_VARIABLE}"
         )
-    return client_settings(values)
+    return checked_client_settings(values)
 
 
 def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object]:

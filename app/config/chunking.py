@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stores.keys import Key
+from app.config.fields import keyed, keys_of, settings_of
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
@@ -27,8 +27,22 @@ _STRATEGY = "large.message.strategy"
 _THRESHOLD = "large.message.threshold.bytes"
 _FORMAT = "reference.format"
 _LIMITS = Limits()
-CHUNK_KEYS: Sequence[Key] = (
-    Key(
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSettings:
+    """What a pipeline does with chunks.
+
+    Attributes:
+        splits: whether large values leave as chunks: all of them, or (`strategy` is `auto`) while the store is down.
+        assembles: whether chunks that are read become messages again.
+        max_bytes: None for the sink's own limit.
+        message_bytes: the largest value that is split or assembled.
+    """
+
+    splits: bool
+    assembles: bool
+    strategy: Strategy = keyed(
         "large.message.strategy",
         "string",
         "What `offload` does with large values. `offload`: they go to the store. `chunk`: they go as chunks, as with "
@@ -36,76 +50,62 @@ CHUNK_KEYS: Sequence[Key] = (
         "up to `chunk.max.message.bytes`. `inflate` with `chunk` or `auto` reads references and chunks.",
         default="offload",
         allowed=("offload", "chunk", "auto"),
-    ),
-    Key(
+    )
+    max_bytes: int | None = keyed(
         "chunk.max.bytes",
         "int",
         "The most bytes of a chunk: key, headers and batch overhead included. Records over it are split. Where it is "
         "not given, the sink topic's `max.message.bytes`.",
         minimum=1,
-    ),
-    Key(
+    )
+    message_bytes: int = keyed(
         "chunk.max.message.bytes",
         "int",
         "The largest value that is split, and the largest message that is assembled. Where it is not given, "
         "67,108,864, or a quarter of `in.flight.bytes` if that is less.",
         minimum=1,
-    ),
-    Key(
+    )
+    pending_messages: int = keyed(
         "max.pending.chunked.message",
         "int",
         "How many messages `assemble` may have of which chunks are missing; one more, and the oldest is discarded.",
         default=_LIMITS.messages,
         minimum=1,
-    ),
-    Key(
+    )
+    pending_bytes: int = keyed(
         "max.pending.chunked.bytes",
         "int",
         "How many bytes the chunks of these may have, beside those that `in.flight.bytes` counts; more, and the oldest "
         "message is discarded. Where it is not given, a half of `in.flight.bytes`.",
         minimum=1,
-    ),
-    Key(
+    )
+    expire_ms: int = keyed(
         "expire.time.of.incomplete.chunked.message.ms",
         "int",
         "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the pipeline "
         "does not read, as when its store is down, does not count.",
         default=_LIMITS.expire_ms,
         minimum=0,
-    ),
-    Key(
+    )
+    drops_oldest: bool = keyed(
         "auto.ack.oldest.chunked.message.on.queue.full",
         "boolean",
         "Whether the oldest message, where more are pending than may be, is dropped with a warning. Where not, its "
         "chunks go by `errors.tolerance`, as those of all messages that are discarded do.",
         default=False,
-    ),
-)
+    )
 
-
-@dataclass(frozen=True, slots=True)
-class ChunkSettings:
-    """What a pipeline does with chunks.
-
-    Attributes:
-        splits: whether large values leave as chunks: all of them, or (`strategy` is `auto`) while the store is down.
-        assembles: whether chunks that are read become messages again.
-        strategy: `large.message.strategy`.
-        max_bytes: `chunk.max.bytes`; None for the sink's own limit.
-        limits: of the assembler; `limits.message_bytes` holds for what is split, too.
-        drops_oldest: `auto.ack.oldest.chunked.message.on.queue.full`.
-    """
-
-    splits: bool
-    assembles: bool
-    strategy: Strategy
-    max_bytes: int | None
-    limits: Limits
-    drops_oldest: bool
+    @property
+    def limits(self) -> Limits:
+        """The limits of the assembler."""
+        return Limits(self.pending_messages, self.pending_bytes, self.message_bytes, self.expire_ms)
 
     def limit_bytes(self, sink_limit_bytes: int) -> int:
         """The most bytes of a chunk as a batch of one, for a sink with this `max.message.bytes`."""
         return min(sink_limit_bytes, self.max_bytes or sink_limit_bytes)
+
+
+CHUNK_KEYS = keys_of(ChunkSettings)
 
 
 def chunk_settings(
@@ -140,14 +140,9 @@ def chunk_settings(
         raise ConfigurationError(
             _MESSAGE_BYTES, f"found {message:,}, allowed is no more than {_PENDING_BYTES}, which is {pending:,}"
         )
-    limits = Limits(
-        messages=values["max.pending.chunked.message"],
-        pending_bytes=pending,
-        message_bytes=message,
-        expire_ms=values["expire.time.of.incomplete.chunked.message.ms"],
+    return settings_of(
+        ChunkSettings, values, splits=splits, assembles=assembles, message_bytes=message, pending_bytes=pending
     )
-    drops_oldest = values["auto.ack.oldest.chunked.message.on.queue.full"]
-    return ChunkSettings(splits, assembles, strategy, values[_MAX_BYTES], limits, drops_oldest)
 
 
 def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) -> None:

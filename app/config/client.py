@@ -6,15 +6,15 @@ Values may be of their own type or strings, as Kafka's clients take both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import cast
 
-from app.config.keys import CONNECTION_KEYS, SECURITY_KEYS
+from app.config.fields import settings_of
+from app.config.keys import SECURITY_KEYS
 from app.config.secret import hidden
-from app.config.settings import ClientSettings
-from stores.keys import Key, Value, read
+from app.config.settings import CONNECTION_KEYS, ClientSettings
+from stores.keys import Key, read
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["LIMIT", "client_settings", "coerced", "limits_names"]
+__all__ = ["LIMIT", "coerced", "embedded_client_settings", "limits_names"]
 
 LIMIT = Key(
     LIMIT_KEY,
@@ -25,7 +25,7 @@ LIMIT = Key(
 )
 
 
-def client_settings(config: Mapping[str, object]) -> ClientSettings:
+def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
     """How the client of this configuration reaches its cluster.
 
     Raises:
@@ -38,12 +38,7 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
         given["security.protocol"] = str(given["security.protocol"]).upper()
     values = read(CONNECTION_KEYS, coerced(CONNECTION_KEYS, given))
     security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
-    return ClientSettings(
-        str(values["bootstrap.servers"]),
-        str(values["client.id"]),
-        cast("dict[str, Value | None]", security),
-        values[LIMIT_KEY] is True,
-    )
+    return settings_of(ClientSettings, values, security=security)
 
 
 def limits_names(config: Mapping[str, object]) -> bool:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.secret import fill_in
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY, is_header_key
 from stores.keys import unknown
 from stores.registry import STORE_CLASS, STORE_NAMES, store_keys

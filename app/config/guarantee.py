@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from stores.keys import Key
+from app.config.fields import keyed, settings_of
 from transforms.errors import ConfigurationError
 
-__all__ = ["GUARANTEE_KEYS", "INTERVAL", "TIMEOUT", "TIMEOUT_KEY", "Guarantee", "guarantee_of"]
+__all__ = ["INTERVAL", "TIMEOUT", "Guarantee", "guarantee_of"]
 
 _GUARANTEE = "processing.guarantee"
 INTERVAL = "transaction.boundary.interval.ms"
@@ -17,8 +17,17 @@ _BYTES = "transaction.boundary.bytes"
 TIMEOUT = "producer.transaction.timeout.ms"
 _ISOLATION = "consumer.isolation.level"
 
-GUARANTEE_KEYS: Sequence[Key] = (
-    Key(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """How often a record comes out, and the bounds of a transaction.
+
+    Attributes:
+        size: bytes of records.
+        timeout_ms: the brokers abort a transaction that is older.
+    """
+
+    name: Literal["at_least_once", "exactly_once"] = keyed(
         _GUARANTEE,
         "string",
         "`exactly_once`: results, dead letters and committed offsets of a source partition go in one transaction, so "
@@ -26,8 +35,8 @@ GUARANTEE_KEYS: Sequence[Key] = (
         "[reliability.md](reliability.md#exactly-once)).",
         default="at_least_once",
         allowed=("at_least_once", "exactly_once"),
-    ),
-    Key(
+    )
+    interval_ms: int = keyed(
         INTERVAL,
         "int",
         "How old a transaction gets before it is committed; readers see its records then. Connect's default is that of "
@@ -35,52 +44,21 @@ GUARANTEE_KEYS: Sequence[Key] = (
         default=100,
         minimum=1,
         maximum=2_147_483_647,
-    ),
-    Key(
+    )
+    size: int = keyed(
         _BYTES,
         "int",
         "A transaction whose records take so many bytes (keys, values, headers, and 400 for each record) is committed "
         "before its time. What comes of one record, such as the chunks of a value, is never divided.",
         default=16_777_216,
         minimum=1,
-    ),
-)
-
-TIMEOUT_KEY = Key(
-    TIMEOUT,
-    "int",
-    "With `exactly_once`: after so long the brokers abort a transaction that was not ended, and let readers go on; no "
-    "more than their `transaction.max.timeout.ms`.",
-    default=60_000,
-    minimum=1,
-    maximum=2_147_483_647,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Guarantee:
-    """How often a record comes out.
-
-    Attributes:
-        exactly_once: with transactions; else at least once, without.
-        interval_ms: how old a transaction gets.
-        size: the bytes of records with which one is committed before that.
-        timeout_ms: after which brokers abort one.
-    """
-
-    exactly_once: bool
-    interval_ms: int
-    size: int
+    )
     timeout_ms: int
 
     @property
-    def name(self) -> str:
-        """As `processing.guarantee` has it."""
-        return "exactly_once" if self.exactly_once else "at_least_once"
-
-    def values(self) -> dict[str, object]:
-        """The values of `GUARANTEE_KEYS`, by name."""
-        return {_GUARANTEE: self.name, INTERVAL: self.interval_ms, _BYTES: self.size}
+    def exactly_once(self) -> bool:
+        """Whether there are transactions."""
+        return self.name == "exactly_once"
 
 
 def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
@@ -89,7 +67,7 @@ def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
     Raises:
         ConfigurationError: some do not go together.
     """
-    guarantee = Guarantee(values[_GUARANTEE] == "exactly_once", values[INTERVAL], values[_BYTES], values[TIMEOUT])
+    guarantee = settings_of(Guarantee, values, timeout_ms=values[TIMEOUT])
     if not guarantee.exactly_once:
         return guarantee
     if values[_ISOLATION] != "read_committed":

@@ -21,7 +21,7 @@ from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
 from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
 
-__all__ = ["document", "reached", "write"]
+__all__ = ["document", "reachable_topics", "write"]
 
 _SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
 
@@ -62,7 +62,7 @@ def write(document: Mapping[str, object], path: str) -> None:
         raise ConfigurationError("--write-options", f"{Path(path)} cannot be written: {exc.strerror}") from exc
 
 
-def reached(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
+def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
     """The topics into which the pipelines may carry references of `topic`, through others too; in the file's order.
 
     More than `app.cluster.expiry.carriers` says: `inflate` lets references to keys pass, and references that it does
@@ -104,7 +104,7 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
     topics = list(dict.fromkeys(topic for pipeline in group for topic in _folders(pipeline)))
     # One store, but perhaps not one limit: what any pipeline may read, a job may read.
     widest = max(group, key=lambda pipeline: pipeline.max_bytes)
-    carriers = {topic: reached(topic, pipelines) for topic in topics}
+    carriers = {topic: reachable_topics(topic, pipelines) for topic in topics}
     store = {key: value for key, value in widest.store.items() if key not in _SIGNING} | _signing(group)
     return {
         "pipelines": [pipeline.name for pipeline in group],

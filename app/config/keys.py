@@ -1,31 +1,16 @@
-"""Every key of the configuration file but those of the stores: name, type, default, meaning.
+"""The keys of the Kafka clients: security, consumer, producer. The settings hold their values by name.
 
-The names are Kafka's, Kafka Connect's or librdkafka's wherever one of them has the thing.
+All other keys stand beside the field that holds their value (`app/config/settings.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.config.chunking import CHUNK_KEYS
-from app.config.guarantee import GUARANTEE_KEYS, TIMEOUT_KEY
-from app.config.reference_scope import REFERENCE_SCOPE_KEYS
-from app.config.wrapping import WRAPPER_KEYS
-from stores.keys import REQUIRED, Key
+from stores.keys import Key
 from transforms.compression import CODECS
-from transforms.formats import FORMATS
-from transforms.identifiers import LIMIT_KEY
-from transforms.inflate import DEFAULT_MAX_BYTES
-from transforms.offload import DEFAULT_THRESHOLD_BYTES
 
-__all__ = [
-    "CONNECTION_KEYS",
-    "CONSUMER_KEYS",
-    "PIPELINE_KEYS",
-    "PRODUCER_KEYS",
-    "SECURITY_KEYS",
-    "WORKER_KEYS",
-]
+__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS"]
 
 _INT32 = 2_147_483_647  # the greatest number that Kafka's protocol has room for in these fields
 
@@ -57,156 +42,6 @@ SECURITY_KEYS: Sequence[Key] = (
         "`https` checks that a broker's certificate names its host; `none` does not.",
         default="https",
         allowed=("https", "none"),
-    ),
-)
-
-CONNECTION_KEYS: Sequence[Key] = (
-    Key("bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED),
-    Key("client.id", "string", "The name by which the brokers' logs and quotas know the worker.", default="wideload"),
-    Key(
-        LIMIT_KEY,
-        "boolean",
-        "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). `false` lets "
-        "pass what brokers of Kafka 4.x take, as their property of this name does; topic names have their limit in any "
-        "case.",
-        default=True,
-    ),
-    *SECURITY_KEYS,
-)
-
-WORKER_KEYS: Sequence[Key] = (
-    *CONNECTION_KEYS,
-    Key(
-        "in.flight.bytes",
-        "int",
-        "The most bytes of records that all pipelines together hold; one record of each may go over. When it is spent, "
-        "pipelines stop reading and go on by themselves.",
-        default=DEFAULT_MAX_BYTES,
-        minimum=1,
-    ),
-    Key(
-        "store.threads",
-        "int",
-        "How many calls of its store each pipeline may have under way at once.",
-        default=8,
-        minimum=1,
-    ),
-    Key("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1"),
-    Key(
-        "web.port",
-        "int",
-        "The port of the pages: /health, /pipelines, /metrics.",
-        default=6066,
-        minimum=1,
-        maximum=65_535,
-    ),
-    Key(
-        "task.shutdown.graceful.timeout.ms",
-        "int",
-        "How long a pipeline that stops, or loses partitions, may take to finish what it holds. What is not finished "
-        "then is read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a container "
-        "five of its 30 seconds to stop.",
-        default=25_000,
-        minimum=0,
-    ),
-)
-
-PIPELINE_KEYS: Sequence[Key] = (
-    Key("topics", "list", "The topics to read.", default=REQUIRED),
-    Key("output.topic", "string", "The topic to write, the sink.", default=REQUIRED),
-    Key(
-        "transforms",
-        "list",
-        "What is done to a record, in order: `assemble` (always first), `unwrap`, `inflate`, `offload`, `wrap`, "
-        "`chunk` (always last).",
-        default=REQUIRED,
-    ),
-    Key(
-        "group.id",
-        "string",
-        "The consumer group, another one for each pipeline; `wideload-` and the pipeline's name where it is not given.",
-    ),
-    Key(
-        "large.message.threshold.bytes",
-        "int",
-        "A value longer than this is offloaded; so is a record that the sink topic's `max.message.bytes` would refuse.",
-        default=DEFAULT_THRESHOLD_BYTES,
-        minimum=0,
-    ),
-    Key(
-        "large.message.compression.type",
-        "string",
-        "How payloads are compressed in the store.",
-        default="none",
-        allowed=("none", *CODECS),
-    ),
-    Key(
-        "reference.format",
-        "string",
-        "How `inflate` reads records and `offload` writes them. `bakdata-headers`, `bakdata-flag`: as bakdata's "
-        "kafka-large-message-serde has them, with and without its `large.message.use.headers`.",
-        default="wideload",
-        allowed=tuple(FORMATS),
-    ),
-    Key(
-        "large.message.payload.store.class",
-        "string",
-        "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
-        "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
-    ),
-    *REFERENCE_SCOPE_KEYS,
-    *GUARANTEE_KEYS,
-    *CHUNK_KEYS,
-    *WRAPPER_KEYS,
-    Key(
-        "errors.tolerance",
-        "string",
-        "What a record that can never succeed does. `none`: it stops the pipeline. `all`: it goes to the dead-letter "
-        "topic, so that the records behind it pass.",
-        default="none",
-        allowed=("none", "all"),
-    ),
-    Key(
-        "errors.deadletterqueue.topic.name",
-        "string",
-        "The dead-letter topic; required where `errors.tolerance` is `all`, not used where it is `none`.",
-    ),
-    Key(
-        "errors.deadletterqueue.context.headers.enable",
-        "boolean",
-        "Whether dead letters carry the headers `__connect.errors.*`. Connect's default is no; without them a dead "
-        "letter does not say what is wrong with it.",
-        default=True,
-    ),
-    Key(
-        "errors.retry.delay.max.ms",
-        "int",
-        "The longest wait between two tries of what may yet succeed: store calls, and the connection to the brokers.",
-        default=60_000,
-        minimum=1,
-    ),
-    Key(
-        "offset.flush.interval.ms",
-        "int",
-        "How often offsets are committed. After `kill -9` at most this much is done again, so it is shorter than "
-        "Connect's 60,000.",
-        default=1_000,
-        minimum=1,
-    ),
-    Key(
-        "topic.creation.enable",
-        "boolean",
-        "Whether the sink and the dead-letter topic are created where they are missing, with as many partitions as "
-        "the source has. Connect's default is yes; here a name that is misspelt shall not become a topic.",
-        default=False,
-    ),
-    Key(
-        "topic.creation.default.replication.factor",
-        "int",
-        "Replicas of topics that are created; -1 for the cluster's default.",
-        default=-1,
-        minimum=-1,
-        maximum=32_767,
     ),
 )
 
@@ -390,5 +225,13 @@ PRODUCER_KEYS: Sequence[Key] = (
         minimum=0,
         maximum=_INT32,
     ),
-    TIMEOUT_KEY,
+    Key(
+        "producer.transaction.timeout.ms",
+        "int",
+        "With `exactly_once`: after so long the brokers abort a transaction that was not ended, and let readers go on; "
+        "no more than their `transaction.max.timeout.ms`.",
+        default=60_000,
+        minimum=1,
+        maximum=_INT32,
+    ),
 )

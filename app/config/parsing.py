@@ -11,14 +11,22 @@ from typing import Any, cast
 
 from app.config.chunking import ChunkSettings, check_order, chunk_settings
 from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
+from app.config.fields import settings_of
 from app.config.guarantee import guarantee_of
-from app.config.keys import CONNECTION_KEYS, CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.config.naming import check_client, check_name, check_pipeline
-from app.config.reference_format import check_readable
+from app.config.reference_format import check_store_paths
 from app.config.reference_scope import reference_scope_settings
 from app.config.secret import Secret, hidden
-from app.config.settings import ClientSettings, PipelineSettings, Settings
-from app.config.topology import check_apart, check_no_circle
+from app.config.settings import (
+    CONNECTION_KEYS,
+    PIPELINE_KEYS,
+    WORKER_KEYS,
+    ClientSettings,
+    PipelineSettings,
+    Settings,
+)
+from app.config.topology import check_groups, check_no_circle
 from app.config.wrapping import check_order as check_wrapper_order
 from app.config.wrapping import is_header_key, wrapper_settings
 from stores.keys import Key, Value, read
@@ -26,15 +34,17 @@ from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
-from transforms.identifiers import LIMIT_KEY
 from transforms.signing import KEY_NAME, Signing
 
-__all__ = ["TRANSFORMS", "client_settings", "load", "parse"]
+__all__ = ["TRANSFORMS", "checked_client_settings", "load", "parse"]
 
 TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
+_DEAD_LETTERS = "errors.deadletterqueue.topic.name"
 _DELIVERY = "producer.delivery.timeout.ms"
 _FETCH = "consumer.fetch.max.bytes"
+_POLL_INTERVAL = "consumer.max.poll.interval.ms"
 _STORE_CLASS = "large.message.payload.store.class"
+_STORE_TIMEOUT = "large.message.store.timeout.ms"
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
@@ -75,7 +85,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     check_top_names(own)
     check_client_names(shared)
     worker = _read(WORKER_KEYS, own)
-    client = client_settings(own)
+    client = checked_client_settings(own)
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
     pipelines = tuple(
@@ -84,21 +94,13 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     )
     for pipeline in pipelines:
         check_pipeline(client, pipeline)
-    check_apart(pipelines)
+    check_groups(pipelines)
     check_no_circle(pipelines)
     _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
-    return Settings(
-        client=client,
-        in_flight_bytes=worker["in.flight.bytes"],
-        store_threads=worker["store.threads"],
-        web_bind=worker["web.bind"],
-        web_port=worker["web.port"],
-        graceful_timeout_ms=worker["task.shutdown.graceful.timeout.ms"],
-        pipelines=pipelines,
-    )
+    return settings_of(Settings, worker, client=client, pipelines=pipelines)
 
 
-def client_settings(config: Mapping[str, object]) -> ClientSettings:
+def checked_client_settings(config: Mapping[str, object]) -> ClientSettings:
     """The connection that the values of `CONNECTION_KEYS` describe; other keys of `config` are left.
 
     Raises:
@@ -106,12 +108,7 @@ def client_settings(config: Mapping[str, object]) -> ClientSettings:
     """
     values = _read(CONNECTION_KEYS, config)
     _check_addresses(values["bootstrap.servers"])
-    client = ClientSettings(
-        values["bootstrap.servers"],
-        values["client.id"],
-        {key.name: values[key.name] for key in SECURITY_KEYS},
-        values[LIMIT_KEY],
-    )
+    client = settings_of(ClientSettings, values, security={key.name: values[key.name] for key in SECURITY_KEYS})
     check_client(client)
     _check_security(client.security)
     return client
@@ -183,47 +180,31 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
     chunks = chunk_settings(values, config, transforms, in_flight_bytes)
     wrapper = wrapper_settings(values, config, transforms)
     store = _store_config(values, handed, needed=_needs_store(transforms, chunks))
-    check_readable(values["reference.format"], transforms, store)
-    if values["errors.tolerance"] == "all" and values["errors.deadletterqueue.topic.name"] is None:
-        raise ConfigurationError(
-            "errors.deadletterqueue.topic.name", 'is missing; errors.tolerance = "all" needs a dead-letter topic'
-        )
-    poll_interval, store_timeout = values["consumer.max.poll.interval.ms"], common["large.message.store.timeout.ms"]
-    if store and store_timeout >= poll_interval:
-        raise ConfigurationError(
-            "large.message.store.timeout.ms",
-            f"found {store_timeout:,}, allowed is less than consumer.max.poll.interval.ms, which is {poll_interval:,}",
-        )
+    check_store_paths(values["reference.format"], transforms, store)
+    tolerant = values["errors.tolerance"] == "all"
+    if tolerant and values[_DEAD_LETTERS] is None:
+        raise ConfigurationError(_DEAD_LETTERS, 'is missing; errors.tolerance = "all" needs a dead-letter topic')
+    if store:
+        _check_below({**values, **common}, _STORE_TIMEOUT, _POLL_INTERVAL)
     _check_below(values, "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
     _check_below(values, "consumer.fetch.max.wait.ms", "consumer.request.timeout.ms")
     if _DELIVERY in config:
         _check_delivery(values)
-    tolerant = values["errors.tolerance"] == "all"
-    codec = values["large.message.compression.type"]
-    return PipelineSettings(
+    return settings_of(
+        PipelineSettings,
+        values,
         name=name,
-        topics=tuple(values["topics"]),
-        output_topic=values["output.topic"],
         transforms=transforms,
         group_id=values["group.id"] or f"wideload-{name}",
-        threshold_bytes=values["large.message.threshold.bytes"],
-        codec=None if codec == "none" else codec,
-        reference_format=values["reference.format"],
+        store=store,
+        reference_scope=reference_scope_settings(values, transforms),
         guarantee=guarantee_of(values),
         chunks=chunks,
         wrapper=wrapper,
-        store=store,
+        dead_letter_topic=values[_DEAD_LETTERS] if tolerant else None,
         max_bytes=common["large.message.max.bytes"],
-        reference_scope=reference_scope_settings(values, transforms),
+        store_timeout_ms=common[_STORE_TIMEOUT],
         signing=_signing(common, values["reference.format"]),
-        store_timeout_ms=store_timeout,
-        errors_tolerance=values["errors.tolerance"],
-        dead_letter_topic=values["errors.deadletterqueue.topic.name"] if tolerant else None,
-        dead_letter_context=values["errors.deadletterqueue.context.headers.enable"],
-        retry_delay_max_ms=values["errors.retry.delay.max.ms"],
-        flush_interval_ms=values["offset.flush.interval.ms"],
-        topic_creation=values["topic.creation.enable"],
-        replication_factor=values["topic.creation.default.replication.factor"],
         consumer={key.name: values[key.name] for key in CONSUMER_KEYS},
         producer={key.name: values[key.name] for key in PRODUCER_KEYS},
     )
@@ -235,7 +216,7 @@ def _check_topics(values: Mapping[str, Any]) -> None:
     named = [
         *(("topics", topic) for topic in values["topics"]),
         ("output.topic", values["output.topic"]),
-        ("errors.deadletterqueue.topic.name", values["errors.deadletterqueue.topic.name"]),
+        (_DEAD_LETTERS, values[_DEAD_LETTERS]),
     ]
     for key, topic in named:
         if topic is not None:
@@ -247,9 +228,9 @@ def _check_topics(values: Mapping[str, Any]) -> None:
     for key, topic in named[len(values["topics"]) :]:
         if topic in values["topics"]:
             raise ConfigurationError(key, f"found {topic!r}, which is also in topics: the pipeline would feed itself")
-    if values["errors.deadletterqueue.topic.name"] == values["output.topic"]:
+    if values[_DEAD_LETTERS] == values["output.topic"]:
         raise ConfigurationError(
-            "errors.deadletterqueue.topic.name",
+            _DEAD_LETTERS,
             f"found {values['output.topic']!r}, which is also output.topic: its readers would take dead letters for "
             "records",
         )
@@ -320,10 +301,10 @@ def _check_below(values: Mapping[str, Any], key: str, limit: str) -> None:
 def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettings]) -> None:
     """A pipeline that loses partitions drains before it joins the group again, which waits no longer than this."""
     for pipeline in pipelines:
-        interval = cast("int", pipeline.consumer["consumer.max.poll.interval.ms"])
+        interval = cast("int", pipeline.consumer[_POLL_INTERVAL])
         if graceful_timeout_ms >= interval:
             raise ConfigurationError(
                 "task.shutdown.graceful.timeout.ms",
-                f"found {graceful_timeout_ms:,}, allowed is less than consumer.max.poll.interval.ms of pipeline "
-                f"{pipeline.name}, which is {interval:,}",
+                f"found {graceful_timeout_ms:,}, allowed is less than {_POLL_INTERVAL} of pipeline {pipeline.name}, "
+                f"which is {interval:,}",
             )

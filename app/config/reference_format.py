@@ -9,7 +9,7 @@ from stores.registry import STORE_CLASS
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 
-__all__ = ["check_readable"]
+__all__ = ["check_store_paths"]
 
 # bakdata's reader takes bucket and key from java.net.URI. A bucket that is no host name there is null; what may not
 # stand in the path of a URI, or has a meaning there, is refused or read as something else.
@@ -18,7 +18,7 @@ _BUCKET = re.compile(rf"{_LABEL}|(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
 _PREFIX = re.compile(r"[a-zA-Z0-9._~!$&'()*+,;=:@/-]*")
 
 
-def check_readable(name: FormatName, transforms: Sequence[str], store: Mapping[str, object]) -> None:
+def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mapping[str, object]) -> None:
     """Refuses a store whose paths nobody could follow who reads the format that `offload` writes.
 
     Raises:

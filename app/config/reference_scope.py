@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from stores.keys import Key
+from app.config.fields import keyed, settings_of
 from stores.root import Root
 from stores.store import PayloadStore, Store
 from transforms.errors import ConfigurationError, ReferenceRefusedError
 from transforms.record import RecordLike, SourceRecord
 
 __all__ = [
-    "REFERENCE_SCOPE_KEYS",
     "ReferenceScope",
     "ReferenceScopeSettings",
     "reference_scope",
@@ -23,8 +22,12 @@ __all__ = [
 _ROOT = "large.message.root"
 _TOPICS = "large.message.root.topics"
 
-REFERENCE_SCOPE_KEYS: Sequence[Key] = (
-    Key(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceScopeSettings:
+    """Which payloads the records of a pipeline may refer to."""
+
+    root: Literal["store", "topic"] = keyed(
         _ROOT,
         "string",
         "Where references that `inflate` reads may lead. `store`: to any payload below the store's root. `topic`: only "
@@ -32,27 +35,18 @@ REFERENCE_SCOPE_KEYS: Sequence[Key] = (
         "another one's records refer to.",
         default="store",
         allowed=("store", "topic"),
-    ),
-    Key(
+    )
+    topics: tuple[str, ...] = keyed(
         _TOPICS,
         "list",
         'With `large.message.root = "topic"`: other topics to whose payloads references may lead as well, such as the '
         "topic of which a source is a mirror.",
-    ),
-)
+    )
 
-
-@dataclass(frozen=True, slots=True)
-class ReferenceScopeSettings:
-    """The keys.
-
-    Attributes:
-        by_topic: whether references lead to payloads of their own topic only.
-        topics: and to those of these.
-    """
-
-    by_topic: bool = False
-    topics: tuple[str, ...] = ()
+    @property
+    def by_topic(self) -> bool:
+        """Whether a reference may lead only to payloads of its own topic, and of `topics`."""
+        return self.root == "topic"
 
 
 def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str]) -> ReferenceScopeSettings:
@@ -66,7 +60,7 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
         raise ConfigurationError(_ROOT, f"found 'topic', which belongs to inflate; transforms are {list(transforms)}")
     if values[_TOPICS] is not None and not by_topic:
         raise ConfigurationError(_TOPICS, f'is given, and {_ROOT} is not "topic"')
-    return ReferenceScopeSettings(by_topic, tuple(values[_TOPICS] or ()))
+    return settings_of(ReferenceScopeSettings, values, topics=tuple(values[_TOPICS] or ()))
 
 
 @dataclass(frozen=True, slots=True)

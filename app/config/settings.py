@@ -1,22 +1,27 @@
-"""Settings: what the configuration file says, checked and frozen."""
+"""Settings: what the configuration file says, checked and frozen. Each field carries its key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from app.config.chunking import ChunkSettings
+from app.config.fields import keyed, keys_of, mapped
 from app.config.guarantee import Guarantee
 from app.config.keys import SECURITY_KEYS
 from app.config.reference_scope import ReferenceScopeSettings
 from app.config.wrapping import WrapperSettings
-from stores.keys import Value, read
-from transforms.compression import Codec
-from transforms.formats import FormatName
+from stores.keys import REQUIRED, Value
+from stores.registry import STORE_CLASS
+from transforms.compression import CODECS, Codec
+from transforms.formats import FORMATS, FormatName
+from transforms.identifiers import LIMIT_KEY
+from transforms.inflate import DEFAULT_MAX_BYTES
+from transforms.offload import DEFAULT_THRESHOLD_BYTES
 from transforms.signing import Signing
 
-__all__ = ["ClientSettings", "PipelineSettings", "Settings"]
+__all__ = ["CONNECTION_KEYS", "PIPELINE_KEYS", "WORKER_KEYS", "ClientSettings", "PipelineSettings", "Settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,76 +29,204 @@ class ClientSettings:
     """How every client of the worker reaches the cluster.
 
     Attributes:
-        bootstrap_servers: `host:port`, separated by commas.
-        client_id: the name that brokers see.
+        limit_names: whether names are held to the limits of Kafka 5.0.
         security: the values of `SECURITY_KEYS`, by name.
-        limit_names: `resource.identifier.limit.enable`.
     """
 
-    bootstrap_servers: str
-    client_id: str = "wideload"
-    security: Mapping[str, Value | None] = field(default_factory=lambda: read(SECURITY_KEYS, {}))
-    limit_names: bool = True
+    bootstrap_servers: str = keyed(
+        "bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED
+    )
+    client_id: str = keyed(
+        "client.id",
+        "string",
+        "The name by which the brokers' logs and quotas know the worker.",
+        default="wideload",
+    )
+    limit_names: bool = keyed(
+        LIMIT_KEY,
+        "boolean",
+        "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). `false` lets "
+        "pass what brokers of Kafka 4.x take, as their property of this name does; topic names have their limit in any "
+        "case.",
+        default=True,
+    )
+    security: Mapping[str, Value | None] = mapped(SECURITY_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
+CONNECTION_KEYS = keys_of(ClientSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """One `[pipeline.NAME]` of the file; the fields are the keys of `PIPELINE_KEYS`.
+    """One `[pipeline.NAME]` of the file.
 
     Attributes:
-        codec: `large.message.compression.type`; None for `none`.
-        guarantee: how often a record comes out.
-        chunks: what it does with chunks.
-        wrapper: what it does with wrappers.
-        store: what the store is opened with, its class included; empty where the pipeline asks none.
+        group_id: the consumer group; its default is made of the pipeline's name.
+        store: what the store is opened with, its class included; empty if the pipeline needs none.
+        dead_letter_topic: None if `errors.tolerance` is `none`.
         max_bytes: `large.message.max.bytes`.
-        reach: where references may lead.
-        signing: of references; None where they are not signed.
         store_timeout_ms: `large.message.store.timeout.ms`.
+        signing: of references; None if they are not signed.
         consumer: the values of `CONSUMER_KEYS`, by name.
         producer: the values of `PRODUCER_KEYS`, by name.
     """
 
     name: str
-    topics: tuple[str, ...]
-    output_topic: str
-    transforms: tuple[str, ...]
-    group_id: str
-    threshold_bytes: int
-    codec: Codec | None
-    reference_format: FormatName
+    topics: tuple[str, ...] = keyed("topics", "list", "The topics to read.", default=REQUIRED)
+    output_topic: str = keyed("output.topic", "string", "The topic to write, the sink.", default=REQUIRED)
+    transforms: tuple[str, ...] = keyed(
+        "transforms",
+        "list",
+        "What is done to a record, in order: `assemble` (always first), `unwrap`, `inflate`, `offload`, `wrap`, "
+        "`chunk` (always last).",
+        default=REQUIRED,
+    )
+    group_id: str = keyed(
+        "group.id",
+        "string",
+        "The consumer group, another one for each pipeline; `wideload-` and the pipeline's name where it is not given.",
+    )
+    threshold_bytes: int = keyed(
+        "large.message.threshold.bytes",
+        "int",
+        "A value longer than this is offloaded; so is a record that the sink topic's `max.message.bytes` would refuse.",
+        default=DEFAULT_THRESHOLD_BYTES,
+        minimum=0,
+    )
+    compression: Literal["none"] | Codec = keyed(
+        "large.message.compression.type",
+        "string",
+        "How payloads are compressed in the store.",
+        default="none",
+        allowed=("none", *CODECS),
+    )
+    reference_format: FormatName = keyed(
+        "reference.format",
+        "string",
+        "How `inflate` reads records and `offload` writes them. `bakdata-headers`, `bakdata-flag`: as bakdata's "
+        "kafka-large-message-serde has them, with and without its `large.message.use.headers`.",
+        default="wideload",
+        allowed=tuple(FORMATS),
+    )
+    store: Mapping[str, object] = keyed(
+        STORE_CLASS,
+        "string",
+        "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
+        "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
+    )
+    reference_scope: ReferenceScopeSettings
     guarantee: Guarantee
     chunks: ChunkSettings
     wrapper: WrapperSettings
-    store: Mapping[str, object]
+    errors_tolerance: Literal["none", "all"] = keyed(
+        "errors.tolerance",
+        "string",
+        "What a record that can never succeed does. `none`: it stops the pipeline. `all`: it goes to the dead-letter "
+        "topic, so that the records behind it pass.",
+        default="none",
+        allowed=("none", "all"),
+    )
+    dead_letter_topic: str | None = keyed(
+        "errors.deadletterqueue.topic.name",
+        "string",
+        "The dead-letter topic; required where `errors.tolerance` is `all`, not used where it is `none`.",
+    )
+    dead_letter_context: bool = keyed(
+        "errors.deadletterqueue.context.headers.enable",
+        "boolean",
+        "Whether dead letters carry the headers `__connect.errors.*`. Connect's default is no; without them a dead "
+        "letter does not say what is wrong with it.",
+        default=True,
+    )
+    retry_delay_max_ms: int = keyed(
+        "errors.retry.delay.max.ms",
+        "int",
+        "The longest wait between two tries of what may yet succeed: store calls, and the connection to the brokers.",
+        default=60_000,
+        minimum=1,
+    )
+    flush_interval_ms: int = keyed(
+        "offset.flush.interval.ms",
+        "int",
+        "How often offsets are committed. After `kill -9` at most this much is done again, so it is shorter than "
+        "Connect's 60,000.",
+        default=1_000,
+        minimum=1,
+    )
+    topic_creation: bool = keyed(
+        "topic.creation.enable",
+        "boolean",
+        "Whether the sink and the dead-letter topic are created where they are missing, with as many partitions as "
+        "the source has. Connect's default is yes; here a name that is misspelt shall not become a topic.",
+        default=False,
+    )
+    replication_factor: int = keyed(
+        "topic.creation.default.replication.factor",
+        "int",
+        "Replicas of topics that are created; -1 for the cluster's default.",
+        default=-1,
+        minimum=-1,
+        maximum=32_767,
+    )
     max_bytes: int
-    reference_scope: ReferenceScopeSettings
-    signing: Signing | None
     store_timeout_ms: int
-    errors_tolerance: Literal["none", "all"]
-    dead_letter_topic: str | None
-    dead_letter_context: bool
-    retry_delay_max_ms: int
-    flush_interval_ms: int
-    topic_creation: bool
-    replication_factor: int
+    signing: Signing | None
     consumer: Mapping[str, Value | None]
     producer: Mapping[str, Value | None]
 
     @property
+    def codec(self) -> Codec | None:
+        """How payloads are compressed; None if they are not."""
+        return None if self.compression == "none" else self.compression
+
+    @property
     def offloads(self) -> bool:
-        """True where large values go to the store."""
+        """Whether large values go to the store."""
         return "offload" in self.transforms and self.chunks.strategy != "chunk"
 
 
-@dataclass(frozen=True, slots=True)
+PIPELINE_KEYS = keys_of(PipelineSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The whole file; the fields are the keys of `WORKER_KEYS`."""
+    """The whole file."""
 
     client: ClientSettings
-    in_flight_bytes: int
-    store_threads: int
-    web_bind: str
-    web_port: int
-    graceful_timeout_ms: int
+    in_flight_bytes: int = keyed(
+        "in.flight.bytes",
+        "int",
+        "The most bytes of records that all pipelines together hold; one record of each may go over. When it is spent, "
+        "pipelines stop reading and go on by themselves.",
+        default=DEFAULT_MAX_BYTES,
+        minimum=1,
+    )
+    store_threads: int = keyed(
+        "store.threads",
+        "int",
+        "How many calls of its store each pipeline may have under way at once.",
+        default=8,
+        minimum=1,
+    )
+    web_bind: str = keyed("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1")
+    web_port: int = keyed(
+        "web.port",
+        "int",
+        "The port of the pages: /health, /pipelines, /metrics.",
+        default=6066,
+        minimum=1,
+        maximum=65_535,
+    )
+    graceful_timeout_ms: int = keyed(
+        "task.shutdown.graceful.timeout.ms",
+        "int",
+        "How long a pipeline that stops, or loses partitions, may take to finish what it holds. What is not finished "
+        "then is read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a container "
+        "five of its 30 seconds to stop.",
+        default=25_000,
+        minimum=0,
+    )
     pipelines: tuple[PipelineSettings, ...]
+
+
+WORKER_KEYS = keys_of(Settings)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_apart", "check_no_circle"]
+__all__ = ["check_groups", "check_no_circle"]
 
 
-def check_apart(pipelines: Sequence[PipelineSettings]) -> None:
+def check_groups(pipelines: Sequence[PipelineSettings]) -> None:
     """Two pipelines of one group would share partitions, and each would lose what the other one got.
 
     Raises:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
+from app.config.fields import keyed, keys_of, settings_of
 from stores.keys import Key
 from transforms.errors import ConfigurationError
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap, Wrap
@@ -24,35 +25,6 @@ _PLAIN = "unwrap.on.plain.value"
 _UNMAPPED = "wrap.on.unmapped.header"
 _NULL = "wrap.on.null.value"
 
-PLAIN_KEY = Key(
-    _PLAIN,
-    "string",
-    "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it goes "
-    "on as it is.",
-    default="fail",
-    allowed=("fail", "pass"),
-)
-
-WRAPPER_KEYS: Sequence[Key] = (
-    PLAIN_KEY,
-    Key(
-        _UNMAPPED,
-        "string",
-        "What a header does at `wrap` that has no int key. `fail`: the record goes by `errors.tolerance`. `drop`: the "
-        "record goes on without it.",
-        default="fail",
-        allowed=("fail", "drop"),
-    ),
-    Key(
-        _NULL,
-        "string",
-        "What a tombstone does at `wrap`. `wrap`: it becomes a wrapper whose value is null, which deletes nothing from "
-        "a compacted topic. `pass`: it stays a tombstone, with its headers.",
-        default="wrap",
-        allowed=("wrap", "pass"),
-    ),
-)
-
 HEADER_KEY = Key(
     f"{UNMAPPED_PREFIX}NUMBER",
     "string",
@@ -62,21 +34,57 @@ HEADER_KEY = Key(
 """For the reference page; there may be any number of these."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperSettings:
     """What a pipeline does with wrappers.
 
     Attributes:
         unwraps: whether they are taken off.
         wraps: whether they are put on.
-        unwrap: how they are taken off, if they are.
-        wrap: how they are put on, likewise.
+        headers: names of headers by `wrapper.header.NUMBER`.
     """
 
     unwraps: bool
     wraps: bool
-    unwrap: Unwrap
-    wrap: Wrap
+    plain: Literal["fail", "pass"] = keyed(
+        _PLAIN,
+        "string",
+        "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it "
+        "goes on as it is.",
+        default="fail",
+        allowed=("fail", "pass"),
+    )
+    unmapped: Literal["fail", "drop"] = keyed(
+        _UNMAPPED,
+        "string",
+        "What a header does at `wrap` that has no int key. `fail`: the record goes by `errors.tolerance`. `drop`: the "
+        "record goes on without it.",
+        default="fail",
+        allowed=("fail", "drop"),
+    )
+    null: Literal["wrap", "pass"] = keyed(
+        _NULL,
+        "string",
+        "What a tombstone does at `wrap`. `wrap`: it becomes a wrapper whose value is null, which deletes nothing from "
+        "a compacted topic. `pass`: it stays a tombstone, with its headers.",
+        default="wrap",
+        allowed=("wrap", "pass"),
+    )
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unwrap(self) -> Unwrap:
+        """How wrappers are taken off, if they are."""
+        return Unwrap(HeaderTable.configured(self.headers), self.plain)
+
+    @property
+    def wrap(self) -> Wrap:
+        """How wrappers are put on, if they are."""
+        return Wrap(HeaderTable.configured(self.headers), self.unmapped, self.null)
+
+
+WRAPPER_KEYS = keys_of(WrapperSettings)
+PLAIN_KEY = WRAPPER_KEYS[0]
 
 
 def is_header_key(name: str) -> bool:
@@ -99,12 +107,9 @@ def wrapper_settings(
     """
     named = {name: value for name, value in given.items() if is_header_key(name)}
     texts = {name: cast("str", Key(name, "string", HEADER_KEY.doc).check(value)) for name, value in named.items()}
-    table = HeaderTable.configured(texts)
-    return WrapperSettings(
-        unwraps="unwrap" in transforms,
-        wraps="wrap" in transforms,
-        unwrap=Unwrap(table, values[_PLAIN]),
-        wrap=Wrap(table, values[_UNMAPPED], values[_NULL]),
+    HeaderTable.configured(texts)
+    return settings_of(
+        WrapperSettings, values, unwraps="unwrap" in transforms, wraps="wrap" in transforms, headers=texts
     )
 
 

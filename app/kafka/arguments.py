@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.config.client import client_settings
+from app.config.client import embedded_client_settings
 from app.kafka.clients import security_arguments
 from transforms.errors import ConfigurationError
 
@@ -128,4 +128,4 @@ def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> o
 
 def _context(tls: Mapping[str, object]) -> object:
     # Only the context is asked for, so any address will do.
-    return security_arguments(client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]
+    return security_arguments(embedded_client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]

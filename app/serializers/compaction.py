@@ -59,10 +59,10 @@ class CompactionWarning:
 
 
 async def _cleanup_policy(config: Mapping[str, object], topic: str) -> str:
-    from app.config.client import client_settings
+    from app.config.client import embedded_client_settings
     from app.kafka.clients import admin
     from app.kafka.topics import topics
 
-    async with admin(client_settings(config)) as connection:
+    async with admin(embedded_client_settings(config)) as connection:
         found = await topics(connection, [topic])
     return found[topic].cleanup_policy

@@ -13,8 +13,9 @@ from app.commands.check import effective
 from app.commands.connection import client_of, pipeline_of
 from app.commands.consume import start_of
 from app.commands.folder import Folder, safe_name
-from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
@@ -188,6 +189,21 @@ def test_effective_configuration_of_chunks_is_taken_again() -> None:
     assert parse(tomllib.loads(text), {}) == settings
     assert "chunk.max.bytes = 9000" in text
     assert "large.message.payload" not in text
+
+
+def test_effective_configuration_with_a_key_below_another_is_taken_again() -> None:
+    """A key whose name begins with the whole name of another one is printed as TOML that can be read."""
+    table = {
+        "topics": ["a"],
+        "output.topic": "b",
+        "transforms": ["inflate"],
+        "large.message.payload.store.class": "memory",
+        "large.message.root": "topic",
+        "large.message.root.topics": ["c"],
+    }
+    settings = parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {})
+    (pipeline,) = parse(tomllib.loads(effective(settings)), {}).pipelines
+    assert pipeline.reference_scope == settings.pipelines[0].reference_scope
 
 
 class Store:

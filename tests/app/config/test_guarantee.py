@@ -13,7 +13,7 @@ ONCE = ORDERS + 'processing.guarantee = "exactly_once"\n'
 def test_exactly_once_reads_what_is_committed() -> None:
     """With nothing but the guarantee, what other transactions have aborted is not read, and times are Streams'."""
     pipeline = only_pipeline(HEAD + ONCE)
-    assert pipeline.guarantee == Guarantee(exactly_once=True, interval_ms=100, size=16_777_216, timeout_ms=60_000)
+    assert pipeline.guarantee == Guarantee(name="exactly_once", interval_ms=100, size=16_777_216, timeout_ms=60_000)
     assert pipeline.consumer["consumer.isolation.level"] == "read_committed"
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import cli
-from app.config.job_document import document, reached, write
+from app.config.job_document import document, reachable_topics, write
 from tests.app.configurations import settings_of
 from transforms.errors import ConfigurationError
 
@@ -71,7 +71,7 @@ def test_reached_leaves_out_no_way() -> None:
         )
         pipelines = settings_of(HEAD + text, {}).pipelines
         for topic in names:
-            found = {topic, *reached(topic, pipelines)}
+            found = {topic, *reachable_topics(topic, pipelines)}
             for pipeline in pipelines:
                 if found & set(pipeline.topics):
                     assert {pipeline.output_topic, pipeline.dead_letter_topic} - {None} <= found

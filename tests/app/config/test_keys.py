@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from app.config.keys import CONSUMER_KEYS, PIPELINE_KEYS, PRODUCER_KEYS, SECURITY_KEYS, WORKER_KEYS
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from stores.keys import REQUIRED, Key, Value, read
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS

@@ -15,10 +15,8 @@ from app.config.secret import Secret
 from app.config.settings import PipelineSettings
 from app.config.wrapping import WrapperSettings
 from tests.app.configurations import HEAD, ORDERS, OWN_CLASS, S3, STORE, only_pipeline, refusal_of, settings_of
-from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 from transforms.signing import Signing
-from transforms.wrapper import Unwrap, Wrap
 
 # --- what the file means ---------------------------------------------------------------------------------------------
 
@@ -38,21 +36,24 @@ def test_defaults_are_those_of_the_design() -> None:
         transforms=("offload",),
         group_id="wideload-orders",
         threshold_bytes=1_048_576,
-        codec=None,
+        compression="none",
         reference_format="wideload",
-        guarantee=Guarantee(exactly_once=False, interval_ms=100, size=16_777_216, timeout_ms=60_000),
+        guarantee=Guarantee(name="at_least_once", interval_ms=100, size=16_777_216, timeout_ms=60_000),
         chunks=ChunkSettings(
             splits=False,
             assembles=False,
             strategy="offload",
             max_bytes=None,
-            limits=Limits(messages=100, pending_bytes=134_217_728, message_bytes=67_108_864, expire_ms=60_000),
+            message_bytes=67_108_864,
+            pending_messages=100,
+            pending_bytes=134_217_728,
+            expire_ms=60_000,
             drops_oldest=False,
         ),
-        wrapper=WrapperSettings(unwraps=False, wraps=False, unwrap=Unwrap(), wrap=Wrap()),
+        wrapper=WrapperSettings(unwraps=False, wraps=False, plain="fail", unmapped="fail", null="wrap"),
         store={"large.message.payload.store.class": "memory"},
         max_bytes=268_435_456,
-        reference_scope=ReferenceScopeSettings(),
+        reference_scope=ReferenceScopeSettings(root="store", topics=()),
         signing=None,
         store_timeout_ms=60_000,
         errors_tolerance="none",

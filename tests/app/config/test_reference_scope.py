@@ -109,7 +109,7 @@ def test_reach_needs_a_root() -> None:
     """A user's class that does not say where its payloads are cannot be held to topics."""
     store = open_store({"large.message.payload.store.class": f"{PlainStore.__module__}:PlainStore"})
     with pytest.raises(ConfigurationError, match="a class of your own does not say"):
-        reference_scope(ReferenceScopeSettings(by_topic=True), store)
+        reference_scope(ReferenceScopeSettings(root="topic", topics=()), store)
 
 
 def test_topic_of_a_path() -> None:

@@ -12,7 +12,6 @@ from app.config.chunking import ChunkSettings
 from app.pipeline.assembly import Assembly, chunks_of
 from app.pipeline.lane import Hold, Lane
 from app.pipeline.stats import PipelineStats
-from transforms.assembly import Limits
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
 from transforms.record import Header, Record
@@ -22,7 +21,10 @@ SETTINGS = ChunkSettings(
     assembles=True,
     strategy="offload",
     max_bytes=None,
-    limits=Limits(messages=2, pending_bytes=100_000, message_bytes=50_000, expire_ms=1_000),
+    message_bytes=50_000,
+    pending_messages=2,
+    pending_bytes=100_000,
+    expire_ms=1_000,
     drops_oldest=False,
 )
 
@@ -151,7 +153,7 @@ def test_reserve_is_the_message_with_its_last_chunk() -> None:
     *before, last = chunks(0)
     assert [assembly.reserve_bytes(record) for record in before] == [0] * len(before)
     assert assembly.reserve_bytes(last) == 2_500
-    tight = Assembly(replace(SETTINGS, limits=replace(SETTINGS.limits, message_bytes=2_499)), PipelineStats())
+    tight = Assembly(replace(SETTINGS, message_bytes=2_499), PipelineStats())
     assert tight.reserve_bytes(last) == 0
     assert assembly.reserve_bytes(Read(0)) == 0
     assert assembly.reserve_bytes(Read(0, headers=(("large-message.chunk.uuid", b"?"),))) == 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.config.client import client_settings
+from app.config.client import embedded_client_settings
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
 from app.serializers.options import Deserializing, Serializing
 from stores.s3 import S3Store
@@ -334,7 +334,7 @@ def test_the_stores_own_retries_must_fit() -> None:
 
 def test_the_clients_connection_is_read() -> None:
     """librdkafka's spellings are taken: lower-case protocols, and `sasl.mechanisms`."""
-    settings = client_settings(
+    settings = embedded_client_settings(
         {
             "bootstrap.servers": "a:1,b:2",
             "security.protocol": "sasl_ssl",
@@ -366,10 +366,10 @@ def test_no_secret_shows() -> None:
         config.consumer(given),
         Serializing.read(given, is_key=False),
         Deserializing.read(given),
-        client_settings(given),
+        embedded_client_settings(given),
     )
     assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
-    assert client_settings(given).security["sasl.password"] == "hush"
+    assert embedded_client_settings(given).security["sasl.password"] == "hush"
 
 
 # --- what is imported -------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Fields of settings that carry their key: one definition gives the field, the parser, the docs and `wideload check`.
+
+    web_port: int = keyed("web.port", "int", "The port of the pages.", default=6066)
+
+A field that holds other settings stands for their keys. A field that holds a mapping has the names of keys in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from stores.keys import REQUIRED, Key, Kind, read
+
+__all__ = ["keyed", "keys_of", "mapped", "settings_of", "values_of"]
+
+_T = TypeVar("_T")
+_KEYS = "keys"
+
+
+def keyed(name: str, kind: Kind, doc: str, **more: Any) -> Any:
+    """A field for the value of a key; the arguments are those of `Key`. A default of the key is one of the field."""
+    key = Key(name, kind, doc, **more)
+    if key.default is None or key.default is REQUIRED:
+        return field(metadata={_KEYS: (key,)})
+    return field(default=key.default, metadata={_KEYS: (key,)})
+
+
+def mapped(keys: Sequence[Key]) -> Any:
+    """A field for a mapping with the values of these keys, by name."""
+    return field(default_factory=lambda: read(keys, {}), metadata={_KEYS: tuple(keys)})
+
+
+def keys_of(cls: type) -> Sequence[Key]:
+    """The keys of all fields of a class of settings, in order."""
+    types = get_type_hints(cls)
+    found: list[Key] = []
+    for each in _fields(cls):
+        found += keys_of(types[each.name]) if is_dataclass(types[each.name]) else _keys(each)
+    return tuple(found)
+
+
+def settings_of(cls: Callable[..., _T], values: Mapping[str, Any], **computed: object) -> _T:
+    """Settings from the checked values of keys.
+
+    Args:
+        cls: the class of the settings.
+        values: by name of the key.
+        computed: the fields that are not the value of one key.
+    """
+    taken = {each.name: _field_value(values[_keys(each)[0].name]) for each in _fields(cls) if each.name not in computed}
+    return cls(**taken, **computed)
+
+
+def _field_value(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def values_of(settings: object) -> dict[str, object]:
+    """The values that the settings were made of, by name of the key, in the order of the fields."""
+    values: dict[str, object] = {}
+    for each in _fields(settings):
+        value = getattr(settings, each.name)
+        if isinstance(value, Mapping):
+            values |= value
+        elif _keys(each):
+            values[_keys(each)[0].name] = value
+        elif is_dataclass(value):
+            values |= values_of(value)
+    return values
+
+
+def _fields(settings: Any) -> Iterator[Field[Any]]:
+    return iter(fields(settings))
+
+
+def _keys(each: Field[Any]) -> Sequence[Key]:
+    keys: Sequence[Key] = each.metadata.get(_KEYS, ())
+    return keys
