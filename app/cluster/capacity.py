@@ -1,6 +1,6 @@
-"""Whether topics take, and keep, what a pipeline may have to write: what it assembles or inflates, and dead letters.
+"""Warnings of topics that are too small for records that a pipeline may write, or that delete dead letters too early.
 
-Nothing is refused: `chunk.max.message.bytes`, thresholds and `retention.ms` say what could come, not what does.
+Nothing is refused: `chunk.max.message.bytes`, thresholds and `retention.ms` say which records may come, not which do.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["warnings"]
 
 
 def warnings(pipeline: PipelineSettings, plan: Plan) -> list[str]:
-    """What is to be warned of, a sentence each."""
-    return [*_of_sink(pipeline, plan), *_of_inflated(pipeline, plan), *_of_dead_letters(plan)]
+    """The warnings about a pipeline, a sentence each."""
+    return [*_assembled(pipeline, plan), *_inflated(pipeline, plan), *_dead_letters(plan)]
 
 
-def _of_sink(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
-    """Of messages that are assembled, and then too large for the sink as they are."""
+def _assembled(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
+    """Warns if the sink does not take the largest message that may be assembled."""
     chunks = pipeline.chunks
     if not chunks.assembles or chunks.splits or pipeline.offloads:
         return
@@ -31,14 +31,14 @@ def _of_sink(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
         return
     yield (
         f"chunk.max.message.bytes is {chunks.limits.message_bytes:,}, and max.message.bytes of the sink {sink.name} is "
-        f"{sink.max_message_bytes:,}: a message that is assembled and over that {_then(plan)}; let the topic have "
+        f"{sink.max_message_bytes:,}: an assembled message over that {_then(plan)}; raise the topic's limit to "
         f"{largest:,} and room for key and headers, lower chunk.max.message.bytes, or add offload or chunk to "
         "transforms"
     )
 
 
-def _of_inflated(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
-    """Of payloads none of which the sink would take, as where nobody has raised its limit."""
+def _inflated(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
+    """Warns if the sink takes no inflated value at all, as when nobody has raised its limit."""
     if "inflate" not in pipeline.transforms or pipeline.chunks.assembles or pipeline.chunks.splits or pipeline.offloads:
         return
     sink, threshold = plan.sink, pipeline.threshold_bytes
@@ -46,8 +46,8 @@ def _of_inflated(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
         return
     yield (
         f"max.message.bytes of the sink {sink.name} is {sink.max_message_bytes:,}: no inflated value that is over "
-        f"large.message.threshold.bytes ({threshold:,}) fits, and one that does not {_then(plan)}; let the topic have "
-        "room for the largest value, or give the threshold by which values were offloaded"
+        f"large.message.threshold.bytes ({threshold:,}) fits, and a value that does not fit {_then(plan)}; raise the "
+        "topic's limit above the largest value, or set the threshold with which the values were offloaded"
     )
 
 
@@ -55,8 +55,8 @@ def _then(plan: Plan) -> str:
     return "stops the pipeline" if plan.dead_letters is None else f"goes to topic {plan.dead_letters.name}"
 
 
-def _of_dead_letters(plan: Plan) -> Iterator[str]:
-    """Of letters that would go before anybody looks: they have the timestamps of their records."""
+def _dead_letters(plan: Plan) -> Iterator[str]:
+    """Warns if letters may be deleted before anybody sees them: they have the timestamps of their records."""
     dead = plan.dead_letters
     if dead is None or dead.retention_ms == FOREVER:
         return
@@ -64,6 +64,6 @@ def _of_dead_letters(plan: Plan) -> Iterator[str]:
         if source.retention_ms == FOREVER or source.retention_ms > dead.retention_ms:
             yield (
                 f"retention.ms of the dead-letter topic {dead.name} is {dead.retention_ms:,}, and of topic "
-                f"{source.name} {source.retention_ms:,}: a letter has the timestamp of its record, so one of an old "
-                "record may be deleted at once; let the dead-letter topic keep records for longer than the source does"
+                f"{source.name} {source.retention_ms:,}: a letter has the timestamp of its record, so the letter of an "
+                "old record may be deleted at once; let the dead-letter topic keep records longer than the source does"
             )

@@ -1,4 +1,4 @@
-"""The transaction coordinator of the cluster: whether a pipeline can have transactions, before it reads a record."""
+"""The check of the transaction coordinator: whether a pipeline can have transactions, before it reads a record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import CoordinationType
 from aiokafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -27,19 +26,20 @@ __all__ = ["check_transactions"]
 
 _GUARANTEE = "processing.guarantee"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
-_PATIENCE_S = 15.0  # the first who asks has the brokers make the topic of transactions
+_TRANSACTION = 1  # the type of the coordinator
+_PATIENCE_S = 15.0  # the first request makes the brokers create the topic __transaction_state
 _PAUSE_S = 0.1
 _NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 
 async def check_transactions(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> None:
-    """Refuses a cluster where the pipeline's transactions could not be.
+    """Refuses a cluster that does not let an exactly-once pipeline have its transactions.
 
-    Nothing is fenced by this: that the user may write with the ids, which takes a producer, is seen when one begins.
+    No producer is fenced: whether the user may write with the ids is only known when a transaction begins.
 
     Args:
         connection: to the cluster.
-        pipeline: whose; nothing is asked where it delivers at least once.
+        pipeline: nothing is checked if it delivers at least once.
 
     Raises:
         ConfigurationError: the user may not see the ids, there is no coordinator, or the time-out is too long.
@@ -68,16 +68,16 @@ async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            await connection._client.coordinator_lookup(CoordinationType.TRANSACTION, name)  # noqa: SLF001
+            await connection.find_coordinator(name, _TRANSACTION)
         except TransactionalIdAuthorizationFailed as exc:
-            told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(exc)}'
+            told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(type(exc)())}'
             raise ConfigurationError(_GUARANTEE, told) from exc
         except _NOT_YET as exc:
             if time.monotonic() > deadline:
                 raise ConfigurationError(
                     _GUARANTEE,
                     f'found "exactly_once", and the brokers have had no transaction coordinator for {_PATIENCE_S:.0f} '
-                    "s; where there are fewer of them than their transaction.state.log.replication.factor (default 3), "
+                    "s; if there are fewer brokers than their transaction.state.log.replication.factor (default 3), "
                     "lower that and transaction.state.log.min.isr",
                 ) from exc
             await asyncio.sleep(_PAUSE_S)
@@ -86,8 +86,8 @@ async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
 
 
 async def _longest_ms(connection: AIOKafkaAdminClient) -> int | None:
-    """The brokers' `transaction.max.timeout.ms`; None where the user may not see it."""
-    node = connection._client.get_random_node()  # noqa: SLF001
+    """The brokers' `transaction.max.timeout.ms`; None if the user may not see it."""
+    node = (await connection.describe_cluster())["brokers"][0]["node_id"]
     resource = ConfigResource(ConfigResourceType.BROKER, str(node), {_MAX_TIMEOUT: None})
     (response,) = await connection.describe_configs([resource])
     (found,) = response.to_object()["resources"]

@@ -1,4 +1,4 @@
-"""What an audit of names finds."""
+"""The result of an audit of names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Audit", "NotRead", "Use"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A name that the cluster has.
+    """A name that the cluster uses.
 
     Attributes:
-        kind: what it names.
+        kind: of the name.
         text: the name.
-        limit: what it is held to.
+        limit: of its kind.
         where: the first place where it was found, for people.
-        count: how many places there are.
-        judged: False where nobody chose the name, and no limit is meant for it: brokers make the member ids of classic
-            groups, of the client id and a UUID.
+        count: of the places.
+        limited: whether the limit holds for it. It does not for member ids of classic groups: brokers make them, from
+            the client id and a UUID.
     """
 
     kind: Kind
@@ -28,26 +28,26 @@ class Use:
     limit: int
     where: str
     count: int = 1
-    judged: bool = True
+    limited: bool = True
 
     @property
     def length(self) -> int:
-        """In the unit of the kind."""
+        """The length in the unit of the kind."""
         return IDENTIFIERS[self.kind].length(self.text)
 
     @property
     def over(self) -> bool:
-        """Whether the limit would refuse it."""
-        return self.judged and self.length > self.limit
+        """Whether the limit would refuse the name."""
+        return self.limited and self.length > self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """A part of the cluster that could not be looked at.
+    """A part of the cluster that the audit could not read.
 
     Attributes:
         what: the names that may be missing.
-        reason: why, and what would help.
+        reason: why they may be missing, and what would help.
     """
 
     what: str
@@ -56,12 +56,12 @@ class NotRead:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found.
+    """The names of a cluster.
 
     Attributes:
-        uses: each name once, by kind in the order of the table, the longest first.
-        not_read: what was not.
-        enforced: whether the brokers enforce the limits now; None where they do not say.
+        uses: each name once, by kind in the order of `IDENTIFIERS`, the longest first.
+        not_read: the parts that are missing.
+        enforced: whether the brokers enforce the limits now; None if they do not say.
     """
 
     uses: tuple[Use, ...]
@@ -70,7 +70,7 @@ class Audit:
 
     @property
     def over(self) -> tuple[Use, ...]:
-        """What a limit would refuse."""
+        """The names that a limit would refuse."""
         return tuple(use for use in self.uses if use.over)
 
     def of(self, kind: Kind) -> tuple[Use, ...]:

@@ -1,9 +1,10 @@
-"""The names that a live cluster has, and which of them a limit would refuse."""
+"""The audit of the names of a live cluster: which of them a limit would refuse."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -12,26 +13,15 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+from aiokafka.protocol.admin import DescribeAclsRequest, DescribeClientQuotasRequest
+from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.types import Array, Bytes, Int16, Int32, Schema, String
 
 from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin, describe
-from app.kafka.group_queries import (
-    DescribeConsumerGroups,
-    DescribeGroups,
-    DescribeShareGroups,
-    FetchOffsets,
-    ListGroups,
-)
-from app.kafka.queries import (
-    DescribeAcls,
-    DescribeCluster,
-    DescribeQuotas,
-    ListConfigResources,
-    ListTransactions,
-    Query,
-)
+from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeShareGroups, ListGroups
+from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions, ask
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY, Kind
 from transforms.text import brief
 
@@ -41,9 +31,15 @@ _METADATA_KEY = "offset.metadata.max.bytes"
 _GROUPS_AT_ONCE = 100
 _NO_AUTHORIZER = 54
 _DENIED = frozenset({29, 30, 31, 53})  # topic, group, cluster, transactional id
+_ANY = 1  # in a filter of ACLs
 _PREFIXED = 4
+_MEMBERS: Mapping[str, type[DescribeGroups]] = {
+    "classic": DescribeGroups,
+    "consumer": DescribeConsumerGroups,
+    "share": DescribeShareGroups,
+}
 _OFFSET_TYPES = ("classic", "consumer", "streams")
-_DESCRIBE = 1 << 8  # bits of the operations that a user may do
+_DESCRIBE = 1 << 8  # the bit of this operation among those that the user may do
 _TOPIC = 2
 _RESOURCES: Mapping[int, str] = {4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 _ACL_RESOURCES: Mapping[int, str] = {
@@ -54,7 +50,7 @@ _ACL_RESOURCES: Mapping[int, str] = {
     6: "delegation token",
     7: "user",
 }
-_RACKS_SINCE = 3  # version of what a member of a classic group says of itself
+_RACKS_SINCE = 3  # the version of a subscription
 _SUBSCRIPTION = Schema(
     ("topics", Array(String("utf-8"))),
     ("user_data", Bytes),
@@ -62,14 +58,14 @@ _SUBSCRIPTION = Schema(
     ("generation", Int32),
     ("rack_id", String("utf-8")),
 )
-_LEFT_OUT = "brokers leave out what a user may not describe, without a word"
+_LEFT_OUT = "brokers leave out names that a user may not describe, and do not say so"
 
 
 async def audit(client: ClientSettings) -> Audit:
-    """Reads all names of a cluster that its brokers tell.
+    """Reads all names of a cluster that its brokers return.
 
     Raises:
-        ConfigurationError: no broker answers, or none lets the user in.
+        ConfigurationError: no broker answers, or none accepts the login.
     """
     async with admin(client) as connection:
         return await _Reading(connection).read()
@@ -85,7 +81,7 @@ class _RefusedError(Exception):
     """The broker answered with an error.
 
     Attributes:
-        denied: whether it is one of rights.
+        denied: whether the user lacks a right.
     """
 
     def __init__(self, code: int, message: str | None) -> None:
@@ -94,7 +90,7 @@ class _RefusedError(Exception):
 
 
 class _Reading:
-    """One audit: every part is asked for by itself, and one that fails is noted."""
+    """One audit. Each part is read by itself; a part that fails is noted, and the next one is read."""
 
     def __init__(self, connection: AIOKafkaAdminClient) -> None:
         self._connection = connection
@@ -108,7 +104,7 @@ class _Reading:
         self._described: set[str] = set()
 
     async def read(self) -> Audit:
-        """All parts, one after the other."""
+        """Reads all parts, one after the other."""
         await self._cluster()
         await self._properties()
         await self._acls()
@@ -123,11 +119,11 @@ class _Reading:
         if self._authorizes:
             self._miss(
                 "transactional ids that this user may not describe",
-                f"{_LEFT_OUT}; a super user sees all, and so does one with Describe on all transactional ids",
+                f"{_LEFT_OUT}; a super user sees all, and so does a user with Describe on all transactional ids",
             )
         self._miss(
             "client ids and rack ids of clients that are in no group",
-            "no request of Kafka's lists them; brokers have client ids in their request logs and metrics",
+            "no request of Kafka lists them; brokers have client ids in their request logs and metrics",
         )
         return Audit(tuple(self._uses()), tuple(self._not_read), self._enforced)
 
@@ -135,46 +131,45 @@ class _Reading:
         for kind, identifier in IDENTIFIERS.items():
             limit = self._metadata_limit if kind == "offset-metadata" else identifier.limit
             found = [
-                Use(kind, text, limit, seen.where, seen.count, judged)
-                for judged in (True, False)
-                for text, seen in self._seen[kind, judged].items()
+                Use(kind, text, limit, seen.where, seen.count, limited)
+                for limited in (True, False)
+                for text, seen in self._seen[kind, limited].items()
             ]
             yield from sorted(found, key=lambda use: (-use.length, use.text))
 
-    def _note(self, kind: Kind, text: str | None, where: str, *, judged: bool = True) -> None:
+    def _note(self, kind: Kind, text: str | None, where: str, *, limited: bool = True) -> None:
         if text:
-            self._seen[kind, judged].setdefault(text, _Seen(where)).count += 1
+            self._seen[kind, limited].setdefault(text, _Seen(where)).count += 1
 
     def _miss(self, what: str, reason: str) -> None:
         self._not_read.append(NotRead(what, reason))
 
     @asynccontextmanager
     async def _part(self, what: str, advice: str = "") -> AsyncIterator[None]:
-        """Notes that a part was not read where asking for it fails."""
+        """Notes that a part was not read if its requests fail."""
         try:
             yield
         except _RefusedError as exc:
             self._miss(what, f"{exc}; {advice}" if exc.denied and advice else str(exc))
         except (IncompatibleBrokerVersion, NotImplementedError):
-            self._miss(what, "the brokers' version has no such request, or none that is known here")
+            self._miss(what, "the brokers' version does not have the request, or has no version of it that we know")
         except (KafkaError, OSError, TimeoutError, ValueError) as exc:
             self._miss(what, describe(exc))
 
-    async def _ask(self, query: Query, node: int | None = None) -> Any:
-        # aiokafka's admin client has no public way to send a request of one's own.
-        answer = await self._connection._send_request(query, node)  # noqa: SLF001
-        code = getattr(answer, "error_code", 0)
+    async def _ask(self, request: Any, node: int | None = None) -> Any:
+        response = await ask(self._connection, request, node)
+        code = getattr(response, "error_code", 0)
         if code not in (0, _NO_AUTHORIZER):
-            raise _RefusedError(code, getattr(answer, "error_message", None))
-        return answer
+            raise _RefusedError(code, getattr(response, "error_message", None))
+        return response
 
     async def _cluster(self) -> None:
         async with self._part("brokers and their racks"):
             for broker in (await self._connection.describe_cluster())["brokers"]:
                 self._nodes.append(broker["node_id"])
                 self._note("rack-id", broker["rack"], f"broker {broker['node_id']}")
-        async with self._part("what this user may do with the cluster"):
-            # A bit set that was not computed has its highest bit alone, and is negative.
+        async with self._part("the operations on the cluster that this user may do"):
+            # A broker that has not computed the bit set returns the highest bit alone: a negative number.
             self._operations = max(0, (await self._ask(DescribeCluster())).authorized_operations)
 
     async def _properties(self) -> None:
@@ -193,16 +188,18 @@ class _Reading:
 
     async def _acls(self) -> None:
         async with self._part("ACLs", "grant Describe on the cluster"):
-            answer = await self._ask(DescribeAcls())
-            if answer.error_code == _NO_AUTHORIZER:
+            response = await self._ask(DescribeAclsRequest(_ANY, None, _ANY, None, None, _ANY, _ANY))
+            if response.error_code == _NO_AUTHORIZER:
                 self._authorizes = False
-                self._miss("ACLs", "no authorizer is configured on the brokers, so none count")
-            for type_number, name, pattern, acls in map(_first(4), answer.resources):
-                what = f"ACL of {_ACL_RESOURCES.get(type_number, 'resource')} {_named(name, pattern)}"
-                self._note("resource-name", name, what)
-                for principal, host in map(_first(2), acls):
-                    self._note("acl-principal", principal, what)
-                    self._note("acl-host", host, what)
+                self._miss("ACLs", "no authorizer is configured on the brokers, so ACLs have no effect")
+            for resource in response.to_object()["resources"]:
+                name, type_name = resource["resource_name"], _ACL_RESOURCES.get(resource["resource_type"], "resource")
+                prefixed = resource.get("resource_pattern_type") == _PREFIXED
+                where = f"ACL of {type_name} {brief(name)}{'*' if prefixed else ''}"
+                self._note("resource-name", name, where)
+                for acl in resource["acls"]:
+                    self._note("acl-principal", acl["principal"], where)
+                    self._note("acl-host", acl["host"], where)
 
     async def _topics(self) -> None:
         async with self._part("topics"):
@@ -213,10 +210,10 @@ class _Reading:
     async def _resources(self) -> None:
         complete = False
         async with self._part("config resources of groups and client metrics", "grant DescribeConfigs on the cluster"):
-            answer = await self._ask(ListConfigResources())
+            response = await self._ask(ListConfigResources())
             complete = True
             hidden = 0
-            for name, type_number in map(_first(2), answer.resources):
+            for name, type_number, _ in response.resources:
                 if type_number != _TOPIC:
                     self._note("resource-name", name, f"configs of {_RESOURCES.get(type_number, 'resource')}")
                 elif name not in self._described:
@@ -229,20 +226,20 @@ class _Reading:
                 )
         if self._authorizes and not complete:
             self._miss(
-                "topics that this user may not describe, and offset commit metadata of theirs",
+                "topics that this user may not describe, and their offset commit metadata",
                 f"{_LEFT_OUT}; grant Describe on all topics",
             )
 
     async def _quotas(self) -> None:
         async with self._part("quotas", "grant DescribeConfigs on the cluster"):
-            for entity, _ in (await self._ask(DescribeQuotas())).entries or ():
+            for entity, _ in (await self._ask(DescribeClientQuotasRequest([], strict=False))).entries or ():
                 for entity_type, name in entity:
                     kind: Kind = "client-id" if entity_type == "client-id" else "resource-name"
                     self._note(kind, name, f"quota of {entity_type}")
 
     async def _transactions(self, node: int) -> None:
         async with self._part(f"transactional ids of broker {node}"):
-            for name, _, state in map(_first(3), (await self._ask(ListTransactions(), node)).transactions):
+            for name, _, state, _ in (await self._ask(ListTransactions(), node)).transactions:
                 self._note("transactional-id", name, f"transactions, {state}")
 
     async def _groups(self, node: int) -> None:
@@ -251,28 +248,23 @@ class _Reading:
             groups = (await self._ask(ListGroups(), node)).groups
         by_type: dict[str, list[str]] = defaultdict(list)
         for group_id, _, *more in groups:
-            kind = more[1].lower() if more else "classic"
-            self._note("group-id", group_id, f"groups, {kind}")
-            by_type[kind].append(group_id)
-        readers: Mapping[str, Callable[[int, Sequence[str]], Awaitable[None]]] = {
-            "classic": self._classic,
-            "consumer": self._consumer,
-            "share": self._share,
-        }
-        for kind, ids in by_type.items():
-            if kind not in readers:
-                self._miss(f"members of {_count(ids)}", f"groups of type {kind} are not known here")
+            group_type = more[1].lower() if more else "classic"
+            self._note("group-id", group_id, f"groups, {group_type}")
+            by_type[group_type].append(group_id)
+        for group_type, ids in by_type.items():
+            if group_type not in _MEMBERS:
+                self._miss(f"members of {_count(ids)}", f"Wideload cannot describe groups of type {group_type} yet")
                 continue
             for batch in _batches(ids):
                 async with self._part(f"members of {_count(batch)}"):
-                    await readers[kind](node, batch)
-        committing = [group for kind in _OFFSET_TYPES for group in by_type.get(kind, ())]
+                    await self._members(node, group_type, batch)
+        committing = [group for group_type in _OFFSET_TYPES for group in by_type.get(group_type, ())]
         for batch in _batches(committing):
             async with self._part(f"offset commit metadata of {_count(batch)}"):
                 await self._offsets(node, batch)
 
     def _refused(self, what: str, groups: Iterable[tuple[str, int, str | None]]) -> None:
-        """Notes groups that were not described, together where the reason is the same."""
+        """Notes the groups that brokers refuse to describe, those with the same reason together."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for group, code, message in groups:
             if code:
@@ -280,57 +272,33 @@ class _Reading:
         for reason, ids in by_reason.items():
             self._miss(f"{what} of {_count(ids)}", reason)
 
-    def _member(self, group: str, member: Any, *, judged: bool) -> None:
-        where = f"group {brief(group)}, member on {member['client_host'].lstrip('/')}"
-        self._note("member-id", member["member_id"], where, judged=judged)
-        self._note("client-id", member["client_id"], where)
-        self._note("group-instance-id", member.get("instance_id"), where)
-        self._note("rack-id", member.get("rack_id"), where)
-
-    async def _described_by(self, query: Query, node: int) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = (await self._ask(query, node)).to_object()["groups"]
+    async def _members(self, node: int, group_type: str, ids: Sequence[str]) -> None:
+        groups = (await self._ask(_MEMBERS[group_type](ids), node)).to_object()["groups"]
         self._refused("members", ((each["group_id"], each["error_code"], each.get("error_message")) for each in groups))
-        return groups
-
-    async def _classic(self, node: int, ids: Sequence[str]) -> None:
-        for group in await self._described_by(DescribeGroups(ids), node):
+        for group in groups:
             for member in group["members"]:
-                if group["protocol_type"] == "consumer":
-                    member["rack_id"] = _rack(member["metadata"])
-                self._member(group["group_id"], member, judged=False)
-
-    async def _consumer(self, node: int, ids: Sequence[str]) -> None:
-        for group in await self._described_by(DescribeConsumerGroups(ids), node):
-            for member in group["members"]:
-                self._member(group["group_id"], member, judged=True)
-
-    async def _share(self, node: int, ids: Sequence[str]) -> None:
-        for group in await self._described_by(DescribeShareGroups(ids), node):
-            for member in group["members"]:
-                self._member(group["group_id"], member, judged=True)
+                where = f"group {brief(group['group_id'])}, member on {member['client_host'].lstrip('/')}"
+                self._note("member-id", member["member_id"], where, limited=group_type != "classic")
+                self._note("client-id", member["client_id"], where)
+                self._note("group-instance-id", member.get("instance_id"), where)
+                subscribes = group.get("protocol_type") == "consumer"
+                self._note("rack-id", _rack(member["metadata"]) if subscribes else member.get("rack_id"), where)
 
     async def _offsets(self, node: int, ids: Sequence[str]) -> None:
-        groups = (await self._ask(FetchOffsets(ids), node)).groups
-        self._refused("offset commit metadata", ((group, code, None) for group, _, code, _ in groups))
-        for group, topics, _, _ in groups:
-            for topic, partitions, _ in topics:
-                for partition in partitions:
-                    self._note("offset-metadata", partition[3], f"group {brief(group)}, {brief(topic)}/{partition[0]}")
-
-
-def _first(count: int) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """The fields that are looked at: newer versions of a message have more of them, at the end."""
-    return lambda fields: fields[:count]
+        # aiokafka's `list_consumer_group_offsets` hides the coordinator's error: it returns that there are no offsets.
+        requests = (ask(self._connection, OffsetFetchRequest(group, None), node) for group in ids)
+        responses = dict(zip(ids, await asyncio.gather(*requests), strict=True))
+        self._refused("offset commit metadata", ((group, each.error_code, None) for group, each in responses.items()))
+        for group, response in responses.items():
+            for topic, partitions in response.topics:
+                for partition, _, metadata, _ in partitions:
+                    self._note("offset-metadata", metadata, f"group {brief(group)}, {brief(topic)}/{partition}")
 
 
 def _error(code: int, message: str | None) -> str:
     if code in _DENIED:
         return "this user may not ask for them"
     return message or describe(for_code(code)())
-
-
-def _named(name: str, pattern: int) -> str:
-    return f"{brief(name)}{'*' if pattern == _PREFIXED else ''}"
 
 
 def _count(groups: Sequence[str]) -> str:
@@ -342,13 +310,13 @@ def _batches(ids: Sequence[str]) -> Iterable[Sequence[str]]:
         yield ids[start : start + _GROUPS_AT_ONCE]
 
 
-def _rack(metadata: bytes) -> str | None:
-    """The rack in what a member of a classic group says of itself; None where it says none that can be read."""
-    data = BytesIO(metadata)
+def _rack(subscription: bytes) -> str | None:
+    """The rack in the subscription of a member of a classic group; None if it has none that can be read."""
+    data = BytesIO(subscription)
     try:
         if Int16.decode(data) < _RACKS_SINCE:
             return None
         rack: str | None = _SUBSCRIPTION.decode(data)[-1]
-    except (ValueError, TypeError):  # of a client that has its own idea of it
+    except (ValueError, TypeError):  # of a client with a format of its own
         return None
     return rack

@@ -1,4 +1,4 @@
-"""Preflight: what the cluster must have before anything is consumed; what is missing is created where that is allowed.
+"""The preflight: checks stores and topics before anything is consumed, and creates missing topics if that is allowed.
 
 `wideload check` does this and nothing else; the worker does it first.
 """
@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -31,21 +32,22 @@ __all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
 log = logging.getLogger(__name__)
 
 CLOCKS_APART_MS = 60_000
-"""How far this clock and that of a broker may be apart where it does no harm to think so."""
+"""How far apart the clocks of this machine and of a broker are assumed to be at most."""
 
 _CREATION_S = 15.0
-_STORE_GRACE_S = 5.0  # beyond the time-out that a store keeps by itself, for a class that does not keep it
+_STORE_GRACE_S = 5.0  # after the time-out of the store, for a class that does not keep to it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pipeline found.
+    """The topics of a pipeline as the preflight found them.
 
     Attributes:
+        pipeline: its name.
         sources: the topics that it reads.
         sink: the topic that it writes.
-        dead_letters: where records go that can never succeed; None where they stop the pipeline.
-        created: the names of topics that were missing and have been made.
+        dead_letters: the dead-letter topic; None if a record that can never succeed stops the pipeline.
+        created: the names of topics that were missing and were created.
     """
 
     pipeline: str
@@ -55,7 +57,7 @@ class Plan:
     created: tuple[str, ...] = ()
 
     def sink_partition(self, topic: str, partition: int) -> int | None:
-        """The sink partition of a source partition; None where the counts differ, and the key decides."""
+        """The sink partition of a source partition; None if the counts differ, so that the key decides."""
         for source in self.sources:
             if source.name == topic and source.partitions == self.sink.partitions:
                 return partition
@@ -63,10 +65,10 @@ class Plan:
 
 
 async def check(settings: Settings) -> list[Plan]:
-    """A plan for each pipeline.
+    """Checks all pipelines, and returns a plan for each.
 
     Raises:
-        ConfigurationError: a store, the cluster or a topic is not as the configuration needs it; nothing was consumed.
+        ConfigurationError: a store, the cluster or a topic does not fit the configuration; nothing was consumed.
         ClusterError: the cluster did not answer.
     """
     await check_stores(settings.pipelines)
@@ -74,12 +76,12 @@ async def check(settings: Settings) -> list[Plan]:
 
 
 async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
-    """Asks every store whether it will work; a class of the user's own that cannot be asked is only opened.
+    """Checks that every store works. A user's own class without `check` is only opened.
 
     Raises:
-        ConfigurationError: one will not; said of the pipeline and a key of its store.
+        ConfigurationError: a store does not work; it names the pipeline and a key of the store.
     """
-    # Writers first: what they make, such as the folder of the payloads, must be there for readers.
+    # Writers first: they create what readers need, such as the folder of the payloads.
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
             continue
@@ -92,54 +94,48 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Exception | None] = loop.create_future()
+    checked: Future[None] = Future()
+    checked.set_running_or_notify_cancel()  # the thread may still set a result after the time-out
 
-    def tell(error: Exception | None) -> None:
-        if not done.done():
-            done.set_result(error)
-
-    def ask() -> None:
-        error: Exception | None = None
+    def run() -> None:
         try:
             if isinstance(store, Check):
                 store.check(writing=pipeline.offloads)
             store.close()
-        except Exception as exc:  # noqa: BLE001  # it is raised again by who waits for it
-            error = exc
-        loop.call_soon_threadsafe(tell, error)
+            checked.set_result(None)
+        except Exception as exc:  # noqa: BLE001  # raised again where the result is awaited
+            checked.set_exception(exc)
 
-    # A thread of its own, which holds up nobody: one of a pool that hangs would keep the process from ending.
-    threading.Thread(target=ask, name=f"check-{pipeline.name}", daemon=True).start()
+    # A daemon thread: a thread of a pool that hangs would keep the process from ending.
+    threading.Thread(target=run, name=f"check-{pipeline.name}", daemon=True).start()
     try:
-        error = await asyncio.wait_for(done, pipeline.store_timeout_ms / 1000 + _STORE_GRACE_S)
+        await asyncio.wait_for(asyncio.wrap_future(checked), pipeline.store_timeout_ms / 1000 + _STORE_GRACE_S)
     except TimeoutError as exc:
         raise ConfigurationError(
             _store_key(pipeline), f"the store did not answer within {pipeline.store_timeout_ms:,} ms"
         ) from exc
-    if isinstance(error, PayloadStoreError):
-        raise ConfigurationError(_store_key(pipeline), f"the store cannot be used: {error}") from error
-    if error is not None:
-        raise error
+    except PayloadStoreError as exc:
+        raise ConfigurationError(_store_key(pipeline), f"the store cannot be used: {exc}") from exc
 
 
 def _store_key(pipeline: PipelineSettings) -> str:
-    """The key that says where the store is: the first that it cannot do without."""
+    """The first key that the store requires: it says where the store is."""
     keys = store_keys(str(pipeline.store[STORE_CLASS])) or ()
     return next((key.name for key in keys if key.default is REQUIRED), STORE_CLASS)
 
 
 async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, began: bool = False) -> Plan:
-    """The plan of one pipeline; see `check`.
+    """Checks the topics of one pipeline, and returns its plan.
 
     Args:
         client: how to reach the cluster.
         pipeline: which one.
-        began: whether it has run already: then a limit of the sink that was lowered below its settings does not stop
-            it, as it can do with that.
+        began: whether it has run before. Then a limit of the sink that was lowered since does not stop it: it can
+            write smaller records.
 
     Raises:
-        ConfigurationError: as `check`, said of the pipeline.
+        ConfigurationError: a topic does not fit; it names the pipeline.
+        ClusterError: the cluster did not answer.
     """
     async with admin(client) as connection:
         try:
@@ -149,30 +145,26 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
 
 
 async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:
-    wanted = [*pipeline.topics, pipeline.output_topic]
+    targets = {"output.topic": pipeline.output_topic}
     if pipeline.dead_letter_topic is not None:
-        wanted.append(pipeline.dead_letter_topic)
-    found = await topics(connection, wanted)
+        targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
+    found = await topics(connection, [*pipeline.topics, *targets.values()])
     for name in pipeline.topics:
         if name not in found:
             raise ConfigurationError(
                 "topics", f"topic {name} does not exist; create it, correct the name, or grant Describe on it"
             )
     sources = tuple(found[name] for name in pipeline.topics)
-    created = []
-    targets = {"output.topic": pipeline.output_topic, "errors.deadletterqueue.topic.name": pipeline.dead_letter_topic}
-    for key, target in targets.items():
-        if target is None or target in found:
-            continue
+    missing = {key: name for key, name in targets.items() if name not in found}
+    for key, name in missing.items():
         if not pipeline.topic_creation:
-            raise ConfigurationError(
-                key, f"topic {target} does not exist; create it, or set topic.creation.enable = true"
-            )
-        partitions = max(source.partitions for source in sources)
-        await _create(connection, key, target, partitions, pipeline.replication_factor)
-        created.append(target)
+            hint = "create it, or set topic.creation.enable = true"
+            raise ConfigurationError(key, f"topic {name} does not exist; {hint}")
+        await _create(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
+    created = tuple(missing.values())
     found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
+    dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     try:
         check_limits(pipeline, sink)
     except ConfigurationError as exc:
@@ -182,14 +174,24 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
     await check_transactions(connection, pipeline)
     check_chunks(pipeline, sources, sink)
     check_wrappers(pipeline, sink)
-    dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     if dead_letters is not None:
         check_dead_letters(dead_letters)
-    return Plan(pipeline.name, sources, sink, dead_letters, tuple(created))
+    return Plan(pipeline.name, sources, sink, dead_letters, created)
+
+
+async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
+    topic = NewTopic(name, partitions, 1)
+    topic.replication_factor = replicas  # NewTopic refuses -1, the cluster's default (KIP-464)
+    response = await connection.create_topics([topic])
+    for _, code, *message in response.topic_errors:
+        error = for_code(code)
+        if error.errno != 0 and error is not TopicAlreadyExistsError:
+            reason = message[0] if message and message[0] else describe(error())
+            raise ConfigurationError(key, f"topic {name} cannot be created: {reason}")
 
 
 async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """The topics that were just created, once the brokers have heard of them."""
+    """The topics that were just created, as soon as the brokers know them."""
     deadline = time.monotonic() + _CREATION_S
     while True:
         found = await topics(connection, names)
@@ -199,14 +201,3 @@ async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) ->
             missing = ", ".join(name for name in names if name not in found)
             raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
         await asyncio.sleep(0.1)
-
-
-async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
-    topic = NewTopic(name, partitions, 1)
-    topic.replication_factor = replicas  # -1, the cluster's default (KIP-464), is more than NewTopic takes
-    response = await connection.create_topics([topic])
-    for _, code, *message in response.topic_errors:
-        error = for_code(code)
-        if error.errno != 0 and error is not TopicAlreadyExistsError:
-            told = message[0] if message and message[0] else describe(error())
-            raise ConfigurationError(key, f"topic {name} cannot be created: {told}")

@@ -108,7 +108,7 @@ def _use(use: Use) -> dict[str, Any]:
         "kind": use.kind,
         "name": use.text,
         "length": use.length,
-        "limit": use.limit if use.judged else None,
+        "limit": use.limit if use.limited else None,
         "unit": IDENTIFIERS[use.kind].unit,
         "over": use.over,
         "where": use.where,
@@ -149,7 +149,7 @@ def _enforcement(found: Audit) -> str:
 
 def _cells(use: Use) -> tuple[str, ...]:
     where = use.where if use.count == 1 else f"{use.where}, and {use.count - 1:,} more"
-    limit = f"{use.limit:,}" if use.judged else "-"
+    limit = f"{use.limit:,}" if use.limited else "-"
     unit = " bytes" if IDENTIFIERS[use.kind].unit == "bytes" else ""
     return use.kind, brief(use.text, _SHOWN_CHARACTERS), f"{use.length:,}{unit}", limit, where
 

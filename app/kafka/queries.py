@@ -1,20 +1,23 @@
-"""Requests to a broker that aiokafka does not have, or has only in versions that say too little.
+"""Requests to a broker that aiokafka does not have, or has only in versions that lack a field.
 
-Schemas are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. A `Query` goes where one of
-aiokafka's requests goes; it takes the newest version that both sides know.
+The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AIOKafkaAdminClient`
+sends a `Query` as it sends its own requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion
-from aiokafka.protocol.admin import DescribeClientQuotasRequest_v0, DescribeClientQuotasResponse_v0
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.types import (
     Array,
     Boolean,
+    Bytes,
     CompactArray,
+    CompactBytes,
     CompactString,
     Int8,
     Int16,
@@ -25,48 +28,26 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = [
-    "ASKED_OFFSETS",
-    "COMMITTED_OFFSETS",
-    "OLD_TEXT",
-    "TAGS",
-    "TEXT",
-    "DescribeAcls",
-    "DescribeCluster",
-    "DescribeQuotas",
-    "ListConfigResources",
-    "ListTransactions",
-    "Query",
-    "version",
-]
+__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "ask", "version"]
 
-TEXT = CompactString("utf-8")
-OLD_TEXT = String("utf-8")
-TAGS = ("tags", TaggedFields)
-# Of OffsetFetch: which partitions are asked for, and what is committed of them.
-ASKED_OFFSETS = ("topics", CompactArray(("topic", TEXT), ("partitions", CompactArray(Int32)), TAGS))
-COMMITTED_OFFSETS = (
-    "topics",
-    CompactArray(
-        ("topic", TEXT),
-        (
-            "partitions",
-            CompactArray(
-                ("partition", Int32),
-                ("offset", Int64),
-                ("leader_epoch", Int32),
-                ("metadata", TEXT),
-                ("error_code", Int16),
-                TAGS,
-            ),
-        ),
-        TAGS,
-    ),
-)
+TEXT = String("utf-8")
+_TAGS = ("tags", TaggedFields)
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:
-    """A version of a request, with that of its response."""
+    """A version of a request, with its response.
+
+    Args:
+        key: of the API.
+        number: of the version.
+        request: its fields.
+        response: its fields; those at the end that nobody reads may be left out.
+        flexible: whether the version has compact types and tagged fields (KIP-482). They are put into the schemas here:
+            each row of an array ends with its tagged fields, and so does the request.
+    """
+    if flexible:
+        request = Schema(*_compact_fields(request), _TAGS)
+        response = Schema(*_compact_fields(response))
     answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": response})
     fields = {
         "API_KEY": key,
@@ -79,20 +60,34 @@ def version(key: int, number: int, request: Schema, response: Schema, *, flexibl
     return made
 
 
+def _compact_fields(schema: Schema) -> list[tuple[str, Any]]:
+    return [(name, _compact(kind)) for name, kind in zip(schema.names, schema.fields, strict=True)]
+
+
+def _compact(kind: Any) -> Any:
+    if isinstance(kind, Schema):
+        return Schema(*_compact_fields(kind), _TAGS)
+    if isinstance(kind, Array):
+        return CompactArray(_compact(kind.array_of))
+    if isinstance(kind, String):
+        return CompactString(kind.encoding)
+    return CompactBytes if kind is Bytes else kind
+
+
 class Query:
-    """A request, for `AIOKafkaAdminClient` to send; subclasses say in which versions.
+    """A request for `AIOKafkaAdminClient` to send, in the newest version that the broker knows too.
 
     Args:
-        values: of the fields, by name; tagged fields are empty. Those that a version does not have are left.
+        values: of the fields, by name. A version takes those that it has. Tagged fields of the request are empty.
     """
 
-    VERSIONS: Sequence[type[RequestStruct]] = ()
+    VERSIONS: Sequence[type[RequestStruct]] = ()  # the newest last
 
     def __init__(self, **values: object) -> None:
         self._values: Mapping[str, object] = {"tags": {}, **values}
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> RequestStruct:
-        """What goes to a broker that knows these versions, by key.
+        """The request for a broker that knows these versions, by key.
 
         Raises:
             IncompatibleBrokerVersion: it knows none of ours.
@@ -105,22 +100,18 @@ class Query:
 
 
 class ListTransactions(Query):
-    """The transactional ids that a broker coordinates, whatever the state; from Kafka 3.0 on."""
+    """The transactional ids that a broker coordinates, in every state; from Kafka 3.0 on."""
 
     VERSIONS = (
         version(
             66,
             0,
-            Schema(("states", CompactArray(TEXT)), ("producer_ids", CompactArray(Int64)), TAGS),
+            Schema(("states", Array(TEXT)), ("producer_ids", Array(Int64))),
             Schema(
                 ("throttle_time_ms", Int32),
                 ("error_code", Int16),
-                ("unknown_states", CompactArray(TEXT)),
-                (
-                    "transactions",
-                    CompactArray(("transactional_id", TEXT), ("producer_id", Int64), ("state", TEXT), TAGS),
-                ),
-                TAGS,
+                ("unknown_states", Array(TEXT)),
+                ("transactions", Array(("transactional_id", TEXT), ("producer_id", Int64), ("state", TEXT))),
             ),
         ),
     )
@@ -129,126 +120,18 @@ class ListTransactions(Query):
         super().__init__(states=[], producer_ids=[])
 
 
-_ANY = 1
-
-
-class DescribeAcls(Query):
-    """All ACLs of the cluster."""
-
-    VERSIONS = (
-        version(
-            29,
-            1,
-            Schema(
-                ("resource_type", Int8),
-                ("resource_name", OLD_TEXT),
-                ("pattern_type", Int8),
-                ("principal", OLD_TEXT),
-                ("host", OLD_TEXT),
-                ("operation", Int8),
-                ("permission_type", Int8),
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("error_message", OLD_TEXT),
-                (
-                    "resources",
-                    Array(
-                        ("resource_type", Int8),
-                        ("resource_name", OLD_TEXT),
-                        ("pattern_type", Int8),
-                        (
-                            "acls",
-                            Array(
-                                ("principal", OLD_TEXT),
-                                ("host", OLD_TEXT),
-                                ("operation", Int8),
-                                ("permission_type", Int8),
-                            ),
-                        ),
-                    ),
-                ),
-            ),
-            flexible=False,
-        ),
-        version(
-            29,
-            3,
-            Schema(
-                ("resource_type", Int8),
-                ("resource_name", TEXT),
-                ("pattern_type", Int8),
-                ("principal", TEXT),
-                ("host", TEXT),
-                ("operation", Int8),
-                ("permission_type", Int8),
-                TAGS,
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("error_message", TEXT),
-                (
-                    "resources",
-                    CompactArray(
-                        ("resource_type", Int8),
-                        ("resource_name", TEXT),
-                        ("pattern_type", Int8),
-                        (
-                            "acls",
-                            CompactArray(
-                                ("principal", TEXT),
-                                ("host", TEXT),
-                                ("operation", Int8),
-                                ("permission_type", Int8),
-                                TAGS,
-                            ),
-                        ),
-                        TAGS,
-                    ),
-                ),
-                TAGS,
-            ),
-        ),
-    )
-
-    def __init__(self) -> None:
-        super().__init__(
-            resource_type=_ANY,
-            resource_name=None,
-            pattern_type=_ANY,
-            principal=None,
-            host=None,
-            operation=_ANY,
-            permission_type=_ANY,
-        )
-
-
-class DescribeQuotas(Query):
-    """All quotas of users, client ids and addresses; from Kafka 2.6 on."""
-
-    VERSIONS = (
-        version(48, 0, DescribeClientQuotasRequest_v0.SCHEMA, DescribeClientQuotasResponse_v0.SCHEMA, flexible=False),
-    )
-
-    def __init__(self) -> None:
-        super().__init__(components=[], strict=False)
-
-
 class ListConfigResources(Query):
-    """All that configs are set for or could be set for; from Kafka 4.1 on."""
+    """All resources that have configs or could have some; from Kafka 4.1 on."""
 
     VERSIONS = (
         version(
             74,
             1,
-            Schema(("resource_types", CompactArray(Int8)), TAGS),
+            Schema(("resource_types", Array(Int8))),
             Schema(
                 ("throttle_time_ms", Int32),
                 ("error_code", Int16),
-                ("resources", CompactArray(("resource_name", TEXT), ("resource_type", Int8), TAGS)),
-                TAGS,
+                ("resources", Array(("resource_name", TEXT), ("resource_type", Int8))),
             ),
         ),
     )
@@ -258,28 +141,38 @@ class ListConfigResources(Query):
 
 
 class DescribeCluster(Query):
-    """The brokers, and what the user may do with the cluster as such; from Kafka 2.8 on."""
+    """The brokers, and the operations on the cluster that the user may do; from Kafka 2.8 on."""
 
     VERSIONS = (
         version(
             60,
             0,
-            Schema(("include_authorized_operations", Boolean), TAGS),
+            Schema(("include_authorized_operations", Boolean)),
             Schema(
                 ("throttle_time_ms", Int32),
                 ("error_code", Int16),
                 ("error_message", TEXT),
                 ("cluster_id", TEXT),
                 ("controller_id", Int32),
-                (
-                    "brokers",
-                    CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS),
-                ),
+                ("brokers", Array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
                 ("authorized_operations", Int32),
-                TAGS,
             ),
         ),
     )
 
     def __init__(self) -> None:
         super().__init__(include_authorized_operations=True)
+
+
+async def ask(connection: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:
+    """Sends a request and returns the response. aiokafka's admin client has no public method for other requests.
+
+    Args:
+        connection: to the cluster.
+        request: a `Query`, or a request of aiokafka.
+        node: the id of the broker; None for any.
+
+    Raises:
+        KafkaError: there was no response.
+    """
+    return await connection._send_request(request, node)  # noqa: SLF001

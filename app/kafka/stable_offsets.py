@@ -8,14 +8,21 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import for_code
-from aiokafka.protocol.types import Boolean, Int16, Int32, Schema
+from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64, Schema
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.queries import ASKED_OFFSETS, COMMITTED_OFFSETS, TAGS, TEXT, Query, version
+from app.kafka.queries import TEXT, Query, version
 
 __all__ = ["FetchStableOffsets"]
 
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
+_PARTITION = (
+    ("partition", Int32),
+    ("offset", Int64),
+    ("leader_epoch", Int32),
+    ("metadata", TEXT),
+    ("error_code", Int16),
+)
 
 
 class FetchStableOffsets(Query):
@@ -23,15 +30,23 @@ class FetchStableOffsets(Query):
 
     Args:
         group: its id.
-        partitions: of which.
+        partitions: whose offsets.
     """
 
     VERSIONS = (
         version(
             9,
             7,
-            Schema(("group_id", TEXT), ASKED_OFFSETS, ("require_stable", Boolean), TAGS),
-            Schema(("throttle_time_ms", Int32), COMMITTED_OFFSETS, ("error_code", Int16), TAGS),
+            Schema(
+                ("group_id", TEXT),
+                ("topics", Array(("topic", TEXT), ("partitions", Array(Int32)))),
+                ("require_stable", Boolean),
+            ),
+            Schema(
+                ("throttle_time_ms", Int32),
+                ("topics", Array(("topic", TEXT), ("partitions", Array(*_PARTITION)))),
+                ("error_code", Int16),
+            ),
         ),
     )
 
@@ -45,15 +60,15 @@ class FetchStableOffsets(Query):
         super().__init__(group_id=group, topics=topics, require_stable=True)
 
     @staticmethod
-    def commits(answer: Any) -> Mapping[TopicPartition, OffsetAndMetadata] | None:
-        """Those partitions of an answer that have a committed offset; None where a transaction has to end first.
+    def commits(response: Any) -> Mapping[TopicPartition, OffsetAndMetadata] | None:
+        """The partitions of a response that have a committed offset; None if an open transaction may change one.
 
         Raises:
             KafkaError: the coordinator refuses.
         """
-        _raise(answer.error_code)
+        _raise(response.error_code)
         found = {}
-        for topic, partitions, _ in answer.topics:
+        for topic, partitions, _ in response.topics:
             for partition, offset, _, metadata, code, _ in partitions:
                 if code == _UNSTABLE:
                     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -12,10 +13,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
+from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64, Schema
 
 from app.kafka.clients import ClusterError, describe
-from app.kafka.queries import TAGS, TEXT, Query, version
+from app.kafka.queries import TEXT, Query, ask, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 
@@ -81,7 +82,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
         present = [name for name in dict.fromkeys(names) if name in described]
         configs = await _configs(connection, present)
-        found_ids = await identities(connection._send_request, present)  # noqa: SLF001  # nothing else takes a `Query`
+        found_ids = await identities(partial(ask, connection), present)
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
     found = {}
@@ -156,19 +157,18 @@ class _TopicIds(Query):
             3,
             12,
             Schema(
-                ("topics", CompactArray(("id_high", Int64), ("id_low", Int64), ("name", TEXT), TAGS)),
+                ("topics", Array(("id_high", Int64), ("id_low", Int64), ("name", TEXT))),
                 ("allow_auto_topic_creation", Boolean),
                 ("include_topic_authorized_operations", Boolean),
-                TAGS,
             ),
             Schema(
                 ("throttle_time_ms", Int32),
-                ("brokers", CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS)),
+                ("brokers", Array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
                 ("cluster_id", TEXT),
                 ("controller_id", Int32),
                 (
                     "topics",
-                    CompactArray(
+                    Array(
                         ("error_code", Int16),
                         ("name", TEXT),
                         ("id_high", Int64),
@@ -176,22 +176,19 @@ class _TopicIds(Query):
                         ("is_internal", Boolean),
                         (
                             "partitions",
-                            CompactArray(
+                            Array(
                                 ("error_code", Int16),
                                 ("partition", Int32),
                                 ("leader", Int32),
                                 ("leader_epoch", Int32),
-                                ("replicas", CompactArray(Int32)),
-                                ("isr", CompactArray(Int32)),
-                                ("offline_replicas", CompactArray(Int32)),
-                                TAGS,
+                                ("replicas", Array(Int32)),
+                                ("isr", Array(Int32)),
+                                ("offline_replicas", Array(Int32)),
                             ),
                         ),
                         ("authorized_operations", Int32),
-                        TAGS,
                     ),
                 ),
-                TAGS,
             ),
         ),
     )

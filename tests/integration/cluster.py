@@ -19,7 +19,7 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
-from app.kafka.queries import OLD_TEXT, Query, version
+from app.kafka.queries import TEXT, Query, version
 from app.local.broker import EmbeddedBroker, free_ports, new_cluster_id
 from tests.integration.names import Names
 from tests.integration.worker_process import until
@@ -40,7 +40,7 @@ _REPLICATED = {
 }
 _ALLOW = 3
 
-_FILTER = ("type", Int8), ("resource", OLD_TEXT), ("pattern", Int8), ("principal", OLD_TEXT), ("host", OLD_TEXT)
+_FILTER = ("type", Int8), ("resource", TEXT), ("pattern", Int8), ("principal", TEXT), ("host", TEXT)
 
 
 class _DeleteAcls(Query):
@@ -55,12 +55,12 @@ class _DeleteAcls(Query):
                     "results",
                     Array(
                         ("error_code", Int16),
-                        ("error_message", OLD_TEXT),
+                        ("error_message", TEXT),
                         (
                             "matching",
                             Array(
                                 ("error_code", Int16),
-                                ("error_message", OLD_TEXT),
+                                ("error_message", TEXT),
                                 *_FILTER,
                                 ("operation", Int8),
                                 ("permission", Int8),

@@ -12,7 +12,6 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.protocol.types import (
     Array,
     Boolean,
-    CompactArray,
     Float64,
     Int8,
     Int16,
@@ -22,7 +21,7 @@ from aiokafka.protocol.types import (
 )
 from confluent_kafka import Consumer
 
-from app.kafka.queries import OLD_TEXT, TAGS, TEXT, Query, version
+from app.kafka.queries import TEXT, Query, version
 
 __all__ = ["Names", "properties"]
 
@@ -50,11 +49,10 @@ class _ConsumerHeartbeat(Query):
                 ("instance_id", TEXT),
                 ("rack_id", TEXT),
                 ("timeout_ms", Int32),
-                ("topics", CompactArray(TEXT)),
+                ("topics", Array(TEXT)),
                 ("regex", TEXT),
                 ("assignor", TEXT),
-                ("partitions", CompactArray(Int32)),
-                TAGS,
+                ("partitions", Array(Int32)),
             ),
             _HEARD,
         ),
@@ -71,8 +69,7 @@ class _ShareHeartbeat(Query):
                 ("member_id", TEXT),
                 ("epoch", Int32),
                 ("rack_id", TEXT),
-                ("topics", CompactArray(TEXT)),
-                TAGS,
+                ("topics", Array(TEXT)),
             ),
             _HEARD,
         ),
@@ -89,10 +86,10 @@ class _CreateAcls(Query):
                     "acls",
                     Array(
                         ("resource_type", Int8),
-                        ("resource_name", OLD_TEXT),
+                        ("resource_name", TEXT),
                         ("pattern_type", Int8),
-                        ("principal", OLD_TEXT),
-                        ("host", OLD_TEXT),
+                        ("principal", TEXT),
+                        ("host", TEXT),
                         ("operation", Int8),
                         ("permission_type", Int8),
                     ),
@@ -100,7 +97,7 @@ class _CreateAcls(Query):
             ),
             Schema(
                 ("throttle_time_ms", Int32),
-                ("results", Array(("error_code", Int16), ("error_message", OLD_TEXT))),
+                ("results", Array(("error_code", Int16), ("error_message", TEXT))),
             ),
             flexible=False,
         ),
@@ -116,8 +113,8 @@ class _AlterQuotas(Query):
                 (
                     "entries",
                     Array(
-                        ("entity", Array(("entity_type", OLD_TEXT), ("entity_name", OLD_TEXT))),
-                        ("ops", Array(("key", OLD_TEXT), ("value", Float64), ("remove", Boolean))),
+                        ("entity", Array(("entity_type", TEXT), ("entity_name", TEXT))),
+                        ("ops", Array(("key", TEXT), ("value", Float64), ("remove", Boolean))),
                     ),
                 ),
                 ("validate_only", Boolean),
@@ -128,8 +125,8 @@ class _AlterQuotas(Query):
                     "entries",
                     Array(
                         ("error_code", Int16),
-                        ("error_message", OLD_TEXT),
-                        ("entity", Array(("entity_type", OLD_TEXT), ("entity_name", OLD_TEXT))),
+                        ("error_message", TEXT),
+                        ("entity", Array(("entity_type", TEXT), ("entity_name", TEXT))),
                     ),
                 ),
             ),
@@ -148,8 +145,8 @@ class _AlterConfigs(Query):
                     "resources",
                     Array(
                         ("resource_type", Int8),
-                        ("resource_name", OLD_TEXT),
-                        ("configs", Array(("name", OLD_TEXT), ("operation", Int8), ("value", OLD_TEXT))),
+                        ("resource_name", TEXT),
+                        ("configs", Array(("name", TEXT), ("operation", Int8), ("value", TEXT))),
                     ),
                 ),
                 ("validate_only", Boolean),
@@ -160,9 +157,9 @@ class _AlterConfigs(Query):
                     "responses",
                     Array(
                         ("error_code", Int16),
-                        ("error_message", OLD_TEXT),
+                        ("error_message", TEXT),
                         ("resource_type", Int8),
-                        ("resource_name", OLD_TEXT),
+                        ("resource_name", TEXT),
                     ),
                 ),
             ),
@@ -177,15 +174,15 @@ class _CommitOffsets(Query):
             8,
             2,
             Schema(
-                ("group", OLD_TEXT),
+                ("group", TEXT),
                 ("generation", Int32),
-                ("member_id", OLD_TEXT),
+                ("member_id", TEXT),
                 ("retention_ms", Int64),
                 (
                     "topics",
                     Array(
-                        ("topic", OLD_TEXT),
-                        ("partitions", Array(("partition", Int32), ("offset", Int64), ("metadata", OLD_TEXT))),
+                        ("topic", TEXT),
+                        ("partitions", Array(("partition", Int32), ("offset", Int64), ("metadata", TEXT))),
                     ),
                 ),
             ),
@@ -193,7 +190,7 @@ class _CommitOffsets(Query):
                 (
                     "topics",
                     Array(
-                        ("topic", OLD_TEXT),
+                        ("topic", TEXT),
                         ("partitions", Array(("partition", Int32), ("error_code", Int16))),
                     ),
                 )

@@ -89,6 +89,7 @@ async def populate_with(names: Names, length: int) -> None:
     await names.acl(principal=name("User:", length))
     await names.acl(host=name("host", length))
     await names.acl(resource=name("resource", length), type_number=3)
+    await names.acl(resource=name("resource-user", length), type_number=7, operation=13)  # DescribeTokens
     await names.quota("client-id", name("quota-client", length))
     await names.quota("user", name("quota-user", length))
     await names.group_config(name("config", length))
@@ -105,6 +106,7 @@ KINDS: list[tuple[Kind, str, int]] = [
     ("acl-principal", "User:", FITS),
     ("acl-host", "host", FITS),
     ("resource-name", "resource", FITS),
+    ("resource-name", "resource-user", FITS),
     ("client-id", "quota-client", FITS),
     ("resource-name", "quota-user", FITS),
     ("resource-name", "config", FITS),
@@ -204,11 +206,11 @@ def test_audit_without_rights(found: Audit, cluster: EmbeddedBroker) -> None:
         "the brokers' own settings of the limits": "grant DescribeConfigs on the cluster",
         "ACLs": "grant Describe on the cluster",
         "config resources of groups and client metrics": "grant DescribeConfigs on the cluster",
-        "topics that this user may not describe, and offset commit metadata of theirs": "grant Describe on all topics",
+        "topics that this user may not describe, and their offset commit metadata": "grant Describe on all topics",
         "quotas": "grant DescribeConfigs on the cluster",
         "groups that this user may not describe": "grant Describe on the cluster",
         "transactional ids that this user may not describe": (
-            "a super user sees all, and so does one with Describe on all transactional ids"
+            "a super user sees all, and so does a user with Describe on all transactional ids"
         ),
         "client ids and rack ids of clients that are in no group": (
             "brokers have client ids in their request logs and metrics"

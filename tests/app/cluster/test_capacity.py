@@ -41,8 +41,8 @@ def test_warnings_sink_at_the_boundary() -> None:
     assert warnings(pipeline, plan_of(LARGEST)) == []
     assert warnings(pipeline, plan_of(LARGEST - 1)) == [
         (
-            "chunk.max.message.bytes is 1,000,000, and max.message.bytes of the sink orders is 1,000,079: a message "
-            "that is assembled and over that stops the pipeline; let the topic have 1,000,080 and room for key and "
+            "chunk.max.message.bytes is 1,000,000, and max.message.bytes of the sink orders is 1,000,079: an "
+            "assembled message over that stops the pipeline; raise the topic's limit to 1,000,080 and room for key and "
             "headers, lower chunk.max.message.bytes, or add offload or chunk to transforms"
         )
     ]
@@ -79,8 +79,8 @@ def test_warnings_sink_that_takes_no_inflated_value() -> None:
     assert warnings(pipeline, plan_of(1_080)) == [
         (
             "max.message.bytes of the sink orders is 1,080: no inflated value that is over "
-            "large.message.threshold.bytes (1,000) fits, and one that does not stops the pipeline; let the topic have "
-            "room for the largest value, or give the threshold by which values were offloaded"
+            "large.message.threshold.bytes (1,000) fits, and a value that does not fit stops the pipeline; raise the "
+            "topic's limit above the largest value, or set the threshold with which the values were offloaded"
         )
     ]
     assert "goes to topic dead;" in warnings(pipeline, plan_of(1_080, 1_000))[0]

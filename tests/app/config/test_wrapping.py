@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.cluster.topic_checks import check_wrappers
 from app.commands.check import effective
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
-from app.kafka.topics import Topic
 from app.pipeline.stages import Chain, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
@@ -174,31 +172,6 @@ def test_order_is_refused(transforms: list[str], reason: str) -> None:
 def test_wrong_key_is_refused(transforms: list[str], keys: dict[str, Any], message: str) -> None:
     """A key that cannot be heeded, or that nobody heeds, is one sentence."""
     assert refusal_of(*transforms, **keys).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("policy", "null", "refused"),
-    [
-        ("compact", "wrap", True),
-        ("compact,delete", "wrap", True),
-        ("delete", "wrap", False),
-        ("compact", "pass", False),
-    ],
-)
-def test_wrapped_tombstones_are_refused_where_they_should_delete(
-    policy: str,
-    null: str,
-    refused: bool,  # noqa: FBT001
-) -> None:
-    """On a compacted sink a wrapped tombstone would keep its key for ever; the message says which key to change."""
-    pipeline, sink = settings_of("wrap", wrap_on_null_value=null), Topic("orders", 1, ROOMY, policy)
-    if not refused:
-        check_wrappers(pipeline, sink)
-        check_wrappers(settings_of("unwrap"), sink)
-        return
-    reason = f'wrap.on.null.value: found .wrap., and topic orders has cleanup.policy {policy};.* set .* = "pass"'
-    with pytest.raises(ConfigurationError, match=reason):
-        check_wrappers(pipeline, sink)
 
 
 # --- chains ----------------------------------------------------------------------------------------------------------

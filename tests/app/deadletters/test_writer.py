@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.cluster.topic_checks import check_dead_letters
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.deadletters.reader import Found, LetterReader
@@ -18,7 +17,7 @@ from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from transforms.chunk import Chunk
-from transforms.errors import ConfigurationError, PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
+from transforms.errors import PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
 from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause
 from transforms.record import Header, Record
 from transforms.reference import Reference
@@ -213,21 +212,6 @@ def test_letter_reader_tells_of_missing_chunks() -> None:
     assert found.offsets == tuple(record.offset for record in written[:-1])
     assert "not in what was read" in (desk.reader.look(found).error or "")
     assert desk.reader.duplicates == len(written) - 1
-
-
-@pytest.mark.parametrize(
-    ("topic", "told"),
-    [
-        (Topic("dlq", 1, 1_000_000, "compact"), r"errors\.deadletterqueue\.topic\.name: topic dlq has cleanup.policy"),
-        (Topic("dlq", 1, 1_000_000, "compact,delete"), r"refuse letters without a key"),
-        (Topic("dlq", 1, LEAST_BYTES - 1, "delete"), r"max\.message\.bytes of topic dlq"),
-    ],
-)
-def test_dead_letter_topic_is_refused(topic: Topic, told: str) -> None:
-    """A topic that would lose or refuse letters is refused at start, with the key."""
-    with pytest.raises(ConfigurationError, match=told):
-        check_dead_letters(topic)
-    check_dead_letters(Topic("dlq", 1, LEAST_BYTES, "delete"))
 
 
 def test_letter_for_a_topic_that_takes_nothing() -> None:
