@@ -1,6 +1,6 @@
 """Takes an existing topic into another one: into references, or back to plain values, partition by partition.
 
-What a restart repeats and why there is no gap stands in `jobs.backfill_driver`; this is its command. Spark needs no
+What a restart repeats and why there is no gap stands in `jobs.copying.partitions`; this is its command. Spark needs no
 Kafka connector for it: tasks read and write with aiokafka.
 """
 
@@ -21,14 +21,14 @@ from typing import Any, TextIO
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.backfill_driver import Backfill, BackfillSettings, run
-from jobs.backfill_forms import FORMS
-from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
-from jobs.report import Column, amount, repaint, text_table
-from jobs.session import open_session, share_code
-from jobs.source_options import SourceSettings, settings_of
-from jobs.storage import add_store, store_config, store_use
+from jobs.copying.forms import FORMS
+from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_options, session_settings
+from jobs.driver.failures import JobFailedError, require_broker
+from jobs.driver.report import Column, amount, repaint, text_table
+from jobs.driver.session import open_session, share_code
+from jobs.payloads.inventory import add_store, store_config, store_use
+from jobs.reading.source_options import SourceSettings, settings_of
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.configured`.
+        document: what a worker's configuration says; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     found = Backfill()

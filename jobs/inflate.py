@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from jobs.arrow import ERROR, Gathering, bound_input, map_in_arrow, record_at, replaced, with_problems
-from jobs.failures import JobFailedError
-from jobs.restorer import (
+from jobs.driver.failures import JobFailedError
+from jobs.records.arrow import ERROR, Gathering, bound_input, map_in_arrow, record_at, replaced, with_problems
+from jobs.records.inflater import (
     DEFAULT_HELD_BYTES,
     DEFAULT_THREADS,
     Problem,
@@ -68,8 +68,8 @@ def inflate(
 
     Rows stay in their order and their partitions. Each payload has been compared with size and checksum of its
     reference, and was requested only below the store's own root. With `on_error` other than `fail` there is one more
-    column, `inflate_error`, of `jobs.arrow.ERROR`; it is null where nothing is wrong. Chunks are left alone: assemble
-    them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB,
+    column, `inflate_error`, of `jobs.records.arrow.ERROR`; it is null where nothing is wrong. Chunks are left alone:
+    assemble them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB,
     unless it is lower.
 
     Args:

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
-from jobs.arrow import Gathering, bound_input, map_in_arrow, record_at, replaced
-from jobs.failures import JobFailedError
-from jobs.restorer import DEFAULT_HELD_BYTES, DEFAULT_THREADS, plain
-from jobs.schemas import HEADERS
+from jobs.driver.failures import JobFailedError
+from jobs.records.arrow import Gathering, bound_input, map_in_arrow, record_at, replaced
+from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, plain
+from jobs.records.schemas import HEADERS
 from stores.registry import open_store, put
 from stores.store import PayloadStore, check_topic
 from transforms.compression import CODECS, Codec

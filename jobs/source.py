@@ -4,8 +4,8 @@
     spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
 
 A Python data source, for batches and streams: options and columns are those of Spark's Kafka source, the keys of the
-payload store are further options (`jobs.source_options`). Driver and executors need `jobs`, `transforms`, `stores`,
-aiokafka, PyArrow, cramjam and what the store needs. Records are read on executors with aiokafka, in ranges of offsets.
+payload store are further options (`jobs.reading.source_options`). Driver and executors need `jobs`, `transforms`,
+`stores`, aiokafka, PyArrow, cramjam and what the store needs. Records are read on executors with aiokafka, in ranges of offsets.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from jobs.arrow import ERROR, Gathering, binary, headers, problems
 from jobs.inflate import ERROR_COLUMN, failed, kept
-from jobs.log import Log, bounds
-from jobs.messages import Message, Messages
-from jobs.ranges import (
+from jobs.reading.messages import Message, Messages
+from jobs.reading.partition import Log, bounds
+from jobs.reading.ranges import (
     Bounds,
     OffsetRange,
     Place,
@@ -37,9 +36,10 @@ from jobs.ranges import (
     positions_of,
     split,
 )
-from jobs.restorer import Problem, Restored, Restorer
-from jobs.schemas import HEADERS
-from jobs.source_options import SourceSettings, settings_of
+from jobs.reading.source_options import SourceSettings, settings_of
+from jobs.records.arrow import ERROR, Gathering, binary, headers, problems
+from jobs.records.inflater import Problem, Restored, Restorer
+from jobs.records.schemas import HEADERS
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
@@ -59,7 +59,7 @@ _ROWS = 1_000
 
 
 class WideloadDataSource(DataSource):
-    """The source; options as in `jobs.source_options`.
+    """The source; options as in `jobs.reading.source_options`.
 
     Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` with another
     `onError` than `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its

@@ -25,14 +25,14 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
 from jobs.backfill import _parser, _settings, main
-from jobs.backfill_checkpoint import Checkpoint, Progress
-from jobs.backfill_driver import Backfill, BackfillSettings, run
-from jobs.backfill_forms import form_of
-from jobs.backfill_sink import SinkWriter, sink_topic
-from jobs.failures import JobFailedError
-from jobs.log import Client, Log
-from jobs.options import configure
-from jobs.session import SessionSettings
+from jobs.copying.checkpoint import Checkpoint, Progress
+from jobs.copying.forms import form_of
+from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.writer import SinkWriter, sink_topic
+from jobs.driver.command_line import configure
+from jobs.driver.failures import JobFailedError
+from jobs.driver.session import SessionSettings
+from jobs.reading.partition import Client, Log
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send

@@ -17,10 +17,10 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from jobs.arrow import INPUT_BYTES
 from jobs.inflate import inflate, split
-from jobs.restorer import Restorer, RestorerSettings
-from jobs.schemas import HEADERS
+from jobs.records.arrow import INPUT_BYTES
+from jobs.records.inflater import Restorer, RestorerSettings
+from jobs.records.schemas import HEADERS
 from stores.registry import open_store
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -172,7 +172,7 @@ PEAK = """
 import resource, sys
 import pyarrow as pa
 from jobs.inflate import _Inflation
-from jobs.restorer import RestorerSettings
+from jobs.records.inflater import RestorerSettings
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
-from jobs.source_options import settings_of
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
 from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
