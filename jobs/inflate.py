@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from jobs.driver.failures import JobFailedError
-from jobs.records.arrow import ERROR, Gathering, bound_input, map_in_arrow, record_at, replaced, with_problems
+from jobs.driver.jvm import map_in_arrow
+from jobs.records.arrow import ERROR, Gathering, bound_input, record_at, replaced, with_problems
 from jobs.records.inflater import (
     DEFAULT_HELD_BYTES,
     DEFAULT_THREADS,
@@ -69,8 +70,8 @@ def inflate(
     Rows stay in their order and their partitions. Each payload has been compared with size and checksum of its
     reference, and was requested only below the store's own root. With `on_error` other than `fail` there is one more
     column, `inflate_error`, of `jobs.records.arrow.ERROR`; it is null where nothing is wrong. Chunks are left alone:
-    assemble them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB,
-    unless it is lower.
+    assemble them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to
+    16 MiB, unless it is lower.
 
     Args:
         source: rows of Spark's Kafka source, a batch or a stream, read with `includeHeaders`; further columns stay.

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
 from jobs.driver.failures import JobFailedError
-from jobs.records.arrow import Gathering, bound_input, map_in_arrow, record_at, replaced
+from jobs.driver.jvm import map_in_arrow
+from jobs.records.arrow import Gathering, bound_input, record_at, replaced
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, plain
 from jobs.records.schemas import HEADERS
 from stores.registry import open_store, put

@@ -5,7 +5,8 @@
 
 A Python data source, for batches and streams: options and columns are those of Spark's Kafka source, the keys of the
 payload store are further options (`jobs.reading.source_options`). Driver and executors need `jobs`, `transforms`,
-`stores`, aiokafka, PyArrow, cramjam and what the store needs. Records are read on executors with aiokafka, in ranges of offsets.
+`stores`, aiokafka, PyArrow, cramjam and what the store needs. Executors read records with aiokafka, in ranges of
+offsets.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ number taken, and ends.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -20,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from jobs.copying.forms import Mark
 from jobs.driver.failures import JobFailedError
+from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
 __all__ = ["Checkpoint", "Progress"]
@@ -53,12 +52,8 @@ class Checkpoint:
     """
 
     def __init__(self, spark: SparkSession, folder: str, belongs_to: Mapping[str, str]) -> None:
-        context: Any = spark.sparkContext
-        jvm: Any = context._jvm  # noqa: SLF001  # Hadoop has no Python interface but this
-        self._path: Any = jvm.org.apache.hadoop.fs.Path
-        self._folder: Any = self._path(folder)
-        self._files: Any = self._folder.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001  # the same
-        self._name = folder
+        self._files = Files(spark)
+        self._folder = folder
         self._belongs_to = dict(belongs_to)
         self._last = -1
 
@@ -68,18 +63,19 @@ class Checkpoint:
         Raises:
             ConfigurationError: the folder belongs to something else, or no note in it can be read.
         """
-        numbers = self._numbers()
+        names = self._files.names(self._folder)
+        numbers = [int(name) for name in names if name.isdecimal()]
         self._last = max(numbers, default=-1)
         for number in sorted(numbers, reverse=True):
             found = self._read(number)
             if found is not None:
                 return self._progress(found)
-        if not numbers and self._files.exists(self._folder) and len(self._files.listStatus(self._folder)):
-            raise ConfigurationError("--checkpoint", f"{self._name} is not empty and was not made by this job")
+        if names and not numbers:
+            raise ConfigurationError("--checkpoint", f"{self._folder} is not empty and was not made by this job")
         if self._last > 0:  # the first note is written before anything else is
             raise ConfigurationError(
                 "--checkpoint",
-                f"no note in {self._name} is whole, so how far the job is is not known; restore the folder, or begin "
+                f"no note in {self._folder} is whole, so how far the job is is not known; restore the folder, or begin "
                 "with a new one and an empty sink",
             )
         return None
@@ -99,43 +95,20 @@ class Checkpoint:
             "marks": {str(partition): mark for partition, mark in sorted(progress.marks.items())},
         }
         try:
-            stream = self._files.create(self._path(self._folder, str(self._last)), False)
-        except Py4JJavaError as exc:
-            if "AlreadyExists" not in str(exc):
-                raise
+            self._files.create(f"{self._folder}/{self._last}", json.dumps(note))
+        except FileExistsError as exc:
             raise JobFailedError(
-                f"another run works with the checkpoint {self._name}; what was read twice meanwhile was written twice"
+                f"another run works with the checkpoint {self._folder}; what was read twice meanwhile was written twice"
             ) from exc
-        try:
-            stream.write(bytearray(json.dumps(note), "utf-8"))
-            if stream.hasCapability("hsync"):
-                stream.hsync()
-        finally:
-            stream.close()
-        self._flush(str(self._last))
         if self._last >= _KEPT:
-            self._files.delete(self._path(self._folder, str(self._last - _KEPT)), False)
-
-    def _flush(self, name: str) -> None:
-        """Where the folder is one of this machine: Hadoop's local file system leaves its files to the page cache."""
-        uri = self._files.makeQualified(self._folder).toUri()
-        if str(uri.getScheme()) != "file":
-            return
-        folder = Path(str(uri.getPath()))
-        for path in (folder / name, folder / f".{name}.crc", folder):
-            if path.exists():
-                number = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(number)
-                finally:
-                    os.close(number)
+            self._files.delete(f"{self._folder}/{self._last - _KEPT}")
 
     def _progress(self, found: dict[str, Any]) -> Progress:
         for part, value in {"job": _JOB, **self._belongs_to}.items():
             if found.get(part) != value:
                 raise ConfigurationError(
                     "--checkpoint",
-                    f"{self._name} belongs to {part} {found.get(part)}, this is {part} {value}; "
+                    f"{self._folder} belongs to {part} {found.get(part)}, this is {part} {value}; "
                     "give a folder of its own",
                 )
         return Progress(
@@ -144,20 +117,10 @@ class Checkpoint:
             {int(partition): (offset, crc) for partition, (offset, crc) in found.get("marks", {}).items()},
         )
 
-    def _numbers(self) -> list[int]:
-        if not self._files.exists(self._folder):
-            return []
-        names = [str(status.getPath().getName()) for status in self._files.listStatus(self._folder)]
-        return [int(name) for name in names if name.isdecimal()]
-
     def _read(self, number: int) -> dict[str, Any] | None:
-        """A note; None where it is not whole."""
+        """A note; None if it is not whole: cut off, or another than its checksum says."""
         try:
-            stream = self._files.open(self._path(self._folder, str(number)))
-            try:
-                found = json.loads(bytes(stream.readAllBytes()).decode("utf-8"))
-            finally:
-                stream.close()
-        except (ValueError, Py4JJavaError):  # cut off, or its checksum is
+            found = json.loads(self._files.read(f"{self._folder}/{number}") or "")
+        except (ValueError, Py4JJavaError):
             return None
         return found if isinstance(found, dict) else None

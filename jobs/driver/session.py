@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from jobs.driver.jvm import java_packages
 from transforms.errors import ConfigurationError
 
 __all__ = [
@@ -204,9 +204,8 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
     Raises:
         ConfigurationError: Spark has not.
     """
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # classes have no Python interface but this
     try:
-        jvm.org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
+        java_packages(spark).org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
     except Py4JJavaError:
         hint = (
             f"give to spark-submit: --packages {CONNECTOR},{package}"

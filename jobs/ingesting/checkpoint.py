@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
+from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
 __all__ = ["Binding", "bind", "read_start", "write_start"]
@@ -68,25 +68,25 @@ def bind(
         ConfigurationError: the checkpoint belongs to something else, the output to another checkpoint, or the output is
             of the other kind.
     """
-    files = _Files(spark)
+    files = Files(spark)
     wanted = Binding(job=job, source=source, output=files.qualified(output), form=form)
-    is_table = files.any_in(f"{output}/{_DELTA_LOG}")
+    is_table = _any_in(files, f"{output}/{_DELTA_LOG}")
     if is_table and not delta:
         raise ConfigurationError(
             "--format", f"{output} is a Delta table, in which Parquet files alone do not show; give --format delta"
         )
-    if delta and not is_table and files.any_in(output):
+    if delta and not is_table and _any_in(files, output):
         raise ConfigurationError(
             "--format", f"{output} holds files and is no Delta table; give a new --output, or leave out --format delta"
         )
-    if not files.any_in(f"{checkpoint}/offsets"):
-        if files.any_in(f"{output}/_spark_metadata"):
+    if not _any_in(files, f"{checkpoint}/offsets"):
+        if _any_in(files, f"{output}/_spark_metadata"):
             raise ConfigurationError(
                 "--checkpoint",
                 f"{output} was written with another checkpoint than {checkpoint}, and Spark would skip as many batches "
                 "as it finds there; give that checkpoint, or a new --output",
             )
-        if is_table and files.any_in(output, _DELTA_LOG):
+        if is_table and _any_in(files, output, _DELTA_LOG):
             raise ConfigurationError(
                 "--checkpoint",
                 f"{output} was written with another checkpoint than {checkpoint}, which does not know what is there: "
@@ -110,51 +110,13 @@ def bind(
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
     """What `write_start` has written; None where it has not."""
-    return _Files(spark).read(f"{checkpoint}/{_START_FILE}")
+    return Files(spark).read(f"{checkpoint}/{_START_FILE}")
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
     """Note in `checkpoint` the offsets at which its first batch begins, as Spark's Kafka source takes them."""
-    _Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
+    Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
 
 
-class _Files:
-    """Files wherever Spark may write: Hadoop's own file systems, as they are configured for the session."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        context: Any = spark.sparkContext
-        self._jvm: Any = context._jvm  # noqa: SLF001  # Hadoop has no Python interface but this
-        self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001  # the same
-
-    def qualified(self, path: str) -> str:
-        file_system, location = self._locate(path)
-        return str(file_system.makeQualified(location).toString())
-
-    def any_in(self, folder: str, but: str = "") -> bool:
-        file_system, location = self._locate(folder)
-        return bool(file_system.exists(location)) and any(
-            not name.startswith(".") and name != but
-            for name in (status.getPath().getName() for status in file_system.listStatus(location))
-        )
-
-    def read(self, path: str) -> str | None:
-        file_system, location = self._locate(path)
-        if not file_system.exists(location):
-            return None
-        stream = file_system.open(location)
-        try:
-            return bytes(stream.readAllBytes()).decode("utf-8")
-        finally:
-            stream.close()
-
-    def write(self, path: str, text: str) -> None:
-        file_system, location = self._locate(path)
-        stream = file_system.create(location, True)
-        try:
-            stream.write(bytearray(text, "utf-8"))
-        finally:
-            stream.close()
-
-    def _locate(self, path: str) -> tuple[Any, Any]:
-        location = self._jvm.org.apache.hadoop.fs.Path(path)
-        return location.getFileSystem(self._configuration), location
+def _any_in(files: Files, folder: str, but: str = "") -> bool:
+    return any(not name.startswith(".") and name != but for name in files.names(folder))

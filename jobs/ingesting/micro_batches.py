@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 
+from jobs.driver.jvm import java_packages, java_session, map_in_arrow
 from jobs.reading.ranges import Positions, positions_json, positions_of
 from jobs.reading.topics import Kafka
-from jobs.records.arrow import map_in_arrow
 
 __all__ = ["Ahead", "OffsetLog", "Portions", "lengths", "portion"]
 
@@ -249,9 +249,8 @@ class OffsetLog:
     """The two logs of a checkpoint, as Spark's own code reads and writes them: what was planned, and what was done."""
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
-        context: Any = spark.sparkContext
-        self._jvm: Any = context._jvm  # noqa: SLF001  # these classes have no Python interface
-        self._session: Any = spark._jsparkSession  # noqa: SLF001  # the same
+        self._jvm = java_packages(spark)
+        self._session = java_session(spark)
         streaming = self._jvm.org.apache.spark.sql.execution.streaming
         self._streaming = streaming
         self._offsets = streaming.OffsetSeqLog(self._session, f"{checkpoint}/offsets")
@@ -266,7 +265,7 @@ class OffsetLog:
         latest = self._offsets.getLatest()
         if latest.isEmpty():
             return None
-        return positions_of(json.loads(latest.get()._2().offsets().head().get().json()))  # noqa: SLF001  # of a pair in Scala
+        return positions_of(json.loads(latest.get().productElement(1).offsets().head().get().json()))
 
     def plan(self, end: Positions, now_ms: int) -> None:
         """Write down that the next batch ends at `end`."""

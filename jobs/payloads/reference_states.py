@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, TextIO
+from typing import TextIO
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
+from jobs.driver.jvm import Files
 from jobs.driver.progress import Stages
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
@@ -219,8 +220,8 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
         with closing(open_store(settings.store)) as store:
             if isinstance(store, Check):
                 store.check(writing=False)
-            if settings.report is not None:
-                _check_new(spark, settings.report)
+            if settings.report is not None and Files(spark).exists(settings.report):
+                raise ConfigurationError("--report", f"{settings.report} is there already; give a new folder")
             return _audit(spark, settings, store, stages)
     except SPARK_ERRORS as error:
         if _LOST.search(str(error)):
@@ -230,13 +231,6 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
         ) from error
     except PayloadStoreError as error:
         raise JobFailedError(str(error)) from error
-
-
-def _check_new(spark: SparkSession, folder: str) -> None:
-    context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001  # Hadoop has no Python interface but this
-    if path.getFileSystem(context._jsc.hadoopConfiguration()).exists(path):  # noqa: SLF001  # the same
-        raise ConfigurationError("--report", f"{folder} is there already; give a new folder")
 
 
 def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, stages: Stages) -> Audit:

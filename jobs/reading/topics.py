@@ -16,6 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.driver.jvm import java_packages
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
@@ -150,7 +151,7 @@ def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str 
 @contextmanager
 def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
     """The JVM, and Kafka's admin client in it."""
-    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # the admin client has no Python interface but this
+    jvm = java_packages(spark)
     settings = jvm.java.util.HashMap()
     settings.put("bootstrap.servers", kafka.servers)
     for key, value in kafka.options.items():

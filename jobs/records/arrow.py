@@ -5,15 +5,11 @@ Values that are large make a batch of their own, whose bytes are not copied; sma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StringType, StructField, StructType
-from pyspark.sql.udf import UserDefinedFunction
-from pyspark.util import PythonEvalType
 
 from jobs.records.inflater import Problem
 from transforms.record import Header, Record, RecordLike
@@ -26,7 +22,6 @@ __all__ = [
     "binary",
     "bound_input",
     "headers",
-    "map_in_arrow",
     "problems",
     "record_at",
     "replaced",
@@ -46,18 +41,6 @@ INPUT_BYTES = 16 * 2**20
 _INPUT_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is nothing beside as many bytes
 _OFFSET_BYTES = 4
-
-
-def map_in_arrow(
-    rows: DataFrame, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType
-) -> DataFrame:
-    """`DataFrame.mapInArrow`, which asks for pandas before it does what has no need of it."""
-    if find_spec("pandas") is not None:
-        return rows.mapInArrow(cast("Any", work), schema)
-    udf = cast("Any", UserDefinedFunction)(work, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    column = udf(*[rows[name] for name in rows.columns])
-    frame = cast("Any", rows)
-    return cast("DataFrame", type(frame)(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession))  # noqa: SLF001  # what mapInArrow itself does
 
 
 def bound_input(rows: DataFrame) -> None:
