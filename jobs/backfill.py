@@ -27,7 +27,7 @@ from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_opti
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.report import Column, amount, repaint, text_table
 from jobs.driver.session import open_session, share_code
-from jobs.payloads.inventory import add_store, store_config, store_use
+from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.reading.source_options import SourceSettings, settings_of
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS

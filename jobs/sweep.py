@@ -22,8 +22,8 @@ from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_opti
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
+from jobs.driver.store_options import add_store, store_config, store_use
 from jobs.driver.worker_config import StoreUse
-from jobs.payloads.inventory import add_store, store_config, store_use
 from jobs.payloads.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
 from jobs.reading.topics import Kafka
 from stores.store import check_topic

@@ -22,7 +22,8 @@ from jobs.copying.forms import Mark, Tally, mark_of
 from jobs.copying.range import Copying, Outcome, Range, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.reading.partition import Log, bounds
+from jobs.reading.client import bounds
+from jobs.reading.partition import PartitionReader
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import SourceSettings
 from transforms.errors import ConfigurationError
@@ -79,7 +80,7 @@ class BackfillSettings:
             raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
         if self.checkpoint is None and not self.dry_run:
             raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
-        if self.source.restorer.store.get(_GENERATOR, "sha256") != "sha256":
+        if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
             raise ConfigurationError(
                 _GENERATOR, "is sha256 in a backfill: what is done again would leave payloads of other names"
             )
@@ -91,7 +92,7 @@ class BackfillSettings:
             "source": topic,
             "sink": self.sink,
             "to": "plain" if self.offload is None else "references",
-            "format": self.source.restorer.reference_format,
+            "format": self.source.inflater.reference_format,
             "partition-by": "key" if self.by_key else "number",
         }
 
@@ -239,7 +240,7 @@ def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mar
     if not there.first <= offset < there.end:
         return
     (topic,) = source.topics
-    with closing(Log(source.client, topic, partition)) as log:
+    with closing(PartitionReader(source.client, topic, partition)) as log:
         found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
     if found is not None and found.offset == offset and mark_of(found) != mark:
         raise JobFailedError(
@@ -265,7 +266,7 @@ class _Run:
     ) -> None:
         offload = settings.offload
         if offload is not None:
-            signing = Signing.of(settings.source.restorer.store)
+            signing = Signing.of(settings.source.inflater.store)
             offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
         self._copying = Copying(
             settings.source,

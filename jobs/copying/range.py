@@ -1,18 +1,18 @@
-"""One range of a backfill: what a task reads from a partition of the source, and writes to the sink in its order.
+"""One range of a backfill: a task reads it from a partition of the source, and writes it to the sink in order.
 
-A range ends where it was told to, or sooner, once it has read enough; it is done when everything that it wrote is
-acknowledged and committed, in one transaction. Until then nobody has noted it, and whoever does it again ends the
-transaction of the one before, and writes the same records again.
+A range ends at its end offset, or earlier when the task has read enough. It is done when all of its records are
+acknowledged and committed, in one transaction. The checkpoint does not note it before. A task that repeats the range
+ends the transaction of the task before it, and writes the same records again.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiokafka.partitioner import murmur2
 
@@ -20,10 +20,13 @@ from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
 from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.failures import JobFailedError
 from jobs.reading.messages import Message, Messages, TopicRecord
-from jobs.reading.partition import Log
+from jobs.reading.partition import PartitionReader
 from jobs.reading.source_options import SourceSettings
-from jobs.records.inflater import Problem, Restorer
-from stores.registry import open_store, put
+from jobs.records.inflater import Inflater
+from jobs.records.problems import Problem
+from jobs.records.window import Task, in_order
+from stores.payload import publish
+from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.errors import PayloadStoreError, WideloadError
@@ -35,10 +38,8 @@ from transforms.size import batch_of_one_bytes
 
 __all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
 
-_MOST_WAITING = 1_000  # records behind one whose upload takes long
-
-# Of one transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. What
-# is on its way when a range ends may take a few calls of the store more.
+# The longest transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. Records that
+# are on their way when a range ends may take a few more calls of the store.
 _LONGEST_S = 300.0
 _LONGEST_CALLS = 4
 _MOST_TIMEOUT_MS = 900_000
@@ -52,13 +53,13 @@ class Copying:
 
     Attributes:
         source: where records come from, how they refer to payloads, and the store.
-        sink: where they go.
-        offload: which values leave their records; None where all are to stay in them.
-        by_key: whether a record goes to the partition that its key has in the sink, else to that of its own number.
-        keep_references: whether a record that refers to a payload goes as it is, and the payload stays where it is.
-        keep_problems: whether a record that cannot be restored goes as it is; else it ends the job.
-        max_records: of a range.
-        max_bytes: of a range, read or written; one record more may come.
+        sink: where records go.
+        offload: which values become references; None if none do.
+        by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
+        keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
+        keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.
+        max_records: the most records of a range.
+        max_bytes: the most bytes of a range, read or written, and one record.
     """
 
     source: SourceSettings
@@ -87,14 +88,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a range.
+    """The result of a range.
 
     Attributes:
-        next: everything below this offset is done: acknowledged by the sink.
-        tally: what was done.
-        ends: of each partition of the sink that was written to, the offset behind the last record.
-        error: why the range ended; None where nothing is wrong.
-        mark: of the last record that was read, where it is done.
+        next: all records below this offset are done: the sink has acknowledged them.
+        tally: what was read and written.
+        ends: by partition of the sink that was written to, the offset behind the last record.
+        error: why the range ended; None if nothing is wrong.
+        mark: the mark of the last record that was read, if that is done.
     """
 
     next: int
@@ -105,7 +106,7 @@ class Outcome:
 
 
 def copied(copying: Copying, range_: Range) -> Outcome:
-    """Does a range. What goes wrong is in the outcome, with how far it was done; Spark need not try it again."""
+    """Copies a range. Errors are in the outcome, with the offset that was reached, so Spark need not try again."""
     tally = Tally()
     try:
         with ExitStack() as stack:
@@ -113,21 +114,21 @@ def copied(copying: Copying, range_: Range) -> Outcome:
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
-        # Nobody knows which of the last records the sink has, so all of the range counts as not done.
+        # It is not known which of the last records the sink has, so the whole range counts as not done.
         return Outcome(range_.start, Tally(), {}, exc)
 
 
 def scanned(copying: Copying, range_: Range) -> Outcome:
-    """Looks at the records of a range, and counts what `copied` would do with them; neither store nor sink is asked."""
+    """Reads a range, and counts what `copied` would do with its records. Makes no request to the store or the sink."""
     tally = Tally()
     try:
-        with closing(Log(copying.source.client, copying.topic, range_.partition)) as log:
+        with closing(PartitionReader(copying.source.client, copying.topic, range_.partition)) as log:
             cursor = _Cursor(log, copying, range_, tally)
             for record in cursor.records(range_.start, range_.end, fail_on_loss=copying.source.fail_on_loss):
                 foresee(
                     record,
                     tally,
-                    copying.source.restorer.reference_format,
+                    copying.source.inflater.reference_format,
                     copying.offload,
                     keep_references=copying.keep_references,
                 )
@@ -137,9 +138,9 @@ def scanned(copying: Copying, range_: Range) -> Outcome:
 
 
 class _Cursor:
-    """The partition as `Messages` reads it, which counts what is read of the range and ends it where it is enough."""
+    """The partition as `Messages` reads it. Counts the records of the range, and ends it when they are enough."""
 
-    def __init__(self, log: Log, copying: Copying, range_: Range, tally: Tally) -> None:
+    def __init__(self, log: PartitionReader, copying: Copying, range_: Range, tally: Tally) -> None:
         self.at = range_.start
         self.position = range_.start
         self.last: TopicRecord | None = None
@@ -154,10 +155,10 @@ class _Cursor:
 
     def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[TopicRecord]:
         found = self._log.records(start, end, fail_on_loss=fail_on_loss)
-        if end != self._range.end:  # a look at what is before the range
+        if end != self._range.end:  # a look at records before the range
             yield from found
             return
-        reference_format = self._copying.source.restorer.reference_format
+        reference_format = self._copying.source.inflater.reference_format
         for record in found:
             self.at, self.last = record.offset, record
             self._tally.read(form_of(record, reference_format), len(record.key or b"") + len(record.value or b""))
@@ -180,9 +181,9 @@ class _Place:
     """A message on its way.
 
     Attributes:
-        at: the offset that was being read when it came.
-        own: whether it goes as it is, and no reference in it is followed.
-        problem: why it cannot be restored, as far as that shows without the store.
+        at: the offset that was being read when the message was complete.
+        own: whether the message is written as it is, without a look at its reference.
+        problem: why it cannot be restored, as far as its headers tell.
     """
 
     message: Message
@@ -192,7 +193,7 @@ class _Place:
 
     @property
     def after(self) -> int:
-        """From where to go on once it is done. A chunk may have ended several messages, so it is read again."""
+        """The next offset to read once this is done. A chunk may end several messages, so it is read again."""
         return self.message.offset + 1 if self.at == self.message.offset and not self._of_chunks else self.at
 
     @property
@@ -202,7 +203,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A message as it is to be written, or why it cannot be."""
+    """A message as it will be written, or the reason why it cannot be written."""
 
     place: _Place
     record: RecordLike
@@ -214,7 +215,7 @@ _NOTHING = Record(None, None)
 
 
 class _Copy:
-    """One range, while it is done."""
+    """One range, while it is copied."""
 
     def __init__(self, copying: Copying, range_: Range, tally: Tally, stack: ExitStack) -> None:
         source = copying.source
@@ -222,19 +223,22 @@ class _Copy:
         self._copying = copying
         self._range = range_
         self._tally = tally
-        self._log = stack.enter_context(closing(Log(source.client, copying.topic, range_.partition)))
+        self._log = stack.enter_context(closing(PartitionReader(source.client, copying.topic, range_.partition)))
         self._cursor = _Cursor(self._log, copying, range_, tally)
-        self._restorer = stack.enter_context(closing(Restorer(source.restorer)))
-        self._store: PayloadStore = stack.enter_context(closing(open_store(source.restorer.store)))
-        self._pool = ThreadPoolExecutor(source.restorer.threads, thread_name_prefix="wideload-backfill")
+        self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
+        self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))
+        self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
         stack.callback(self._pool.shutdown, cancel_futures=True)
         self.writer = stack.enter_context(closing(self._writer()))
 
     def run(self) -> WideloadError | None:
-        """Goes on to the end of the range or up to what is wrong, and waits until all of that is acknowledged.
+        """Copies up to the end of the range or the first error, and waits until the sink has acknowledged it.
+
+        Returns:
+            The error that ended the range; None at its end.
 
         Raises:
-            WideloadError: the sink did not take what was written.
+            WideloadError: the sink did not take the records.
         """
         error: WideloadError | None = None
         found = self._offloaded(self._restored())
@@ -259,14 +263,14 @@ class _Copy:
         return error
 
     def mark(self) -> Mark | None:
-        """Of the last record that was read, if it is done."""
+        """The mark of the last record that was read, if that record is done."""
         last = self._cursor.last
         return mark_of(last) if last is not None and last.offset < self.next else None
 
     def _writer(self) -> SinkWriter:
         copying = self._copying
         name = transactional_id(f"wideload-backfill-{copying.sink.name}", copying.topic, self._range.partition)
-        call_ms = copying.source.restorer.store.get(_STORE_TIMEOUT)
+        call_ms = copying.source.inflater.store.get(_STORE_TIMEOUT)
         call_ms = call_ms if isinstance(call_ms, int) else _STORE_TIMEOUT_MS
         timeout_ms = min(_MOST_TIMEOUT_MS, round(_LONGEST_S * 1000) + _LONGEST_CALLS * call_ms)
         return SinkWriter(copying.source.client, copying.sink, name, timeout_ms)
@@ -298,7 +302,7 @@ class _Copy:
         at = self._cursor.at
         if message.problem is not None:
             return _Place(message, at, problem=message.problem)
-        reference_format = self._copying.source.restorer.reference_format
+        reference_format = self._copying.source.inflater.reference_format
         form = form_of(message.record, reference_format)
         if form == "reference" and reference_format != "wideload":
             return _Place(message, at, problem=_other("this project's headers", "wideload"))
@@ -307,7 +311,7 @@ class _Copy:
         return _Place(message, at, own=form == "reference" and self._copying.keep_references)
 
     def _restored(self) -> Iterator[_Ready]:
-        for result in self._restorer.restored(self._messages()):
+        for result in self._inflater.inflated(self._messages()):
             place, original = result.place, result.place.message.record
             problem = place.problem or result.problem
             if problem is not None or place.own:
@@ -323,43 +327,27 @@ class _Copy:
         """The same, with references in place of large values, in order; several are published at a time."""
         offload = self._copying.offload
         if offload is None:
-            yield from found
-            return
-        waiting: deque[tuple[int, _Ready | Future[_Ready]]] = deque()
-        held = 0
-        bound = self._copying.source.restorer.held_bytes
+            return iter(found)
+        return in_order(self._sized(offload, found), self._pool, self._copying.source.inflater.held_bytes)
+
+    def _sized(self, offload: Offload, found: Iterable[_Ready]) -> Iterator[Task[_Ready]]:
         for ready in found:
             size = len(ready.record.value or b"")
-            large = ready.problem is None and not ready.place.own and offload.wants(ready.record)
-            size *= 2 if large and offload.codec is not None else 1
-            while waiting and (held + size > bound or len(waiting) >= _MOST_WAITING):
-                taken, first = waiting.popleft()
-                held -= taken
-                yield first.result() if isinstance(first, Future) else first
-            if not large and not waiting:
-                yield ready
-                continue
-            waiting.append((size, self._pool.submit(self._published, offload, ready) if large else ready))
-            held += size
-        for _, each in waiting:
-            yield each.result() if isinstance(each, Future) else each
+            if ready.problem is None and not ready.place.own and offload.wants(ready.record):
+                yield size if offload.codec is None else 2 * size, ready, partial(self._published, offload)
+            else:
+                yield size, ready, None
 
     def _published(self, offload: Offload, ready: _Ready) -> _Ready:
-        value = ready.record.value
-        assert value is not None
-        payload = offload.payload(value)
-        topic = self._copying.sink.name
-        if payload.codec is None:
-            path = put(self._store, topic, payload.checksum, payload.data)
-        else:
-            path = self._store.publish(topic, payload.data)
-        record = offload.refer(ready.record, payload.reference(path))
-        return _Ready(ready.place, record, None, payload.size)
+        assert ready.record.value is not None
+        payload = offload.payload(ready.record.value)
+        reference = publish(self._store, self._copying.sink.name, payload, by_digest=True)
+        return _Ready(ready.place, offload.refer(ready.record, reference), None, payload.size)
 
     # --- to the sink --------------------------------------------------------------------------------------------------
 
     def _take(self, ready: _Ready) -> WideloadError | None:
-        """Writes a record; gives what ends the job."""
+        """Writes a record; returns the error that ends the job, or None."""
         message, record, problem = ready.place.message, ready.record, ready.problem
         if problem is None:
             problem = self._too_large(record)
@@ -396,7 +384,7 @@ class _Copy:
         if not self._copying.by_key:
             return self._range.partition
         partitions = len(self._copying.sink.ends)
-        if record.key is None:  # to one partition, so that they stay in order
+        if record.key is None:  # all of them to one partition, so that they stay in order
             return self._range.partition % partitions
         return int(murmur2(record.key) & 0x7FFFFFFF) % partitions
 

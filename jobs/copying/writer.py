@@ -19,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from jobs.driver.failures import JobFailedError
-from jobs.reading.partition import Client
+from jobs.reading.client import Client
 from transforms.errors import ConfigurationError
 from transforms.record import RecordLike
 

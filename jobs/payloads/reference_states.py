@@ -22,11 +22,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
 from jobs.driver.jvm import Files
 from jobs.driver.progress import Stages
+from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import conform
-from stores.registry import get, open_store
+from stores.payload import download
+from stores.registry import open_store
 from stores.store import Check, ExpiryRule, Lifecycle, List, PayloadStore, Store
 from transforms.errors import (
     ConfigurationError,
@@ -329,8 +331,7 @@ def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, st
     there = payloads.where(F.col("state") == "there").select("path")
     rows = found.join(there, "path").select(*_VERIFIED_BY).distinct()
     max_bytes = _max_bytes(store)
-    config = {key: str(value) if isinstance(value, str) else value for key, value in settings.store.items()}
-    return on_executors(rows, partial(_verify, config, max_bytes), _VERIFIED)
+    return on_executors(rows, partial(_verify, portable(settings.store), max_bytes), _VERIFIED)
 
 
 def _max_bytes(store: PayloadStore) -> int:
@@ -363,7 +364,7 @@ def _verify(config: Mapping[str, object], max_bytes: int, rows: Iterable[Row]) -
 def _wrong(store: PayloadStore, inflate: Inflate, row: Row) -> tuple[str | None, str | None]:
     reference = Reference(row.path, row["size"], row.checksum, row.compression)
     try:
-        inflate.restore(reference, get(store, row.path, inflate.stored_limit_bytes(reference)))
+        inflate.restore(reference, download(store, reference, inflate))
     except PayloadCorruptError as exc:
         return exc.what, str(exc)
     except PayloadTooLargeError as exc:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from jobs.records.inflater import Problem
+from jobs.records.problems import Problem
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError
@@ -36,7 +36,7 @@ class TopicRecord(LoggedRecord, Protocol):
 
 
 class Readable(Protocol):
-    """A partition; see `jobs.reading.partition.Log`."""
+    """A partition; see `jobs.reading.partition.PartitionReader`."""
 
     def first(self) -> int: ...
 

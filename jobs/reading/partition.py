@@ -7,22 +7,17 @@ loop of its own, which stands still while Spark takes what was read.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 from jobs.driver.failures import JobFailedError
-from jobs.reading.ranges import Bounds, Place
-from transforms.errors import ConfigurationError
+from jobs.reading.client import Client, answered
 
-__all__ = ["Client", "Log", "bounds"]
+__all__ = ["PartitionReader"]
 
 _POLL_MS = 1_000
 _POLL_RECORDS = 500
@@ -31,90 +26,7 @@ _SILENCE_S = 60.0
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    """How the brokers are reached; goes to executors.
-
-    Attributes:
-        servers: the bootstrap servers.
-        arguments: of aiokafka's clients, all but the context of TLS; may hold a password.
-        consumer: further ones, of its consumer.
-        tls: files of certificates and keys; None where there is no TLS. May hold a password.
-    """
-
-    servers: str
-    arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    consumer: Mapping[str, Any] = field(default_factory=dict)
-    tls: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    def connection(self) -> dict[str, Any]:
-        """What every client of aiokafka takes.
-
-        Raises:
-            ConfigurationError: a certificate or a key cannot be used.
-        """
-        arguments = {"bootstrap_servers": self.servers, **self.arguments}
-        return arguments if self.tls is None else arguments | {"ssl_context": _context(self.tls)}
-
-    def open(self) -> AIOKafkaConsumer:
-        """A consumer without a group, not started."""
-        return AIOKafkaConsumer(
-            **self.connection(), **self.consumer, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
-        )
-
-
-def _context(tls: Mapping[str, Any]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.get("ca"))
-        if tls.get("certificate") is not None:
-            context.load_cert_chain(tls["certificate"], tls.get("key"), tls.get("password") or "")
-    except (ssl.SSLError, OSError) as exc:
-        raise ConfigurationError("kafka.ssl", f"the files of certificates or the key cannot be used: {exc}") from exc
-    context.check_hostname = bool(tls.get("check_hostname", True))
-    return context
-
-
-def bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
-    """Each partition of the topics as it is now; with `read_committed`, up to the first open transaction.
-
-    Raises:
-        ConfigurationError: a topic is not there, or no broker answers.
-    """
-    return asyncio.run(_explained(client, _bounds(client, topics)))
-
-
-async def _bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
-    async with AsyncExitStack() as stack:
-        admin = AIOKafkaAdminClient(**client.connection())
-        stack.push_async_callback(admin.close)
-        await admin.start()
-        places = []
-        for topic in await admin.describe_topics(list(topics)):
-            if topic["error_code"]:
-                reason = kafka_errors.for_code(topic["error_code"]).__name__
-                raise ConfigurationError("subscribe", f"topic {topic['topic']} cannot be read: {reason}")
-            places += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
-        consumer = client.open()
-        consumer.assign(places)
-        stack.push_async_callback(consumer.stop)
-        await consumer.start()
-        first = await consumer.beginning_offsets(places)
-        end = await consumer.end_offsets(places)
-        return {(each.topic, each.partition): Bounds(first[each], max(first[each], end[each])) for each in places}
-
-
-async def _explained(client: Client, work: Awaitable[Answer]) -> Answer:
-    try:
-        return await work
-    except kafka_errors.OffsetOutOfRangeError:
-        raise
-    except (kafka_errors.KafkaConnectionError, OSError, TimeoutError) as exc:
-        raise ConfigurationError("kafka.bootstrap.servers", f"no broker answers at {client.servers}: {exc}") from exc
-    except kafka_errors.KafkaError as exc:
-        raise JobFailedError(f"Kafka at {client.servers} fails: {type(exc).__name__}: {exc}") from exc
-
-
-class Log:
+class PartitionReader:
     """One partition, read in ranges of offsets; a range may be read while another is being read.
 
     Args:
@@ -204,7 +116,7 @@ class Log:
         )
 
     def _run(self, work: Awaitable[Answer]) -> Answer:
-        return self._runner.run(_explained(self._client, work))
+        return self._runner.run(answered(self._client, work))
 
     async def _start(self) -> None:
         self._consumer = self._client.open()  # takes the loop that runs

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StringType, StructField, StructType
 
-from jobs.records.inflater import Problem
+from jobs.records.problems import ERROR, Problem
 from transforms.record import Header, Record, RecordLike
 
 __all__ = [
-    "ERROR",
     "INPUT_BYTES",
     "PROBLEM",
     "Gathering",
@@ -27,11 +25,6 @@ __all__ = [
     "replaced",
     "with_problems",
 ]
-
-ERROR = StructType(
-    [StructField("which", StringType()), StructField("state", StringType()), StructField("detail", StringType())]
-)
-"""Why a record is not what it was; see `jobs.records.inflater.Problem`."""
 
 PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 

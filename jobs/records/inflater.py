@@ -1,20 +1,22 @@
-"""Payloads in place of references: several downloads at a time, in order, and no more bytes than are allowed.
+"""Payloads in place of references: several downloads at a time, in order, within a limit of bytes.
 
-This is what runs on executors. A task has one `Restorer`, and so one client of the store. Bytes are counted before a
-download: by the size that the reference says. Where it says none (the seed's own format and bakdata's), a download
-that proves to be larger than its share is broken off before the body is read, and done again once it is alone.
+This runs on executors. A task has one `Inflater`, and so one client of the store. Bytes are counted before a download:
+the reference says the size. The seed's own format and bakdata's say none; then a download that proves to be larger than
+its share is broken off before the body is read, and starts again when no other download runs.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from stores.registry import get, open_store
+from jobs.records.problems import Problem
+from jobs.records.window import Task, in_order
+from stores.payload import download
+from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.chunk import is_chunk
 from transforms.errors import (
@@ -34,26 +36,24 @@ from transforms.reference import KEY, Reference, is_reference
 from transforms.signing import KEY_NAME, Signing
 from transforms.wrapper import Unwrap
 
-__all__ = ["DEFAULT_HELD_BYTES", "DEFAULT_THREADS", "Problem", "Restored", "Restorer", "RestorerSettings", "plain"]
+__all__ = ["DEFAULT_HELD_BYTES", "DEFAULT_THREADS", "Inflated", "Inflater", "InflaterSettings"]
 
 DEFAULT_HELD_BYTES = 64 * 2**20
 DEFAULT_THREADS = 8
-
-_MOST_WAITING = 1_000  # records behind one whose download takes long
 
 Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
-class RestorerSettings:
+class InflaterSettings:
     """What a task needs to know; goes to executors.
 
     Attributes:
-        store: what the store is opened with, as `plain` gives it; may hold secrets.
+        store: the configuration of the store, as `jobs.driver.store_options.portable` gives it; may hold secrets.
         reference_format: how records refer to payloads.
-        held_bytes: the most bytes of payloads that a task holds, or one record where that is larger.
+        held_bytes: the most bytes of payloads that a task holds, or one record if that alone is larger.
         threads: how many payloads are downloaded at a time.
-        unwrap: how wrappers come off before references are looked for; None where values are no wrappers.
+        unwrap: takes values out of their wrappers before references are looked for; None if values have no wrappers.
     """
 
     store: Mapping[str, object] = field(repr=False)
@@ -77,7 +77,7 @@ class RestorerSettings:
         open_store(self.store).close()
 
     def check_signatures(self) -> None:
-        """Makes sure that references are verified, where there is a key to do it with.
+        """Makes sure that references are verified if there is a key for it.
 
         Raises:
             ConfigurationError: the format has no signatures.
@@ -88,35 +88,15 @@ class RestorerSettings:
             )
 
 
-def plain(config: Mapping[str, object]) -> dict[str, object]:
-    """A configuration of a store without classes that executors may lack, as that of a secret string."""
-    return {key: str(value) if isinstance(value, str) else value for key, value in config.items()}
-
-
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a reference did not become a value, and never will.
+class Inflated(Generic[Place]):
+    """A record that has been through the inflater.
 
     Attributes:
-        which: `value` or `key`.
-        state: `malformed`, `refused`, `missing`, `too-large`, or what differs: `size`, `checksum`, `compression`.
-        detail: for people.
-    """
-
-    which: str
-    state: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restored(Generic[Place]):
-    """What became of a record.
-
-    Attributes:
-        place: as it was handed in.
-        record: with its payload; where there is a problem without it, and out of its wrapper if it came out.
-        problem: None where there is none.
-        logged: as it was handed in; None where that is `record`.
+        place: what the caller handed in with the record.
+        record: the record with its payload; if there is a problem, without it, and out of its wrapper if it came out.
+        problem: None if there is none.
+        logged: the record as it was handed in, if that is not `record`; else None.
     """
 
     place: Place
@@ -127,39 +107,41 @@ class Restored(Generic[Place]):
 
 @dataclass(frozen=True, slots=True)
 class _References:
-    """What a record refers to, one part of it or both, and its own headers."""
+    """The references of a record, one or two, and the record's own headers."""
 
     headers: tuple[Header, ...]
     key: Reference | None
     value: Reference | None
 
 
-_Outcome = RecordLike | Problem | None  # None: larger than its share
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Entry(Generic[Place]):
-    """A record on its way through the window; `held` is how many bytes of the bound it takes."""
+    """A record on its way through the window.
+
+    Attributes:
+        held: how many bytes of the limit it takes.
+        outcome: None until the payloads are there, and if one is larger than its share.
+    """
 
     place: Place
     record: RecordLike
     held: int
-    outcome: Future[_Outcome] | RecordLike | Problem
+    outcome: RecordLike | Problem | None = None
     references: _References | None = None
     logged: RecordLike | None = None
 
 
-class Restorer:
+class Inflater:
     """Restores the records of one task. Not for several threads at once.
 
     Args:
         settings: what to do.
 
     Raises:
-        ConfigurationError: see `RestorerSettings.check`.
+        ConfigurationError: see `InflaterSettings.check`.
     """
 
-    def __init__(self, settings: RestorerSettings) -> None:
+    def __init__(self, settings: InflaterSettings) -> None:
         self._format = FORMATS[settings.reference_format]
         self._unwrap = settings.unwrap
         self._held_bytes = settings.held_bytes
@@ -171,60 +153,40 @@ class Restorer:
         signing = Signing.of(settings.store) if self._format is WIDELOAD else None
         self._inflate = Inflate(limit, self._format, signing=signing)
         self._probe = Inflate(min(limit, share), self._format)
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="wideload-restorer")
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="wideload-inflater")
 
     def close(self) -> None:
-        """Waits for the downloads that are under way, and gives back what the store holds."""
+        """Waits for the downloads that are under way, and closes the store."""
         self._pool.shutdown(cancel_futures=True)
         self._store.close()
 
-    def wants(self, record: RecordLike) -> bool:
-        """Whether a record out of its wrapper is not as it was: a reference, or marked as none.
-
-        A chunk is left alone; it is not whole.
-        """
-        if record.headers and is_chunk(record.headers):
-            return False
-        return self._format.wants(record) or _has_key(record)
-
-    def restored(self, records: Iterable[tuple[Place, RecordLike]]) -> Iterator[Restored[Place]]:
-        """Every record, in order. Downloads go on while the caller is at work.
+    def inflated(self, records: Iterable[tuple[Place, RecordLike]]) -> Iterator[Inflated[Place]]:
+        """Every record, in order. Chunks are left alone. Downloads go on while the caller is at work.
 
         Raises:
             PayloadStoreError: the store failed, whatever the record; it has tried for as long as it may.
         """
-        waiting: deque[_Entry[Place]] = deque()
-        held = 0
+        return map(self._finished, in_order(self._entries(records), self._pool, self._held_bytes))
+
+    def _entries(self, records: Iterable[tuple[Place, RecordLike]]) -> Iterator[Task[_Entry[Place]]]:
         for place, record in records:
             entry = self._entry(place, record)
-            while waiting and (held + entry.held > self._held_bytes or len(waiting) >= _MOST_WAITING):
-                held -= waiting[0].held
-                yield self._finished(waiting.popleft())  # without a name, so that nothing here keeps it
-            if entry.references is not None:
-                entry.outcome = self._pool.submit(self._restore, entry.record, entry.references, self._probe)
-            elif not waiting:
-                yield self._finished(entry)
-                continue
-            waiting.append(entry)
-            held += entry.held
-        while waiting:
-            yield self._finished(waiting.popleft())
+            yield entry.held, entry, self._downloaded if entry.references is not None else None
 
     def _entry(self, place: Place, record: RecordLike) -> _Entry[Place]:
         if self._unwrap is None or is_chunk(record.headers) or not self._unwrap.wants(record):
             return self._unwrapped_entry(place, record)
+        length = len(record.value or b"")
         try:
             unwrapped = self._unwrap.unwrap(record)
         except MalformedWrapperError as exc:
-            return _Entry(place, record, len(record.value or b""), Problem("value", "malformed", str(exc)))
+            return _Entry(place, record, length, Problem("value", "malformed", str(exc)))
         entry = self._unwrapped_entry(place, unwrapped)
-        entry.logged = record
-        entry.held += len(record.value or b"")
-        return entry
+        return replace(entry, logged=record, held=entry.held + length)
 
     def _unwrapped_entry(self, place: Place, record: RecordLike) -> _Entry[Place]:
         length = len(record.value or b"")
-        if not self.wants(record):
+        if is_chunk(record.headers) or not (self._format.wants(record) or _has_key(record)):
             return _Entry(place, record, length, record)
         try:
             references, inline = self._read(record)
@@ -233,10 +195,10 @@ class Restorer:
         if references.key is None and references.value is None:
             return _Entry(place, record, length, inline)
         held = sum(self._bytes(part) for part in (references.key, references.value) if part is not None)
-        return _Entry(place, record, length + held, record, references)
+        return _Entry(place, record, length + held, None, references)
 
     def _read(self, record: RecordLike) -> tuple[_References, Record]:
-        """What a record refers to; and the record without what is not its own."""
+        """The references of a record; and the record without the headers of the references."""
         key = value = None
         own = Record(record.key, record.value, tuple(record.headers), record.timestamp)
         if _has_key(record):
@@ -260,21 +222,25 @@ class Restorer:
         size = self._probe.max_bytes if reference.size is None else reference.size
         return size if reference.codec is None else 2 * size
 
-    def _finished(self, entry: _Entry[Place]) -> Restored[Place]:
-        outcome = entry.outcome.result() if isinstance(entry.outcome, Future) else entry.outcome
+    def _finished(self, entry: _Entry[Place]) -> Inflated[Place]:
+        outcome = entry.outcome
         if outcome is None:
-            # The others are within the bound, and this is the one record that there may be more.
+            # All others are within the limit, and this is the one record that may go beyond it.
             assert entry.references is not None
-            outcome = self._restore(entry.record, entry.references, self._inflate)
+            outcome = self._restored(entry.record, entry.references, self._inflate)
         assert outcome is not None
         if isinstance(outcome, Problem):
-            return Restored(entry.place, entry.record, outcome, entry.logged)
-        return Restored(entry.place, outcome, None, entry.logged)
+            return Inflated(entry.place, entry.record, outcome, entry.logged)
+        return Inflated(entry.place, outcome, None, entry.logged)
 
     # --- on threads ---------------------------------------------------------------------------------------------------
 
-    def _restore(self, record: RecordLike, references: _References, unsized: Inflate) -> _Outcome:
-        """The record with its payloads; `unsized` has the bound for those of which no size is known."""
+    def _downloaded(self, entry: _Entry[Place]) -> _Entry[Place]:
+        assert entry.references is not None
+        return replace(entry, outcome=self._restored(entry.record, entry.references, self._probe))
+
+    def _restored(self, record: RecordLike, references: _References, unsized: Inflate) -> RecordLike | Problem | None:
+        """The record with its payloads; None if a payload of unknown size is larger than `unsized` allows."""
         key, value = record.key, record.value
         try:
             if references.key is not None:
@@ -290,19 +256,13 @@ class Restorer:
         return Record(key, value, references.headers, record.timestamp)
 
     def _download(self, reference: Reference, unsized: Inflate) -> bytes:
-        inflate = unsized if reference.size is None else self._inflate
-        limit = inflate.stored_limit_bytes(reference)
+        inflate = self._inflate if reference.size is not None else unsized
         try:
-            return inflate.restore(reference, get(self._store, reference.path, limit))
+            return inflate.restore(reference, download(self._store, reference, inflate))
         except PayloadTooLargeError as exc:
-            if inflate is not self._inflate and inflate.max_bytes < self._inflate.max_bytes:
+            if inflate.max_bytes < self._inflate.max_bytes:
                 raise _ShareError from exc
-            if reference.size is None or limit == inflate.max_bytes:
-                raise
-            # The bound was the reference's own size, so it is the reference that is wrong, not the limit.
-            found = "more" if exc.size is None else f"{exc.size:,} bytes"
-            expected = f"at most {reference.size:,} bytes"
-            raise PayloadCorruptError(reference.path, "size", expected=expected, found=found) from exc
+            raise
 
 
 class _ShareError(Exception):
@@ -317,7 +277,7 @@ class _PartError(Exception):
 
 @contextmanager
 def _part(which: str) -> Iterator[None]:
-    """Says of which part of the record an error is that is the record's own."""
+    """Makes a problem of an error that is the record's own, and says which part of the record has it."""
     try:
         yield
     except PayloadNotFoundError as exc:

@@ -134,8 +134,8 @@ def test_settings_of_security() -> None:
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p\\"9";'
     settings = settings_of(OPTIONS | {"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": jaas})
     assert settings.topics == ("orders", "returns")
-    assert settings.client.arguments["sasl_plain_username"] == "ann"
-    assert settings.client.arguments["sasl_plain_password"] == 'p"9'
+    assert settings.client.connection()["sasl_plain_username"] == "ann"
+    assert settings.client.connection()["sasl_plain_password"] == 'p"9'
     assert "ann" not in repr(settings)
 
 

@@ -13,9 +13,9 @@ import pytest
 from jobs import backfill, sweep
 from jobs.audit import main as audit
 from jobs.driver.command_line import configure
+from jobs.driver.store_options import store_config, store_use
 from jobs.driver.worker_config import Configured
 from jobs.ingesting import command_line
-from jobs.payloads.inventory import store_config, store_use
 from jobs.reading.source_options import settings_of
 from transforms.errors import ConfigurationError
 
@@ -72,8 +72,8 @@ def test_configured_login_of_both_clients() -> None:
     options = {"subscribe": "t", "kafka.bootstrap.servers": "b:9092", STORE_CLASS: "memory"}
     for client in (found.client_options(), {name: java[name] for name in java if "limit" not in name}):
         settings = settings_of(options | client)
-        assert settings.client.arguments["sasl_plain_password"] == password
-        assert settings.client.arguments["sasl_mechanism"] == "SCRAM-SHA-512"
+        assert settings.client.connection()["sasl_plain_password"] == password
+        assert settings.client.connection()["sasl_mechanism"] == "SCRAM-SHA-512"
     assert "p" + '"9' not in repr(found)
 
 
@@ -155,11 +155,11 @@ def test_backfill_of_a_configuration() -> None:
         parsed = backfill._parser().parse_args([*base, *given])
         configure(parsed, described)
         source = backfill._settings(parsed).source
-        assert (source.client.servers, source.client.arguments["sasl_plain_password"]) == ("b:9092", "secret")
-        assert (source.restorer.store["filesystem.root"], source.restorer.reference_format) == (store, form)
+        assert (source.client.servers, source.client.connection()["sasl_plain_password"]) == ("b:9092", "secret")
+        assert (source.inflater.store["filesystem.root"], source.inflater.reference_format) == (store, form)
     parsed = backfill._parser().parse_args([*base, "--source", "chunks"])
     configure(parsed, {**described, "stores": []})
-    assert backfill._settings(parsed).source.restorer.store == {STORE_CLASS: "memory"}
+    assert backfill._settings(parsed).source.inflater.store == {STORE_CLASS: "memory"}
 
 
 def test_ingest_of_a_configuration() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from app.broker import EmbeddedBroker
 from app.job_document import document
 from jobs.driver.worker_config import Configured
-from jobs.reading.partition import bounds
+from jobs.reading.client import bounds
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
 from jobs.reading.topics import Kafka, describe, read
