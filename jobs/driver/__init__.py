@@ -1,4 +1,4 @@
-"""What a job needs around its work, on the driver: session, command line, progress, reports, failures, Spark's JVM.
+"""What surrounds a job's work, on the driver: session, command line, progress, reports, failures, Spark's Java process.
 
 May import nothing else of `jobs`.
 """

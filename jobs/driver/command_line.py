@@ -1,10 +1,10 @@
-"""The command line that jobs share: where Kafka is, and what the session is made of."""
+"""The options that all jobs have on their command lines: the brokers, and the session."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transforms.errors import ConfigurationError
 __all__ = [
     "add_kafka",
     "add_spark",
+    "at_least",
     "configure",
     "kafka_options",
     "pairs",
@@ -25,18 +26,18 @@ __all__ = [
 
 
 def add_kafka(group: argparse._ArgumentGroup) -> None:
-    """`--bootstrap-servers`, `--kafka-option` and `--kafka-config`; `-c` and `--options`, which say more than that."""
+    """`--bootstrap-servers`, `--kafka-option` and `--kafka-config`; `-c` and `--options` for a whole configuration."""
     group.add_argument(
         "-c",
         "--config",
         metavar="FILE",
-        help="take brokers, security, and where they are asked for store and topics from a worker's configuration; "
-        "with `wideload job` alone, elsewhere --options",
+        help="take brokers and security from a worker's configuration, and store and topics if the job uses them; only "
+        "with `wideload job`, elsewhere --options",
     )
     group.add_argument(
         "--options",
         metavar="FILE",
-        help="take them from a file that `wideload job NAME -c FILE --write-options FILE` has made",
+        help="take them from a file that `wideload job NAME -c FILE --write-options FILE` made",
     )
     group.add_argument("--bootstrap-servers", metavar="HOST:PORT[,…]", help="Kafka's brokers")
     group.add_argument(
@@ -45,7 +46,7 @@ def add_kafka(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="an option of Spark's Kafka source, such as kafka.security.protocol=SASL_SSL; other users of this machine "
-        "can see it in the list of processes, so secrets go into --kafka-config",
+        "can see it in the list of processes, so put secrets into --kafka-config",
     )
     group.add_argument(
         "--kafka-config", metavar="FILE", help="a Kafka client's properties file (security.protocol=SASL_SSL, …)"
@@ -53,14 +54,14 @@ def add_kafka(group: argparse._ArgumentGroup) -> None:
 
 
 def configure(arguments: argparse.Namespace, document: Mapping[str, Any] | None) -> None:
-    """Adds `configured` to the arguments, and `bootstrap_servers` where they are not given.
+    """Adds `configured` to the arguments, and `bootstrap_servers` if the user has not given them.
 
     Args:
         arguments: of the command line.
-        document: what `-c` comes to; None where there is none.
+        document: the configuration that `-c` named; None without `-c`.
 
     Raises:
-        ConfigurationError: `--options` cannot be read, or no brokers are named anywhere.
+        ConfigurationError: `--options` cannot be read, or brokers are named nowhere.
     """
     if arguments.config is not None:
         raise ConfigurationError("-c", "is for `wideload job`, which knows configurations; here it is --options")
@@ -79,15 +80,15 @@ def configure(arguments: argparse.Namespace, document: Mapping[str, Any] | None)
 def kafka_options(
     arguments: argparse.Namespace, topics: Mapping[str, Iterable[str]], *, java: bool = True
 ) -> dict[str, str]:
-    """The further options of Spark's Kafka source, or of the data source `wideload`; what is given wins.
+    """The options of Spark's Kafka source, or of the data source `wideload`; the command line wins.
 
     Args:
-        arguments: of the command line, behind `configure`.
-        topics: those that it names, by option.
-        java: whether they are for Kafka's own client, that is for Spark's source.
+        arguments: of the command line, after `configure`.
+        topics: by option, the topics that the user named.
+        java: whether they are for Spark's own source, which uses Kafka's Java client.
 
     Raises:
-        ConfigurationError: one is no KEY=VALUE, a file cannot be read, or a name is over its limit.
+        ConfigurationError: an option is not KEY=VALUE, a file cannot be read, or a name is over its limit.
     """
     options: dict[str, str] = {}
     configured: Configured | None = arguments.configured
@@ -103,7 +104,7 @@ def kafka_options(
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
-    """The group of Spark's own: `--master`, `--driver-memory`, `--jars`, `--conf`, `--verbose`."""
+    """The options for Spark itself: `--master`, `--driver-memory`, `--jars`, `--conf`, `--verbose`."""
     spark = parser.add_argument_group("Spark (spark-submit has its own options for these)")
     spark.add_argument("--master", metavar="URL", help="where the job runs (default: this machine, all cores)")
     spark.add_argument("--driver-memory", metavar="SIZE", help="heap of the job on one machine (Spark's default: 1g)")
@@ -119,16 +120,16 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
 def session_settings(
     arguments: argparse.Namespace, name: str, *, packages: tuple[str, ...] = (), delta: bool = False
 ) -> SessionSettings:
-    """The session that the arguments ask for.
+    """The settings of the session.
 
     Args:
         arguments: of the command line.
-        name: what Spark's own pages call it.
-        packages: what is needed beside the connector.
-        delta: whether the session is to know Delta tables.
+        name: the job's name on Spark's own pages.
+        packages: what the job needs beside the connector.
+        delta: whether the session can use Delta tables.
 
     Raises:
-        ConfigurationError: an argument is wrong, or is spark-submit's own here.
+        ConfigurationError: an argument is wrong, or must be given to spark-submit.
     """
     if submitted() and arguments.jars:
         raise ConfigurationError("--jars", "spark-submit has started Spark; give --jars or --packages to it")
@@ -144,27 +145,39 @@ def session_settings(
     )
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a number of `least` or more."""
+
+    def number(text: str) -> int:
+        found = int(text)
+        if found < least:
+            raise argparse.ArgumentTypeError(f"is {least} or more")
+        return found
+
+    return number
+
+
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE, each of them.
+    """Each KEY=VALUE.
 
     Raises:
-        ConfigurationError: one is not that.
+        ConfigurationError: one has no `=` or no key.
     """
     found = {}
     for text in given:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            # The text may be a secret that was put in the wrong place; it is not repeated.
+            # The text may be a secret in the wrong place, so the message does not repeat it.
             raise ConfigurationError(option, "is KEY=VALUE, and one that was given has no '=' or no key")
         found[key.strip()] = value
     return found
 
 
 def properties(option: str, file: str) -> dict[str, str]:
-    """The lines of a properties file, such as a Kafka client's; a backslash at the end of one goes on in the next.
+    """The entries of a properties file, such as a Kafka client's; a backslash at the end of a line continues it.
 
     Raises:
-        ConfigurationError: it cannot be read, or a line is no KEY=VALUE.
+        ConfigurationError: the file cannot be read, or an entry is not KEY=VALUE.
     """
     try:
         lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
@@ -175,7 +188,7 @@ def properties(option: str, file: str) -> dict[str, str]:
 
 
 def _joined(lines: Iterable[str]) -> list[str]:
-    """The lines that say something, each with those that a backslash at its end goes on with."""
+    """The lines without empty ones and comments; a line that ends with a backslash is joined with the next one."""
     found: list[str] = []
     goes_on = False
     for line in map(str.strip, lines):

@@ -11,27 +11,27 @@ from pyspark.errors import PySparkException
 
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["SPARK_ERRORS", "JobFailedError", "explained", "require_broker"]
+__all__ = ["SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
-"""What a call into Spark may raise; a `ConnectionError` says that its Java process is gone."""
+"""The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
 
 _CONNECT_SECONDS = 5.0
-# The end of a Python traceback: what was raised stands behind lines that are indented, and is not indented itself.
+# The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
 _RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
 _BAD_VALUE = re.compile(r"\[USER_RAISED_EXCEPTION\] (topic \S+ partition \d+ offset \d+: the value, .*?) SQLSTATE")
 _SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
 
 class JobFailedError(WideloadError):
-    """A job began its work and could not finish it."""
+    """A job began its work and could not finish."""
 
 
 def require_broker(servers: str) -> None:
-    """Try the bootstrap servers in turn, so that a wrong address is told within seconds and not after Kafka's minutes.
+    """Tries the bootstrap servers in turn, so that the user hears of a wrong address within seconds, not minutes.
 
     Raises:
-        ConfigurationError: an address is not host:port, or none of them takes a connection.
+        ConfigurationError: an address is not host:port, or no server takes a connection.
     """
     refusals = []
     for server in filter(None, (part.strip() for part in servers.split(","))):
@@ -48,19 +48,24 @@ def require_broker(servers: str) -> None:
     raise ConfigurationError("--bootstrap-servers", f"no broker answers: {found}")
 
 
+def records_lost(error: Exception) -> bool:
+    """Whether Spark could not read records because Kafka had deleted them."""
+    return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
+
+
 def explained(error: Exception, *, servers: str, source: str, options: Mapping[str, str]) -> WideloadError:
-    """`error` as a sentence: a `ConfigurationError` where the user can set it right, else a `JobFailedError`.
+    """`error` as a sentence: a `ConfigurationError` if the user can set it right, else a `JobFailedError`.
 
     Args:
         error: one of `SPARK_ERRORS`.
         servers: the bootstrap servers.
-        source: what was subscribed to.
-        options: the options of the Kafka source; secrets among their values are blotted out of the message.
+        source: the topics or the pattern that the job reads.
+        options: the options of the Kafka source; the message shows no secret among their values.
     """
     if isinstance(error, Py4JNetworkError | ConnectionError):
         return JobFailedError(
-            "Spark's Java process ended, most likely for want of memory; give it more with --driver-memory (under "
-            "spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
+            "Spark's Java process ended, most likely because it ran out of memory; give it more with --driver-memory "
+            "(under spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
         )
     text = str(error)
     bad = _BAD_VALUE.search(text)
@@ -97,7 +102,7 @@ _MEANINGS = (
         r"KAFKA_DATA_LOSS|Some data may have been lost",
         "--no-fail-on-data-loss",
         (
-            "records of {source} that the checkpoint counts on are gone from Kafka (retention, or the topic was made "
+            "records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made "
             "anew); give this option to go on without them, or a new --checkpoint and --output"
         ),
     ),
@@ -126,7 +131,7 @@ _MEANINGS = (
 
 
 def _cause(text: str) -> str:
-    """The innermost cause that Spark names, without the stack; of a Python worker, what it raised."""
+    """The innermost cause that Spark names, without the stack; for a Python worker, the error that it raised."""
     raised = _RAISED.findall(text)
     if raised:
         name, message = raised[0]

@@ -1,4 +1,4 @@
-"""The names that a job gives to Kafka through Spark: checked before Spark is started."""
+"""The limits for names that a job gives to Kafka through Spark; checked before Spark starts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, ch
 __all__ = ["LIMIT_OPTION", "check_names"]
 
 LIMIT_OPTION = f"kafka.{LIMIT_KEY}"
-"""The option that turns the limits off where it is `false`; Spark is not given it."""
+"""The option that turns the limits off with `false`; Spark does not get it."""
 
 _PREFIX = "groupIdPrefix"
-# What Spark puts around: PREFIX-UUID-HASH-driver-NUMBER, of numbers of 32 bits; and Kafka's client, where it is not
-# told a client id: consumer-GROUP-NUMBER.
+# Spark makes a group id of the prefix: PREFIX-UUID-HASH-driver-NUMBER, with numbers of 32 bits. Without a client id,
+# Kafka's client makes one of the group id: consumer-GROUP-NUMBER.
 _GROUP = "{}-" + "0" * 36 + "-" + "0" * 11 + "-driver-" + "0" * 10
 _CLIENT = "consumer-{}-" + "0" * 10
 
 
 def check_names(topics: Iterable[str], options: Mapping[str, str], topic_option: str = "--topic") -> None:
-    """Checks every name that a job gives, or has Spark make.
+    """Checks every name that a job gives, or that Spark makes for it.
 
     Args:
-        topics: the topics that it names.
+        topics: the topics that the job names.
         options: of Spark's Kafka source or sink, as Spark takes them.
-        topic_option: where the topics stand.
+        topic_option: the option that names the topics.
 
     Raises:
-        ConfigurationError: one is over its limit.
+        ConfigurationError: a name is over its limit.
     """
-    # Spark takes its options in whatever case, and gives Kafka's client the names in small letters.
+    # Spark ignores the case of its options, and gives Kafka's client their names in small letters.
     lowered = {name.lower(): value for name, value in options.items()}
     enabled = lowered.get(LIMIT_OPTION, "true").lower() != "false"
     for kind, text, key, made in _names(topics, lowered, topic_option):

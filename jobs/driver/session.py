@@ -1,7 +1,7 @@
 """The Spark session of a job: where its JVM, its memory and the Kafka connector come from.
 
-Under `spark-submit` the JVM runs already and all of that is the caller's; what is here then does nothing. Under
-`python -m jobs.NAME` it is decided here.
+Under `spark-submit` the JVM runs already and the caller has decided all of that. Under `python -m jobs.NAME` it is
+decided here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 
 import pyspark
@@ -38,17 +39,18 @@ __all__ = [
     "open_session",
     "require_class",
     "share_code",
+    "stopping",
     "submitted",
 ]
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""The Kafka connector that belongs to the PySpark of this project, as `--packages` takes it."""
+"""The Kafka connector for the PySpark of this project, as `--packages` takes it."""
 
 AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 """Spark's own functions for Avro."""
 
 DELTA = "io.delta:delta-spark_2.13:4.0.0"
-"""The release of Delta Lake that was made for Spark 4.0."""
+"""The release of Delta Lake for Spark 4.0."""
 
 DELTA_CONF = MappingProxyType(
     {
@@ -56,13 +58,13 @@ DELTA_CONF = MappingProxyType(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
 )
-"""What Delta asks of a session, from its beginning on."""
+"""The settings that Delta needs when a session begins."""
 
 INTERRUPTED = 130
-"""The exit status of a job that a signal has ended, as shells have it for SIGINT."""
+"""The exit status of a job that a signal ended; shells use it for SIGINT."""
 
-# Spark keeps up to 64 Kafka consumers, each with the records it fetched last, for five minutes after their task ends:
-# with 40 partitions of 15 MB values that alone fills 1 GB of heap. Without it each task opens a consumer, in 20 ms.
+# Spark keeps up to 64 Kafka consumers, each with the records it fetched last, for five minutes after their task ends.
+# With 40 partitions of 15 MB values that alone fills 1 GB of heap. Without the cache a task opens a consumer in 20 ms.
 _BOUNDED_CACHES = MappingProxyType(
     {
         "spark.kafka.consumer.cache.capacity": "1",
@@ -71,7 +73,7 @@ _BOUNDED_CACHES = MappingProxyType(
     }
 )
 
-# A failed query is reported by the job itself, in one sentence; Spark would log the same with its whole stack.
+# The job itself reports a failed query, in one sentence; Spark would log the same with its whole stack.
 _QUIET_LOGGING = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -94,13 +96,13 @@ class SessionSettings:
     """What a session is made of.
 
     Attributes:
-        name: what Spark's own pages call it.
-        jars: files of the Kafka connector; empty lets Spark fetch `CONNECTOR` by itself, and `packages`.
+        name: the job's name on Spark's own pages.
+        jars: files of the Kafka connector; if empty, Spark fetches `CONNECTOR` and `packages`.
         master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
         driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
-        conf: further Spark settings, which win over all others.
-        packages: what is needed beside the connector, as `--packages` takes it.
-        delta: whether the session is to know Delta tables; `DELTA` is then among `packages`, or `jars`.
+        conf: more Spark settings, which win over all others.
+        packages: what the job needs beside the connector, as `--packages` takes it.
+        delta: whether the session can use Delta tables; `DELTA` is then among `packages`, or `jars`.
         verbose: leave Spark's log as it is.
     """
 
@@ -122,11 +124,11 @@ def submitted() -> bool:
 def connector_jars(listed: str) -> tuple[str, ...]:
     """The jars of a comma-separated list of files and folders, without those that PySpark ships itself.
 
-    An Ivy fetch of the connector brings Hadoop, Scala and more once again; a second copy of a class in another class
+    If Ivy fetches the connector, it fetches Hadoop, Scala and more too. A second copy of a class in another class
     loader makes casts between the two fail.
 
     Raises:
-        ConfigurationError: an entry is not there, or a folder holds no jar.
+        ConfigurationError: an entry does not exist, or a folder holds no jar.
     """
     shipped = {path.name for path in _pyspark_jars().glob("*.jar")}
     jars: list[Path] = []
@@ -146,14 +148,14 @@ def connector_jars(listed: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
-    """A session for the length of a `with` block; stopped at its end. A terminal is told where Spark's pages are.
+    """A session for the length of a `with` block; it stops at the end. A terminal shows where Spark's pages are.
 
     Raises:
         ConfigurationError: there is no Java, or Spark's JVM did not start.
     """
     if not submitted():
         _require_java()
-        # Spark would take the first `python3` of PATH for its workers, which has not what this one has.
+        # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
         try:
@@ -169,16 +171,16 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
         try:
             yield spark
         finally:
-            # A Java process that ran out of memory is gone already, and what it died of is more worth telling.
+            # If the Java process ran out of memory, it is gone already, and its own error is the one to report.
             with suppress(Py4JError, ConnectionError):
                 spark.stop()
 
 
 @contextmanager
 def ending_cleanly() -> Iterator[None]:
-    """For the length of a `with` block SIGTERM is a `KeyboardInterrupt`, as SIGINT is.
+    """For the length of a `with` block SIGTERM raises `KeyboardInterrupt`, as SIGINT does.
 
-    Else Python would end at once, leave the session's folder behind, and Spark's tasks go on until it notices.
+    Without it Python would end at once and leave the session's folder behind, and Spark's tasks would go on for a time.
     """
 
     def interrupt(*_: object) -> None:
@@ -191,18 +193,31 @@ def ending_cleanly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, former)
 
 
+@contextmanager
+def stopping() -> Iterator[Event]:
+    """An event that SIGINT and SIGTERM set, for the length of a `with` block, in place of their usual effect."""
+    stop = Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.signal(number, lambda *_: stop.set()) for number in signals]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(signals, former, strict=True):
+            signal.signal(number, handler)
+
+
 def require_class(spark: SparkSession, name: str, option: str, what: str, package: str) -> None:
-    """Make sure that Spark has what an option needs.
+    """Makes sure that Spark has the package that an option needs.
 
     Args:
         spark: the session.
-        name: a class of it.
-        option: what needs it.
-        what: it, for a message.
-        package: where it is, as `--packages` takes it.
+        name: a Java class of the package.
+        option: the option.
+        what: the name of the package for people.
+        package: the package as `--packages` takes it.
 
     Raises:
-        ConfigurationError: Spark has not.
+        ConfigurationError: Spark does not have it.
     """
     try:
         java_packages(spark).org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
@@ -216,9 +231,9 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
 
 
 def share_code(spark: SparkSession) -> None:
-    """Let Python workers on this machine import what this process imports, wherever it was started.
+    """Lets Python workers on this machine import the same code as this process, wherever the process was started.
 
-    On a cluster `--py-files` does so; the folder that is named here is then not there, and nothing comes of it.
+    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it.
     """
     context = spark.sparkContext
     folder = str(Path(__file__).resolve().parents[2])
@@ -227,10 +242,10 @@ def share_code(spark: SparkSession) -> None:
 
 
 def fit_shuffles(spark: SparkSession) -> None:
-    """Give a batch job two shuffle partitions a core, 8 at least, where the user has not said how many.
+    """Sets two shuffle partitions a core, 8 at least, if the user has not set a number.
 
-    Spark's 200 are as many tasks for each shuffle of a cached DataFrame, however little is in it: on two cores that is
-    most of the time of a small job.
+    With Spark's default each shuffle of a cached DataFrame has 200 tasks, even if it holds little: on two cores a small
+    job would spend most of its time on them.
     """
     key = "spark.sql.shuffle.partitions"
     context = spark.sparkContext

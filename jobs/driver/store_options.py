@@ -20,7 +20,7 @@ def add_store(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pipeline",
         metavar="NAME",
-        help="with -c or --options: the pipeline whose store it is, where there are several stores",
+        help="with -c or --options: the pipeline whose store the job uses; needed if there are several stores",
     )
     group.add_argument(
         "--store",
@@ -33,19 +33,19 @@ def add_store(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--store-config",
         metavar="FILE",
-        help="a file with such lines; the place for secrets, which the list of processes would show",
+        help="a file with such lines; put secrets here, as the list of processes shows the command line",
     )
 
 
 def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse | None:
-    """The store that the configuration says; None without a configuration.
+    """The store in the configuration; None without a configuration.
 
     Args:
-        arguments: of the command line, behind `jobs.driver.command_line.configure`.
-        topics: those of which the job is told; they say which store it is, where there are several.
+        arguments: of the command line, after `jobs.driver.command_line.configure`.
+        topics: the topics that the user named; they choose one of several stores.
 
     Raises:
-        ConfigurationError: it has none, or one must be chosen.
+        ConfigurationError: the configuration has no store, or the user must choose one.
     """
     configured: Configured | None = arguments.configured
     if configured is None:
@@ -56,11 +56,11 @@ def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse 
 
 
 def store_config(arguments: argparse.Namespace, use: StoreUse | None = None) -> dict[str, object]:
-    """What to open the store with: what the configuration says, and what is given, which wins.
+    """The configuration to open the store with; the command line wins over the worker's configuration.
 
     Raises:
-        ConfigurationError: one is no KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong; or what
-            is given makes another store of the one that the configuration says.
+        ConfigurationError: an option is not KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong;
+            or the command line names another store than the worker's configuration.
     """
     given: dict[str, str] = {}
     if arguments.store_config:

@@ -1,7 +1,7 @@
-"""What a worker's configuration says, in a job: the connection, the stores, and which topics refer to their payloads.
+"""A worker's configuration in a job: the connection, the stores, and the topics that refer to their payloads.
 
-`wideload job NAME -c FILE` makes a document of it and hands it over; under `spark-submit` it comes from the file that
-`--write-options` has made of it. What the document holds is what `app/job_document.py` says.
+`wideload job NAME -c FILE` makes a document of the configuration. Under `spark-submit` the document is a file, which
+`--write-options` made. `app/job_document.py` says what the document holds.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """One store, and the topics that have to do with it.
+    """One store, and the topics that refer to its payloads.
 
     Attributes:
-        pipelines: those that use it.
-        store: what it is opened with; may hold secrets.
-        in_flight: how long a payload may be there before its record is, as far as the configuration bounds it.
-        carriers: by topic whose payloads are there, the other topics into which pipelines may carry references to them.
-        formats: of all these topics.
+        pipelines: the pipelines that use it.
+        store: its configuration; may hold secrets.
+        in_flight: the longest time from a payload to its record, as far as the configuration limits it.
+        carriers: by topic with payloads in the store, the other topics into which pipelines may carry its references.
+        formats: the reference format of each of these topics.
     """
 
     pipelines: tuple[str, ...]
@@ -52,12 +52,12 @@ class StoreUse:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The whole configuration, as far as jobs ask for it.
+    """The part of the configuration that jobs use.
 
     Attributes:
         connection: the worker's keys of the connection; may hold secrets.
-        topics: every topic that it names.
-        stores: each with its topics.
+        topics: every topic in the configuration.
+        stores: each store, with its topics.
     """
 
     connection: Mapping[str, str] = field(repr=False)
@@ -66,10 +66,10 @@ class Configured:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Configured:
-        """What a document says.
+        """The configuration in a document.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: it is not such a document.
         """
         try:
             return cls(
@@ -84,16 +84,16 @@ class Configured:
 
     @classmethod
     def load(cls, path: str) -> Configured:
-        """What the document in a file says.
+        """The configuration in a file.
 
         Raises:
-            ConfigurationError: it cannot be read, or is none.
+            ConfigurationError: the file cannot be read, or holds no such document.
         """
         try:
             document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigurationError("--options", f"{path} cannot be read: {error.strerror}") from error
-        except ValueError:  # its message may have a part of a secret
+        except ValueError:  # its message may show a part of a secret
             raise ConfigurationError("--options", f"{path} is no JSON") from None
         return cls.of(document)
 
@@ -103,14 +103,14 @@ class Configured:
         return self.connection[_SERVERS]
 
     def use(self, pipeline: str | None, topics: Sequence[str]) -> StoreUse:
-        """The store of a pipeline; without one that of the topics, or the only one.
+        """The store of a pipeline. Without a pipeline: the store of the topics, or the only store.
 
         Raises:
-            ConfigurationError: there is none, or one must be chosen.
+            ConfigurationError: there is no store, or the user must choose one.
         """
         names = ", ".join(name for each in self.stores for name in each.pipelines)
         if not self.stores:
-            raise ConfigurationError("-c", "is a configuration of which no pipeline has a store")
+            raise ConfigurationError("-c", "is a configuration in which no pipeline has a store")
         if pipeline is not None:
             found = [each for each in self.stores if pipeline in each.pipelines]
             if not found:
@@ -124,10 +124,10 @@ class Configured:
         return found[0]
 
     def java_options(self) -> dict[str, str]:
-        """The connection as options of Spark's Kafka source. Certificates are in them, so executors need no files.
+        """The connection as options of Spark's Kafka source. They hold the certificates, so executors need no files.
 
         Raises:
-            ConfigurationError: a file cannot be read, or a key is of a kind that Java cannot read.
+            ConfigurationError: a file cannot be read, or Java cannot read a key.
         """
         given = dict(self.connection)
         options = {name: given[name] for name in (LIMIT_KEY, "security.protocol") if name in given}
@@ -139,7 +139,7 @@ class Configured:
         return {f"kafka.{name}": value for name, value in options.items()}
 
     def client_options(self) -> dict[str, str]:
-        """The connection as options of the data source `wideload`, which reads with another client."""
+        """The connection as options of the data source `wideload`, which reads with aiokafka."""
         left_out = {_SERVERS, "sasl.kerberos.service.name"}
         return {f"kafka.{name}": value for name, value in self.connection.items() if name not in left_out}
 
@@ -187,7 +187,7 @@ def _add(
     option: str,
     check: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Adds what is in the PEM file that `name` gives."""
+    """Adds the text of the PEM file that the key `name` gives."""
     if name not in given:
         return
     try:
@@ -202,5 +202,5 @@ def _check_key(text: str) -> None:
     if not any(begin in text for begin in _PKCS8):
         raise ConfigurationError(
             "ssl.key.location",
-            "is no key as Java reads it, which is PKCS #8; `openssl pkcs8 -topk8 -in FILE -out FILE.p8` makes one",
+            "is not PKCS #8, and Java reads no other keys; `openssl pkcs8 -topk8 -in FILE -out FILE.p8` makes one",
         )

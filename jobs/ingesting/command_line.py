@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from jobs.driver.command_line import add_kafka, add_spark, kafka_options
+from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
 from jobs.reading.ranges import Offsets
@@ -200,13 +200,6 @@ def _text(file: str) -> str:
         raise ConfigurationError("--value-schema", f"{file} cannot be read: {error}") from error
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("is 0 or more")
-    return number
-
-
 def _column(text: str) -> str:
     if text in ("key", "value"):
         raise argparse.ArgumentTypeError(f"{text} would make a folder of each; {', '.join(_COLUMNS)} can be used")
@@ -268,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
     )
     sink.add_argument(
         "--row-group-bytes",
-        type=_count,
+        type=at_least(0),
         default=DEFAULT_ROW_GROUP_BYTES,
         metavar="N",
         help="size of a Parquet row group, which each task holds in memory (default %(default)s)",
@@ -311,7 +304,7 @@ def parser() -> argparse.ArgumentParser:
     )
     pace.add_argument(
         "--max-offsets-per-trigger",
-        type=_count,
+        type=at_least(0),
         default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
         help="most records in one micro-batch, so that less is done again after a failure; 0 for no bound "
@@ -319,7 +312,7 @@ def parser() -> argparse.ArgumentParser:
     )
     pace.add_argument(
         "--max-bytes-per-trigger",
-        type=_count,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="most bytes of keys, values and headers in one micro-batch, or one record that has more; the job measures "
@@ -327,7 +320,7 @@ def parser() -> argparse.ArgumentParser:
     )
     pace.add_argument(
         "--min-partitions",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores",
     )

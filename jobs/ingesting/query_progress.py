@@ -14,10 +14,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Tally", "bar", "follow", "measured", "table"]
+from jobs.driver.progress import bar
+from jobs.driver.report import amount
+
+__all__ = ["Tally", "follow", "line", "measured", "table"]
 
 _OBSERVED = "ingested"
-_BAR_WIDTH = 24
 
 
 def measured(rows: DataFrame) -> DataFrame:
@@ -105,16 +107,15 @@ def follow(
         raise
 
 
-def bar(tally: Tally) -> str:
+def line(tally: Tally) -> str:
     """One line for a terminal: how far, how much, how long."""
-    whole = tally.rows + tally.behind
-    done = _BAR_WIDTH * tally.rows // whole if whole else 0
     seconds = time.monotonic() - tally.started
     if tally.batches == 0:
-        return f"[{'·' * _BAR_WIDTH}] no batch done yet, {seconds:.0f} s"
+        return f"{bar(0, 0)} no batch done yet, {seconds:.0f} s"
+    total = tally.rows + tally.behind
     return (
-        f"[{'█' * done}{'·' * (_BAR_WIDTH - done)}] batch {tally.batches}: {tally.rows:,} of {whole:,} records, "
-        f"{tally.bytes / 1e6:,.1f} MB, {seconds:.0f} s"
+        f"{bar(tally.rows, total)} batch {tally.batches}: {tally.rows:,} of {total:,} records, "
+        f"{amount(tally.bytes)}, {seconds:.0f} s"
     )
 
 

@@ -8,7 +8,6 @@ what is left is removed by the next run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
-from jobs.driver.progress import Stages
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
+from jobs.driver.progress import Steps
 from jobs.driver.report import age
 from jobs.payloads.inventory import listed, removed, require
 from jobs.payloads.references import newest, references
@@ -56,7 +55,6 @@ _PAYLOADS_A_TASK = 5_000
 _DELETING = "deleting"
 # What the stores of the project call a payload: a SHA-256, or a UUID.
 _OWN_NAME = r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$"
-_LOST = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ class Sweep:
         outcomes: how many payloads by what became of them, and their bytes; see `stores.store.RemovalOutcome`.
         error: what the store said of one that it did not remove.
         refusal: why nothing was deleted, or would be; None where nothing is in the way.
-        seconds: how long each stage took.
+        seconds: how long each step took.
     """
 
     cutoff: datetime
@@ -193,7 +191,7 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
         ConfigurationError: the user can set it right; nothing was deleted.
         JobFailedError: anything else. Where it was deleting, the next run goes on with it.
     """
-    stages = Stages(spark, screen)
+    steps = Steps(spark, screen)
     try:
         with closing(open_store(settings.store)) as store:
             _check(settings, store)
@@ -203,16 +201,16 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
                 raise ConfigurationError(
                     "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.kafka.servers}; give --topic"
                 )
-            return _sweep(spark, settings, store, stages)
+            return _sweep(spark, settings, store, steps)
     except SPARK_ERRORS as error:
-        if _LOST.search(str(error)):
-            if _DELETING in stages.seconds:
+        if records_lost(error):
+            if _DELETING in steps.seconds:
                 raise JobFailedError(
                     "records were deleted by Kafka while payloads were being removed; what was removed was to go, and "
                     "the next run goes on"
                 ) from error
             reason = "records were deleted by Kafka while they were read, so what is live is not known; run it again"
-            return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=stages.seconds)
+            return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=steps.seconds)
         raise explained(
             error,
             servers=settings.kafka.servers,
@@ -242,20 +240,20 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
         store.check(writing=False)
 
 
-def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, stages: Stages) -> Sweep:
+def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, steps: Steps) -> Sweep:
     cutoff = datetime.now(UTC) - settings.grace
-    sweep = Sweep(cutoff, seconds=stages.seconds)
+    sweep = Sweep(cutoff, seconds=steps.seconds)
     if isinstance(store, ListTopics):
         sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
     listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
     found = None
     try:
-        with stages.stage("listing the store"):
+        with steps.step("listing the store"):
             listing.count()
         # Only now: a payload of the listing that a record took up meanwhile has its record before these ends.
         topics = describe(spark, settings.kafka, settings.read_topics)
         found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
-        with stages.stage("reading the topics"):
+        with steps.step("reading the topics"):
             sweep.references = found.count()
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
         for name in still_there(spark, settings.kafka, settings.deleted_topics):
@@ -265,11 +263,11 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
             return sweep
         own_names = isinstance(store, Store) and not settings.any_name
         payloads = marked(listing, found, cutoff, any_name=not own_names)
-        with stages.stage("comparing"):
+        with steps.step("comparing"):
             sweep.folders = _folders(payloads, settings.swept_topics)
         sweep.refusal = _too_many(sweep.folders, settings.max_delete_fraction)
         if settings.delete and not sweep.refusal and sweep.orphans:
-            with stages.stage(_DELETING):
+            with steps.step(_DELETING):
                 _delete(payloads, settings, sweep)
         return sweep
     finally:

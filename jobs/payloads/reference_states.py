@@ -7,7 +7,6 @@ folders than those of the topics are asked for one by one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,9 +18,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.jvm import Files
-from jobs.driver.progress import Stages
+from jobs.driver.progress import Steps
 from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
@@ -92,7 +91,6 @@ _MAX_BYTES = "large.message.max.bytes"
 _EXAMPLES = 10
 _LONGEST_DAYS = 1_000_000  # Spark's timestamps do not go much further than 290,000 years
 _LONGEST_MS = _LONGEST_DAYS * 86_400_000
-_LOST = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class Audit:
         stored: bytes of the payloads that are there, each counted once.
         examples: some references with which something is wrong, in the order of the log.
         notes: what could not be looked at, in sentences.
-        seconds: how long each stage took.
+        seconds: how long each step took.
     """
 
     states: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -217,16 +215,16 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
         ConfigurationError: the user can set it right.
         JobFailedError: anything else.
     """
-    stages = Stages(spark, screen)
+    steps = Steps(spark, screen)
     try:
         with closing(open_store(settings.store)) as store:
             if isinstance(store, Check):
                 store.check(writing=False)
             if settings.report is not None and Files(spark).exists(settings.report):
                 raise ConfigurationError("--report", f"{settings.report} is there already; give a new folder")
-            return _audit(spark, settings, store, stages)
+            return _audit(spark, settings, store, steps)
     except SPARK_ERRORS as error:
-        if _LOST.search(str(error)):
+        if records_lost(error):
             raise JobFailedError("records were deleted by Kafka while they were read; run it again") from error
         raise explained(
             error, servers=settings.kafka.servers, source=", ".join(settings.topics), options=settings.kafka.options
@@ -235,15 +233,15 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
         raise JobFailedError(str(error)) from error
 
 
-def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, stages: Stages) -> Audit:
-    audit = Audit(seconds=stages.seconds)
+def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, steps: Steps) -> Audit:
+    audit = Audit(seconds=steps.seconds)
     topics = describe(spark, settings.kafka, settings.topics)
     found = _references(spark, settings, topics, store).persist(StorageLevel.DISK_ONLY)
     kept = [found]
     try:
-        with stages.stage("reading the topics"):
+        with steps.step("reading the topics"):
             found.count()
-        with stages.stage("asking the store"):
+        with steps.step("asking the store"):
             payloads = _payloads(found, settings, store, kept).persist(StorageLevel.DISK_ONLY)
             kept.append(payloads)
             payloads.count()
@@ -254,13 +252,13 @@ def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, st
         ]
         verified = None
         if settings.verify:
-            with stages.stage("reading the payloads"):
+            with steps.step("reading the payloads"):
                 verified = _verified(found, payloads, settings, store).persist(StorageLevel.DISK_ONLY)
                 kept.append(verified)
                 verified.count()
         known = spark.createDataFrame(retained, RETAINED)
         result = findings(found, payloads, expiry, known, verified, max_bytes=_max_bytes(store))
-        with stages.stage("comparing"):
+        with steps.step("comparing"):
             kept.append(result.persist(StorageLevel.DISK_ONLY))
             _tell(result, payloads, settings, audit)
         return audit

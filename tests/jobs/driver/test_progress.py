@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 
-from jobs.driver.report import repaint
+from jobs.driver.progress import repaint
 
 pytestmark = pytest.mark.unit
 

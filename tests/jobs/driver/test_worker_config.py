@@ -56,7 +56,7 @@ def test_configured_uses() -> None:
         found.use(None, [])
     with pytest.raises(ConfigurationError, match="--pipeline: found 'three', those with a store are: one, two"):
         found.use("three", [])
-    with pytest.raises(ConfigurationError, match="of which no pipeline has a store"):
+    with pytest.raises(ConfigurationError, match="in which no pipeline has a store"):
         Configured.of({**document(), "stores": []}).use(None, [])
 
 
@@ -96,7 +96,7 @@ def test_configured_certificates(tmp_path: Path) -> None:
         "kafka.ssl.key.password": "secret",
     }
     (tmp_path / "key").write_text("-----BEGIN RSA PRIVATE KEY-----\n")
-    with pytest.raises(ConfigurationError, match=r"ssl\.key\.location: is no key as Java reads it, which is PKCS #8"):
+    with pytest.raises(ConfigurationError, match=r"ssl\.key\.location: is not PKCS #8, and Java reads no other keys"):
         Configured.of(described).java_options()
     (tmp_path / "ca").unlink()
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location: .* cannot be read"):
