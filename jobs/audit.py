@@ -1,6 +1,6 @@
 """Looks at every reference of topics, and says which payloads are missing, are others, or will be gone too early.
 
-What it looks at and how stands in `jobs.findings`; this is its command.
+What it looks at and how stands in `jobs.payloads.reference_states`; this is its command.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
 
 from pyspark.sql import Row
 
-from jobs.failures import JobFailedError, require_broker
-from jobs.findings import STATES, Audit, AuditSettings, run
-from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
-from jobs.report import Column, amount, text_table
-from jobs.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
-from jobs.storage import add_store, store_config, store_use
-from jobs.topics import Kafka
+from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_options, session_settings
+from jobs.driver.failures import JobFailedError, require_broker
+from jobs.driver.report import Column, amount, text_table
+from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
+from jobs.driver.store_options import add_store, store_config, store_use
+from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
+from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.configured`.
+        document: what a worker's configuration says; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     audit, status = None, 0

@@ -1,6 +1,6 @@
 """Takes an existing topic into another one: into references, or back to plain values, partition by partition.
 
-What a restart repeats and why there is no gap stands in `jobs.backfill_driver`; this is its command. Spark needs no
+What a restart repeats and why there is no gap stands in `jobs.copying.partitions`; this is its command. Spark needs no
 Kafka connector for it: tasks read and write with aiokafka.
 """
 
@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any, TextIO
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.backfill_driver import Backfill, BackfillSettings, run
-from jobs.backfill_forms import FORMS
-from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, configure, kafka_options, session_settings
-from jobs.report import Column, amount, repaint, text_table
-from jobs.session import open_session, share_code
-from jobs.source_options import SourceSettings, settings_of
-from jobs.storage import add_store, store_config, store_use
+from jobs.copying.forms import FORMS
+from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.driver.command_line import add_kafka, add_spark, at_least, configure, kafka_options, session_settings
+from jobs.driver.failures import JobFailedError, require_broker
+from jobs.driver.progress import bar, repaint
+from jobs.driver.report import Column, amount, text_table
+from jobs.driver.session import open_session, share_code, stopping
+from jobs.driver.store_options import add_store, store_config, store_use
+from jobs.reading.source_options import SourceSettings, settings_of
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
@@ -37,7 +35,6 @@ from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 
 __all__ = ["main"]
 
-_BAR_WIDTH = 24
 _OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-servers", "reference.format": "--format"}
 
 
@@ -46,12 +43,11 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.configured`.
+        document: what a worker's configuration says; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     found = Backfill()
     status, message = 0, None
-    stop = Event()
     try:
         configure(arguments, document)
         settings, session = _settings(arguments), session_settings(arguments, "wideload-backfill")
@@ -59,7 +55,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         require_broker(settings.source.client.servers)
         # No connector, which Spark would fetch.
         session = replace(session, conf={"spark.jars.packages": "", **session.conf})
-        with open_session(session) as spark, _stopping(stop):
+        with open_session(session) as spark, stopping() as stop:
             share_code(spark)
             found = Backfill()
             run(spark, settings, found, stop, _screen(sys.stderr) if sys.stderr.isatty() else _silent)
@@ -93,26 +89,13 @@ def _silent(_: Backfill) -> None:
 def _screen(screen: TextIO) -> Callable[[Backfill], None]:
     def show(found: Backfill) -> None:
         done = found.began - found.left
-        filled = _BAR_WIDTH * done // found.began if found.began else _BAR_WIDTH
         repaint(
             screen,
-            f"[{'█' * filled}{'·' * (_BAR_WIDTH - filled)}] {done:,} of {found.began:,} offsets, "
-            f"{found.tally.records:,} records, {time.monotonic() - found.started:.0f} s",
+            f"{bar(done, found.began)} {done:,} of {found.began:,} offsets, {found.tally.records:,} records, "
+            f"{time.monotonic() - found.started:.0f} s",
         )
 
     return show
-
-
-@contextmanager
-def _stopping(stop: Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set the event, in place of what they do elsewhere."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    former = [signal.signal(number, lambda *_: stop.set()) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, former, strict=True):
-            signal.signal(number, handler)
 
 
 def _tell(found: Backfill, arguments: argparse.Namespace, state: str, message: str | None) -> None:
@@ -215,16 +198,6 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _number(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        found = int(text)
-        if found < least:
-            raise argparse.ArgumentTypeError(f"is {least} or more")
-        return found
-
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="backfill",
@@ -252,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     source.add_argument(
         "--chunk-lookback",
-        type=_number(0),
+        type=at_least(0),
         default=100_000,
         metavar="N",
         help="how many offsets before a range the first chunk of a message may be (default %(default)s)",
@@ -262,21 +235,21 @@ def _parser() -> argparse.ArgumentParser:
     pace = parser.add_argument_group("how much at a time")
     pace.add_argument(
         "--max-range-records",
-        type=_number(1),
+        type=at_least(1),
         default=10_000,
         metavar="N",
         help="most records that a restart does again in each partition (default %(default)s)",
     )
     pace.add_argument(
         "--max-range-bytes",
-        type=_number(1),
+        type=at_least(1),
         default=256 * 2**20,
         metavar="N",
         help="most bytes of them, read or written, and one record (default %(default)s)",
     )
     pace.add_argument(
         "--partitions-at-a-time",
-        type=_number(1),
+        type=at_least(1),
         metavar="N",
         help="how many partitions are at work (default: as many as Spark has cores)",
     )
@@ -301,7 +274,7 @@ def _add_sink(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="only count the records, and what would be done")
     group.add_argument(
         "--threshold-bytes",
-        type=_number(0),
+        type=at_least(0),
         default=DEFAULT_THRESHOLD_BYTES,
         metavar="N",
         help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)",

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StructField, StructType
 
-from jobs.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE
+from jobs.records.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.record import Header
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,35 +18,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from jobs.arrow import ERROR, Gathering, bound_input, map_in_arrow, record_at, replaced, with_problems
-from jobs.failures import JobFailedError
-from jobs.restorer import (
-    DEFAULT_HELD_BYTES,
-    DEFAULT_THREADS,
-    Problem,
-    Restored,
-    Restorer,
-    RestorerSettings,
-    plain,
-)
+from jobs.driver.failures import JobFailedError
+from jobs.driver.jvm import map_in_arrow
+from jobs.driver.store_options import portable
+from jobs.records.arrow import Gathering, bound_input, record_at, replaced, with_problems
+from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, Inflated, Inflater, InflaterSettings
+from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, kept
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.formats import FormatName
-from transforms.record import Record, RecordLike
-from transforms.reference import KEY, VALUE, is_reference
+from transforms.reference import KEY, VALUE
 from transforms.wrapper import Unwrap
 
-__all__ = ["ERROR_COLUMN", "OnError", "check_on_error", "failed", "inflate", "kept", "split"]
-
-OnError = Literal["fail", "null", "keep"]
-"""What becomes of a record whose payload is missing, refused or corrupt, or whose reference is malformed.
-
-`fail`: the task fails, and says which record it was. `null`: key and value are null where they were references, and
-`inflate_error` says why. `keep`: the record stays as it is in the log, and `inflate_error` says why; `split` makes dead
-letters of those. A store that fails is a failure whatever was chosen: that is not the record's fault.
-"""
-
-ERROR_COLUMN = "inflate_error"
+__all__ = ["ERROR_COLUMN", "OnError", "inflate", "split"]
 
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset")
 _MARKS = (VALUE.flag, KEY.flag, BAKDATA_FLAG)
@@ -68,16 +52,16 @@ def inflate(
 
     Rows stay in their order and their partitions. Each payload has been compared with size and checksum of its
     reference, and was requested only below the store's own root. With `on_error` other than `fail` there is one more
-    column, `inflate_error`, of `jobs.arrow.ERROR`; it is null where nothing is wrong. Chunks are left alone: assemble
-    them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB,
-    unless it is lower.
+    column, `inflate_error`, of `jobs.records.problems.ERROR`; it is null where nothing is wrong. Chunks are left alone:
+    assemble them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to
+    16 MiB, unless it is lower.
 
     Args:
         source: rows of Spark's Kafka source, a batch or a stream, read with `includeHeaders`; further columns stay.
         store: the keys of the payload store, as in the worker's file; `large.message.max.bytes` among them bounds one
             payload.
         reference_format: of the topics, as the worker's `reference.format`.
-        on_error: what becomes of a record that cannot be restored; see `OnError`.
+        on_error: what becomes of a record that cannot be restored; see `jobs.records.problems.OnError`.
         max_bytes: the most bytes of payloads that a task holds in Python, or one record where that is larger.
         threads: how many payloads a task downloads at a time.
         unwrap: takes each value out of its wrapper first, as the worker's `unwrap`; None where values are no wrappers.
@@ -90,10 +74,11 @@ def inflate(
     if missing:
         hint = "; read with the option includeHeaders" if "headers" in missing else ""
         raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
-    check_on_error("on_error", on_error)
+    if on_error not in get_args(OnError):
+        raise ConfigurationError("on_error", f"found {on_error!r}, allowed are fail, null and keep")
     if on_error != "fail" and ERROR_COLUMN in source.columns:
         raise ValueError(f"the rows have a column {ERROR_COLUMN} already; drop it, or split what was inflated before")
-    settings = RestorerSettings(plain(store), reference_format, max_bytes, threads, unwrap)
+    settings = InflaterSettings(portable(store), reference_format, max_bytes, threads, unwrap)
     settings.check()
     settings.check_signatures()
     fields = list(source.schema.fields)
@@ -101,16 +86,6 @@ def inflate(
         fields.append(StructField(ERROR_COLUMN, ERROR))
     bound_input(source)
     return map_in_arrow(source, _Inflation(settings, on_error), StructType(fields))
-
-
-def check_on_error(name: str, found: str) -> None:
-    """Makes sure that it is an `OnError`.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if found not in ("fail", "null", "keep"):
-        raise ConfigurationError(name, f"found {found!r}, allowed are fail, null and keep")
 
 
 def split(inflated: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -148,48 +123,24 @@ def _header(name: str, value: Column) -> Column:
 # --- on executors -----------------------------------------------------------------------------------------------------
 
 
-def failed(topic: str, partition: int, offset: int, error: Problem | PayloadStoreError) -> JobFailedError:
-    """What a task fails with: which record it was, and why."""
-    where = f"topic {topic} partition {partition} offset {offset}"
-    if isinstance(error, Problem):
-        return JobFailedError(f"{where}: the {error.which} cannot be restored: {error.detail}")
-    return JobFailedError(f"{where}: the payload store failed: {error}")
-
-
-def kept(record: RecordLike, logged: RecordLike, on_error: OnError, *, all_values: bool) -> RecordLike:
-    """What stands in the row of a record that cannot be restored.
-
-    Args:
-        record: out of its wrapper, if it had one.
-        logged: as it is in the log.
-        on_error: `null` or `keep`.
-        all_values: whether the value is none, whatever the headers say.
-    """
-    if on_error == "keep":
-        return logged
-    refers = all_values or any(name in (VALUE.flag, BAKDATA_FLAG) for name, _ in record.headers)
-    key = None if is_reference(record.headers, KEY) else record.key
-    return Record(key, None if refers else record.value, record.headers, record.timestamp)
-
-
 @dataclass(frozen=True, slots=True)
 class _Inflation:
     """One task: batches of rows in, batches of rows out."""
 
-    settings: RestorerSettings
+    settings: InflaterSettings
     on_error: OnError
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(Restorer(self.settings)) as restorer:
+        with closing(Inflater(self.settings)) as inflater:
             for batch in batches:
-                yield from self._inflated(restorer, batch)
+                yield from self._inflated(inflater, batch)
 
-    def _inflated(self, restorer: Restorer, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _inflated(self, inflater: Inflater, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = self._candidates(batch)
         gathering = Gathering()
         done = 0
         records = ((row, record_at(batch, row)) for row in rows)
-        results = restorer.restored(records)
+        results = inflater.inflated(records)
         while True:
             try:
                 result = next(results, None)
@@ -217,7 +168,7 @@ class _Inflation:
             rows.update(row for row, found in enumerate(wrapped) if found)
         return sorted(rows)
 
-    def _row(self, batch: pa.RecordBatch, result: Restored[int]) -> pa.RecordBatch:
+    def _row(self, batch: pa.RecordBatch, result: Inflated[int]) -> pa.RecordBatch:
         row, record, problem = result.place, result.record, result.problem
         if problem is not None:
             if self.on_error == "fail":

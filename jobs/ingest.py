@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
@@ -25,16 +23,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs import ingest_sink
-from jobs.checkpoint import bind
-from jobs.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
-from jobs.ingest_options import IngestSettings, parser, settings_of
-from jobs.options import configure, session_settings
-from jobs.progress import Tally, bar, follow, measured, table
-from jobs.report import repaint
-from jobs.schemas import RECORD, conform
-from jobs.session import AVRO, DELTA, open_session, require_class
-from jobs.values import parsed
+from jobs.driver.command_line import configure, session_settings
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, require_broker
+from jobs.driver.progress import repaint
+from jobs.driver.session import AVRO, DELTA, open_session, require_class, stopping
+from jobs.ingesting.checkpoint import bind
+from jobs.ingesting.command_line import IngestSettings, parser, settings_of
+from jobs.ingesting.query_progress import Tally, follow, line, measured, table
+from jobs.ingesting.table import write
+from jobs.ingesting.values import parsed
+from jobs.records.schemas import RECORD, conform
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "main", "read", "records", "run"]
@@ -67,7 +65,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
     def show(now: Tally) -> None:
         if screen is not None:
-            repaint(screen, bar(now))
+            repaint(screen, line(now))
 
     try:
         if settings.delta:
@@ -85,7 +83,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
             follow(_start(spark, settings), tally, show, stop)
         else:
             # Only where it is asked for: it needs PyArrow, on executors too.
-            from jobs.bounded import follow_bounded
+            from jobs.ingesting.planned_query import follow_bounded
 
             follow_bounded(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
     except SPARK_ERRORS as error:
@@ -100,7 +98,7 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
     """The query; with `options` for its source beside those of `settings`, one batch of it that is planned already."""
     rows = measured(records(read(spark, settings, options or {})))
-    return ingest_sink.write(parsed(rows, settings.value), settings, planned=options is not None)
+    return write(parsed(rows, settings.value), settings, planned=options is not None)
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
@@ -108,7 +106,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.configured`.
+        document: what a worker's configuration says; see `jobs.driver.worker_config`.
     """
     arguments = parser().parse_args(argv)
     tally = Tally()
@@ -119,7 +117,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         packages = (*([DELTA] if settings.delta else ()), *([AVRO] if settings.value.format == "avro" else ()))
         session = session_settings(arguments, "wideload-ingest", packages=packages, delta=settings.delta)
         require_broker(settings.bootstrap_servers)
-        with open_session(session) as spark, _stopping() as stop:
+        with open_session(session) as spark, stopping() as stop:
             run(spark, settings, tally, stop, screen=sys.stderr if sys.stderr.isatty() else None)
     except (ConfigurationError, JobFailedError) as error:
         if arguments.verbose:
@@ -140,19 +138,6 @@ def _report(tally: Tally, arguments: argparse.Namespace, message: str | None) ->
         table(summary, sys.stdout)
     else:
         print(json.dumps(summary))
-
-
-@contextmanager
-def _stopping() -> Iterator[Event]:
-    """An event that SIGINT and SIGTERM set, in place of what they do elsewhere."""
-    stop = Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    former = [signal.signal(number, lambda *_: stop.set()) for number in signals]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(signals, former, strict=True):
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ again, or twice at a time, writes the same object again, and the record that it 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,22 +18,28 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType
 
-from jobs.arrow import Gathering, bound_input, map_in_arrow, record_at, replaced
-from jobs.failures import JobFailedError
-from jobs.restorer import DEFAULT_HELD_BYTES, DEFAULT_THREADS, plain
-from jobs.schemas import HEADERS
-from stores.registry import open_store, put
+from jobs.driver.failures import JobFailedError
+from jobs.driver.jvm import map_in_arrow
+from jobs.driver.store_options import portable
+from jobs.records.arrow import Gathering, bound_input, record_at, replaced
+from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS
+from jobs.records.schemas import HEADERS
+from jobs.records.window import Task, in_order
+from stores.payload import publish
+from stores.registry import open_store
 from stores.store import PayloadStore, check_topic
 from transforms.compression import CODECS, Codec
 from transforms.errors import ConfigurationError, MalformedReferenceError, PayloadStoreError
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
-from transforms.record import Record, RecordLike
+from transforms.record import RecordLike
 from transforms.signing import KEY_NAME, Signing
 
 __all__ = ["offload"]
 
 _GENERATOR = "large.message.id.generator"
+
+_Row = tuple[int, RecordLike]
 
 
 def offload(
@@ -76,7 +82,7 @@ def offload(
     elif "topic" not in rows.columns:
         raise ValueError("the rows have no column topic; give the topic that they go to, for it is part of the path")
     settings = _Offloading(
-        plain(store), threshold_bytes, topic, max_message_bytes, compression, reference_format, max_bytes, threads
+        portable(store), threshold_bytes, topic, max_message_bytes, compression, reference_format, max_bytes, threads
     )
     settings.check()
     conformed = _conformed(rows)
@@ -157,34 +163,21 @@ class _Offloading:
     ) -> Iterator[pa.RecordBatch]:
         gathering = Gathering()
         done = 0
-        for row, record in self._records(store, pool, work, batch):
+        for row, record in in_order(self._tasks(store, work, batch), pool, self.held_bytes):
             yield from gathering.add(batch.slice(done, row - done))
             yield from gathering.add(replaced(batch.slice(row, 1), [record]))
             done = row + 1
         yield from gathering.add(batch.slice(done))
         yield from gathering.rest()
 
-    def _records(
-        self, store: PayloadStore, pool: ThreadPoolExecutor, work: Offload, batch: pa.RecordBatch
-    ) -> Iterator[tuple[int, RecordLike]]:
-        """The rows that change, in order, with what they change to."""
-        waiting: deque[tuple[int, int, Future[RecordLike]]] = deque()
-        held = 0
+    def _tasks(self, store: PayloadStore, work: Offload, batch: pa.RecordBatch) -> Iterator[Task[_Row]]:
+        """The rows that change, with the bytes that each holds and its work."""
         for row in self._candidates(work, batch):
             record = record_at(batch, row)
-            if not work.changes(record):
-                continue
-            size = len(record.value or b"")
-            size = size if work.codec is None else 2 * size
-            while waiting and held + size > self.held_bytes:
-                first, taken, future = waiting.popleft()
-                held -= taken
-                yield first, future.result()
-            topic = self.topic if self.topic is not None else batch.column("topic")[row].as_py()
-            waiting.append((row, size, pool.submit(_refer, store, work, topic, record)))
-            held += size
-        for row, _, future in waiting:
-            yield row, future.result()
+            if work.changes(record):
+                size = len(record.value or b"")
+                topic = self.topic if self.topic is not None else batch.column("topic")[row].as_py()
+                yield size if work.codec is None else 2 * size, (row, record), partial(_referring, store, work, topic)
 
     def _candidates(self, work: Offload, batch: pa.RecordBatch) -> list[int]:
         """The rows that may change; the others never become Python's objects."""
@@ -194,18 +187,15 @@ class _Offloading:
         return [row for row, found in enumerate(large.to_pylist()) if found]
 
 
-def _refer(store: PayloadStore, work: Offload, topic: str | None, record: Record) -> RecordLike:
+def _referring(store: PayloadStore, work: Offload, topic: str | None, found: _Row) -> _Row:
+    row, record = found
     if not work.wants(record):
-        return work.keep(record)
+        return row, work.keep(record)
     assert record.value is not None
     payload = work.payload(record.value)
     try:
         if topic is None:
             raise JobFailedError("a row has no topic, which is part of its payload's path")
-        if payload.codec is None:
-            path = put(store, check_topic(topic), payload.checksum, payload.data)
-        else:
-            path = store.publish(check_topic(topic), payload.data)
-        return work.refer(record, payload.reference(path))
+        return row, work.refer(record, publish(store, check_topic(topic), payload, by_digest=True))
     except (PayloadStoreError, MalformedReferenceError, ConfigurationError) as exc:
         raise JobFailedError(f"a value of {payload.size:,} bytes for topic {topic} cannot be stored: {exc}") from exc

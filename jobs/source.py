@@ -4,8 +4,9 @@
     spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
 
 A Python data source, for batches and streams: options and columns are those of Spark's Kafka source, the keys of the
-payload store are further options (`jobs.source_options`). Driver and executors need `jobs`, `transforms`, `stores`,
-aiokafka, PyArrow, cramjam and what the store needs. Records are read on executors with aiokafka, in ranges of offsets.
+payload store are further options (`jobs.reading.source_options`). Driver and executors need `jobs`, `transforms`,
+`stores`, aiokafka, PyArrow, cramjam and what the store needs. Executors read records with aiokafka, in ranges of
+offsets.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from jobs.arrow import ERROR, Gathering, binary, headers, problems
-from jobs.inflate import ERROR_COLUMN, failed, kept
-from jobs.log import Log, bounds
-from jobs.messages import Message, Messages
-from jobs.ranges import (
+from jobs.reading.client import bounds
+from jobs.reading.messages import Message, Messages
+from jobs.reading.partition import PartitionReader
+from jobs.reading.ranges import (
     Bounds,
     OffsetRange,
     Place,
@@ -37,9 +37,11 @@ from jobs.ranges import (
     positions_of,
     split,
 )
-from jobs.restorer import Problem, Restored, Restorer
-from jobs.schemas import HEADERS
-from jobs.source_options import SourceSettings, settings_of
+from jobs.reading.source_options import SourceSettings, settings_of
+from jobs.records.arrow import Gathering, binary, headers, problems
+from jobs.records.inflater import Inflated, Inflater
+from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
+from jobs.records.schemas import HEADERS
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
@@ -59,7 +61,7 @@ _ROWS = 1_000
 
 
 class WideloadDataSource(DataSource):
-    """The source; options as in `jobs.source_options`.
+    """The source; options as in `jobs.reading.source_options`.
 
     Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` with another
     `onError` than `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its
@@ -81,7 +83,7 @@ class WideloadDataSource(DataSource):
 
     def _settings(self, schema: StructType) -> SourceSettings:
         settings = settings_of(self.options)
-        settings.restorer.check_signatures()
+        settings.inflater.check_signatures()
         if schema.fieldNames() != _schema(settings).fieldNames():
             raise ConfigurationError("schema", f"is fixed: {', '.join(_schema(settings).fieldNames())}")
         return settings
@@ -195,18 +197,18 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
     if range_.start == range_.end:
         return
     with (
-        closing(Log(settings.client, range_.topic, range_.partition)) as log,
-        closing(Restorer(settings.restorer)) as restorer,
+        closing(PartitionReader(settings.client, range_.topic, range_.partition)) as log,
+        closing(Inflater(settings.inflater)) as inflater,
     ):
         messages = Messages(
             log, range_.start, range_.end, settings.limits, settings.lookback, fail_on_loss=settings.fail_on_loss
         )
         rows = _Rows(settings, range_)
         last = range_.start
-        restored = restorer.restored((message, message.record) for message in messages)
+        inflated = inflater.inflated((message, message.record) for message in messages)
         while True:
             try:
-                result = next(restored, None)
+                result = next(inflated, None)
             except PayloadStoreError as exc:
                 raise failed(range_.topic, range_.partition, last, exc) from exc
             if result is None:
@@ -228,7 +230,7 @@ class _Rows:
         self._rows: list[tuple[Message, RecordLike, Problem | None]] = []
         self._bytes = 0
 
-    def add(self, result: Restored[Message]) -> Iterator[pa.RecordBatch]:
+    def add(self, result: Inflated[Message]) -> Iterator[pa.RecordBatch]:
         message = result.place
         problem = result.problem or message.problem
         record = result.record
@@ -238,7 +240,7 @@ class _Rows:
                 if message.lost:
                     return
                 raise failed(self._range.topic, self._range.partition, message.offset, problem)
-            marked = self._settings.restorer.reference_format == "bakdata-flag"
+            marked = self._settings.inflater.reference_format == "bakdata-flag"
             malformed = (problem.which, problem.state) == ("value", "malformed")
             all_values = marked or malformed or message.problem is not None
             record = kept(record, message.record, on_error, all_values=all_values)

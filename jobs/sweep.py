@@ -1,6 +1,6 @@
 """Removes the payloads that no record refers to any more. A dry run, unless it is told to delete.
 
-What it does and why it is safe stands in `jobs.orphans`; this is its command.
+What it does and why it is safe stands in `jobs.payloads.orphans`; this is its command.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, cast
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above it
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from jobs.configured import StoreUse
-from jobs.failures import JobFailedError, require_broker
-from jobs.options import add_kafka, add_spark, configure, kafka_options, pairs, session_settings
-from jobs.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
-from jobs.report import Column, amount, text_table
-from jobs.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
-from jobs.storage import add_store, store_config, store_use
-from jobs.topics import Kafka
+from jobs.driver.command_line import add_kafka, add_spark, configure, kafka_options, pairs, session_settings
+from jobs.driver.failures import JobFailedError, require_broker
+from jobs.driver.report import Column, amount, text_table
+from jobs.driver.session import INTERRUPTED, ending_cleanly, fit_shuffles, open_session, share_code
+from jobs.driver.store_options import add_store, store_config, store_use
+from jobs.driver.worker_config import StoreUse
+from jobs.payloads.orphans import DEFAULT_GRACE, DEFAULT_MAX_DELETE_FRACTION, Folder, Sweep, SweepSettings, run
+from jobs.reading.topics import Kafka
 from stores.store import check_topic
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.configured`.
+        document: what a worker's configuration says; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     sweep, message, status = None, None, 0

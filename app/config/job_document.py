@@ -27,7 +27,7 @@ _SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
 
 
 def document(settings: Settings) -> dict[str, object]:
-    """The document; it holds secrets in the clear. `jobs.configured` reads it.
+    """The document; it holds secrets in the clear. `jobs.driver.worker_config` reads it.
 
     Raises:
         ConfigurationError: a store cannot be opened.

@@ -25,14 +25,15 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
 from jobs.backfill import _parser, _settings, main
-from jobs.backfill_checkpoint import Checkpoint, Progress
-from jobs.backfill_driver import Backfill, BackfillSettings, run
-from jobs.backfill_forms import form_of
-from jobs.backfill_sink import SinkWriter, sink_topic
-from jobs.failures import JobFailedError
-from jobs.log import Client, Log
-from jobs.options import configure
-from jobs.session import SessionSettings
+from jobs.copying.checkpoint import Checkpoint, Progress
+from jobs.copying.forms import form_of
+from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.writer import SinkWriter, sink_topic
+from jobs.driver.command_line import configure
+from jobs.driver.failures import JobFailedError
+from jobs.driver.session import SessionSettings
+from jobs.reading.client import Client
+from jobs.reading.partition import PartitionReader
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send
@@ -591,7 +592,7 @@ def test_range_ends_by_bytes(place: Place, spark: SparkSession, make_topic: Make
     place.send(source, [place.referring(source, Record(b"%d" % n, large(n))) for n in range(4)])
     arguments = place.arguments(source, sink, "plain", "--max-range-bytes", "9000")
     settings = settings_of(arguments)
-    tight = replace(settings, source=replace(settings.source, restorer=replace(settings.source.restorer, held_bytes=1)))
+    tight = replace(settings, source=replace(settings.source, inflater=replace(settings.source.inflater, held_bytes=1)))
     run(spark, tight, found := Backfill(), Event())
     # What is on its way when the bound is passed belongs to the range: one record here, 64 MiB by default.
     assert (found.ranges, found.tally.records) == (2, 4)
@@ -626,7 +627,7 @@ def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) ->
 
 def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
     """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
-    topic, client = make_topic(), Client(broker)
+    topic, client = make_topic(), Client.of(broker)
     sink = sink_topic(client, topic)
 
     def records(name: bytes) -> list[Record]:
@@ -645,7 +646,7 @@ def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
             lost.commit()
     everything = [found.key for found in read_all(broker, topic)[0]]
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
-    with closing(Log(replace(client, consumer={"isolation_level": "read_committed"}), topic, 0)) as log:
+    with closing(PartitionReader(client, topic, 0)) as log:
         assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.chunks import INCOMPLETE, assemble, incomplete
-from jobs.schemas import HEADERS
+from jobs.records.schemas import HEADERS
 from transforms.assembly import Assembled, Assembler, Limits
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.record import Header, Record

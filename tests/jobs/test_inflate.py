@@ -17,10 +17,10 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from jobs.arrow import INPUT_BYTES
 from jobs.inflate import inflate, split
-from jobs.restorer import Restorer, RestorerSettings
-from jobs.schemas import HEADERS
+from jobs.records.arrow import INPUT_BYTES
+from jobs.records.inflater import Inflater, InflaterSettings
+from jobs.records.schemas import HEADERS
 from stores.registry import open_store
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, PayloadStoreError
@@ -89,8 +89,8 @@ class Place:
     ) -> Record:
         return FORMATS[name].write_reference(Record(b"k", value, own), self.publish(value, codec, name))
 
-    def settings(self, **changes: Any) -> RestorerSettings:
-        return RestorerSettings(self.config, **changes)
+    def settings(self, **changes: Any) -> InflaterSettings:
+        return InflaterSettings(self.config, **changes)
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def place(tmp_path: Path) -> Place:
 # --- without Spark
 
 
-def restored(settings: RestorerSettings, records: Iterable[Record]) -> list[tuple[RecordLike, str | None]]:
-    with closing(Restorer(settings)) as restorer:
+def restored(settings: InflaterSettings, records: Iterable[Record]) -> list[tuple[RecordLike, str | None]]:
+    with closing(Inflater(settings)) as inflater:
         return [
             (found.record, None if found.problem is None else found.problem.state)
-            for found in restorer.restored(enumerate(records))
+            for found in inflater.inflated(enumerate(records))
         ]
 
 
@@ -135,15 +135,15 @@ class HeldStore:
     def close(self) -> None: ...
 
 
-def test_restorer_holds_no_more_than_allowed() -> None:
+def test_inflater_holds_no_more_than_allowed() -> None:
     """Payloads that are asked for and not yet given stay below the bound, or are one record."""
     HeldStore.asked = HeldStore.most = 0
     sizes = [random.Random(3).choice([10, 400, 1_000, 5_000]) for _ in range(300)]
-    settings = RestorerSettings({"large.message.payload.store.class": HeldStore}, held_bytes=2_000, threads=4)
+    settings = InflaterSettings({"large.message.payload.store.class": HeldStore}, held_bytes=2_000, threads=4)
     records = [Record(b"k", b"%d" % size, Reference("-", size).headers()) for size in sizes]
     found = []
-    with closing(Restorer(settings)) as restorer:
-        for each in restorer.restored(enumerate(records)):
+    with closing(Inflater(settings)) as inflater:
+        for each in inflater.inflated(enumerate(records)):
             found.append(len(each.record.value or b""))
             with HeldStore.lock:
                 HeldStore.asked -= found[-1]
@@ -161,9 +161,9 @@ class MeetingStore(HeldStore):
         return b"v" * 10
 
 
-def test_restorer_downloads_several_at_a_time() -> None:
+def test_inflater_downloads_several_at_a_time() -> None:
     """One task downloads as many payloads at a time as it may, so a partition with all the large ones is not slow."""
-    settings = RestorerSettings({"large.message.payload.store.class": MeetingStore}, held_bytes=100, threads=4)
+    settings = InflaterSettings({"large.message.payload.store.class": MeetingStore}, held_bytes=100, threads=4)
     records = [Record(b"k", b"path", Reference("-", 10).headers())] * 12
     assert [r.value for r, _ in restored(settings, records)] == [b"v" * 10] * 12
 
@@ -172,7 +172,7 @@ PEAK = """
 import resource, sys
 import pyarrow as pa
 from jobs.inflate import _Inflation
-from jobs.restorer import RestorerSettings
+from jobs.records.inflater import InflaterSettings
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -188,7 +188,7 @@ batch = pa.RecordBatch.from_pydict({
 })
 before = peak()
 rows = done = 0
-for out in _Inflation(RestorerSettings(store, held_bytes=held * 2**20), "fail")(iter([batch])):
+for out in _Inflation(InflaterSettings(store, held_bytes=held * 2**20), "fail")(iter([batch])):
     rows += out.num_rows
     done += len(out.column("value")[0].as_buffer())
 print(rows, done, peak() - before)
@@ -214,7 +214,7 @@ def test_inflate_memory_of_a_task(place: Place) -> None:
     assert grown_mib < 32 + 2 * 8
 
 
-def test_restorer_large_payload_of_unknown_size(place: Place) -> None:
+def test_inflater_large_payload_of_unknown_size(place: Place) -> None:
     """The seed's own format says no size: what is larger than its share comes all the same, in its place."""
     values = [bytes([n]) * size for n, size in enumerate([10, 90_000, 20, 5_000, 90_000, 30])]
     records = [Record(b"k", place.publish(v).path.encode(), [("large-message", b"true")]) for v in values]
@@ -225,7 +225,7 @@ def test_restorer_large_payload_of_unknown_size(place: Place) -> None:
     assert [state for _, state in restored(small, records)] == [None, "too-large", None, None, "too-large", None]
 
 
-def test_restorer_store_that_fails_is_no_fault_of_the_record(place: Place) -> None:
+def test_inflater_store_that_fails_is_no_fault_of_the_record(place: Place) -> None:
     """A store that is not there raises, whichever record asked; nothing is called missing."""
     record = place.referring(b"value")
     place.root.rename(place.root.with_name("gone"))
@@ -233,7 +233,7 @@ def test_restorer_store_that_fails_is_no_fault_of_the_record(place: Place) -> No
         restored(place.settings(), [record])
 
 
-def test_restorer_takes_wrappers_off(place: Place) -> None:
+def test_inflater_takes_wrappers_off(place: Place) -> None:
     """What is wrapped is restored as if it were not; what is no wrapper, or refers to nothing, is told."""
     table = HeaderTable({3_000_001: "trace"})
     wrap, unwrap = Wrap(table), Unwrap(table)

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.chunks import assemble
 from jobs.inflate import inflate, split
-from jobs.schemas import RECORD
+from jobs.records.schemas import RECORD
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Sent, read_all, send

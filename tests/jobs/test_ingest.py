@@ -22,8 +22,8 @@ from aiokafka import AIOKafkaProducer
 from pyspark.sql import Row, SparkSession
 
 from jobs.ingest import IngestSettings, main, records, run
-from jobs.progress import Tally
-from jobs.schemas import RECORD
+from jobs.ingesting.query_progress import Tally
+from jobs.records.schemas import RECORD
 from transforms.errors import ConfigurationError
 from transforms.record import Record
 

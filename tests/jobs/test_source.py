@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
-from jobs.source_options import settings_of
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
 from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
@@ -134,8 +134,8 @@ def test_settings_of_security() -> None:
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="p\\"9";'
     settings = settings_of(OPTIONS | {"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": jaas})
     assert settings.topics == ("orders", "returns")
-    assert settings.client.arguments["sasl_plain_username"] == "ann"
-    assert settings.client.arguments["sasl_plain_password"] == 'p"9'
+    assert settings.client.connection()["sasl_plain_username"] == "ann"
+    assert settings.client.connection()["sasl_plain_password"] == 'p"9'
     assert "ann" not in repr(settings)
 
 

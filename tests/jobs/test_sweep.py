@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from app.cli import main as wideload
 from jobs.audit import main as audit
-from jobs.orphans import SweepSettings, run
-from jobs.session import SessionSettings
+from jobs.driver.session import SessionSettings
+from jobs.payloads.orphans import SweepSettings, run
+from jobs.reading.topics import Kafka
 from jobs.sweep import main
-from jobs.topics import Kafka
 from tests.integration.topics import send
 from transforms.formats import WIDELOAD
 from transforms.record import Record

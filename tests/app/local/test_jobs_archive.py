@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 from jobs import backfill
 
 def place(_):
-    from jobs import backfill_range
-    return backfill_range.__file__
+    from jobs.copying import range as module
+    return module.__file__
 
 spark = SparkSession.builder.getOrCreate()
 print(backfill.__file__, *spark.sparkContext.parallelize([0], 1).map(place).collect())
@@ -76,7 +76,7 @@ def test_job_runs_with_the_archive_alone(broker: str, make_topic: Callable[..., 
     places, last = done.stdout.splitlines()[-2:]
     assert [place.partition("jobs.zip")[2] for place in places.split()] == [
         "/jobs/backfill.py",
-        "/jobs/backfill_range.py",
+        "/jobs/copying/range.py",
     ]
     summary = json.loads(last)
     assert (summary["status"], summary["written"], summary["payloads"]) == ("done", 1, 1)

@@ -1,0 +1,126 @@
+"""How far a backfill is: a folder wherever Spark may write, with the next offset of each partition.
+
+Each note is a file of its own, whose name is a number that goes up; the one with the highest number that is whole
+counts, and the few before it are removed. So a process that dies while it writes a note leaves the one before; and a
+note is on the disk before another is removed. No file is written twice: a second run with the same checkpoint finds its
+number taken, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from jobs.copying.forms import Mark
+from jobs.driver.failures import JobFailedError
+from jobs.driver.jvm import Files
+from transforms.errors import ConfigurationError
+
+__all__ = ["Checkpoint", "Progress"]
+
+_JOB = "backfill"
+_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a note says.
+
+    Attributes:
+        positions: of each partition of the source, the offset below which all is done.
+        ends: of each partition of the sink that was written to, the offset behind the last record.
+        marks: of each partition of the source, a record that was read; see `jobs.copying.forms.Mark`.
+    """
+
+    positions: Mapping[int, int] = field(default_factory=dict)
+    ends: Mapping[int, int] = field(default_factory=dict)
+    marks: Mapping[int, Mark] = field(default_factory=dict)
+
+
+class Checkpoint:
+    """The notes of one backfill. Not for several threads at once.
+
+    Args:
+        spark: the session, whose file systems hold the folder.
+        folder: where the notes are.
+        belongs_to: what a backfill must have in common with the one that began the checkpoint.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str, belongs_to: Mapping[str, str]) -> None:
+        self._files = Files(spark)
+        self._folder = folder
+        self._belongs_to = dict(belongs_to)
+        self._last = -1
+
+    def load(self) -> Progress | None:
+        """The last note; None where there is none yet.
+
+        Raises:
+            ConfigurationError: the folder belongs to something else, or no note in it can be read.
+        """
+        names = self._files.names(self._folder)
+        numbers = [int(name) for name in names if name.isdecimal()]
+        self._last = max(numbers, default=-1)
+        for number in sorted(numbers, reverse=True):
+            found = self._read(number)
+            if found is not None:
+                return self._progress(found)
+        if names and not numbers:
+            raise ConfigurationError("--checkpoint", f"{self._folder} is not empty and was not made by this job")
+        if self._last > 0:  # the first note is written before anything else is
+            raise ConfigurationError(
+                "--checkpoint",
+                f"no note in {self._folder} is whole, so how far the job is is not known; restore the folder, or begin "
+                "with a new one and an empty sink",
+            )
+        return None
+
+    def save(self, progress: Progress) -> None:
+        """Writes a note.
+
+        Raises:
+            JobFailedError: another run has written one meanwhile.
+        """
+        self._last += 1
+        note = {
+            "job": _JOB,
+            **self._belongs_to,
+            "positions": {str(partition): at for partition, at in sorted(progress.positions.items())},
+            "ends": {str(partition): at for partition, at in sorted(progress.ends.items())},
+            "marks": {str(partition): mark for partition, mark in sorted(progress.marks.items())},
+        }
+        try:
+            self._files.create(f"{self._folder}/{self._last}", json.dumps(note))
+        except FileExistsError as exc:
+            raise JobFailedError(
+                f"another run works with the checkpoint {self._folder}; what was read twice meanwhile was written twice"
+            ) from exc
+        if self._last >= _KEPT:
+            self._files.delete(f"{self._folder}/{self._last - _KEPT}")
+
+    def _progress(self, found: dict[str, Any]) -> Progress:
+        for part, value in {"job": _JOB, **self._belongs_to}.items():
+            if found.get(part) != value:
+                raise ConfigurationError(
+                    "--checkpoint",
+                    f"{self._folder} belongs to {part} {found.get(part)}, this is {part} {value}; "
+                    "give a folder of its own",
+                )
+        return Progress(
+            {int(partition): at for partition, at in found["positions"].items()},
+            {int(partition): at for partition, at in found["ends"].items()},
+            {int(partition): (offset, crc) for partition, (offset, crc) in found.get("marks", {}).items()},
+        )
+
+    def _read(self, number: int) -> dict[str, Any] | None:
+        """A note; None if it is not whole: cut off, or another than its checksum says."""
+        try:
+            found = json.loads(self._files.read(f"{self._folder}/{number}") or "")
+        except (ValueError, Py4JJavaError):
+            return None
+        return found if isinstance(found, dict) else None

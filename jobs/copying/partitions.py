@@ -1,0 +1,332 @@
+"""A backfill from beginning to end: what is checked first, which ranges there are, and what is noted of each.
+
+Each partition of the source is done in ranges, one after another; several partitions at a time, none of which waits for
+another. A range is a Spark job of one task and one transaction, and is noted in the checkpoint once all of it is
+committed. So a run that ends, however it ends, leaves no gap, and the next one repeats no more than the range that each
+partition was at; to readers with `read_committed` not even that, unless it ended between the commit and the note.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+
+from pyspark.sql import SparkSession
+
+from jobs.copying.checkpoint import Checkpoint, Progress
+from jobs.copying.forms import Mark, Tally, mark_of
+from jobs.copying.range import Copying, Outcome, Range, copied, scanned
+from jobs.copying.writer import SinkTopic, sink_topic
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
+from jobs.reading.client import bounds
+from jobs.reading.partition import PartitionReader
+from jobs.reading.ranges import Bounds
+from jobs.reading.source_options import SourceSettings
+from transforms.errors import ConfigurationError
+from transforms.offload import Offload
+from transforms.signing import Signing
+
+__all__ = ["Backfill", "BackfillSettings", "run"]
+
+_GENERATOR = "large.message.id.generator"
+_SPECULATION = "spark.speculation"
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillSettings:
+    """All that the job needs to know.
+
+    Attributes:
+        source: the one topic to read, how it refers to payloads, and the store.
+        sink: the topic to write.
+        checkpoint: the folder that remembers how far the job is; None for a dry run without one.
+        offload: which values leave their records; None where all are to stay in them. Its `sink_limit_bytes` is set
+            by the job.
+        by_key: whether a record goes to the partition of its key, and not to that of its own number.
+        keep_references: whether references go as they are, to payloads that stay where they are.
+        keep_problems: whether a record that cannot be restored goes as it is; else it ends the job.
+        append: whether a new checkpoint may begin with a sink that has records.
+        max_records: of a range.
+        max_bytes: of a range, read or written; one record more may come.
+        partitions_at_a_time: how many partitions; None for as many as the session has cores.
+        dry_run: only count.
+    """
+
+    source: SourceSettings
+    sink: str
+    checkpoint: str | None
+    offload: Offload | None
+    by_key: bool = False
+    keep_references: bool = False
+    keep_problems: bool = False
+    append: bool = False
+    max_records: int = 10_000
+    max_bytes: int = 256 * 2**20
+    partitions_at_a_time: int | None = None
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Makes sure that these go together. Makes no request.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        (topic,) = self.source.topics
+        if topic == self.sink:
+            raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
+        if self.checkpoint is None and not self.dry_run:
+            raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
+        if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
+            raise ConfigurationError(
+                _GENERATOR, "is sha256 in a backfill: what is done again would leave payloads of other names"
+            )
+
+    def belongs_to(self) -> dict[str, str]:
+        """What a checkpoint is tied to."""
+        (topic,) = self.source.topics
+        return {
+            "source": topic,
+            "sink": self.sink,
+            "to": "plain" if self.offload is None else "references",
+            "format": self.source.inflater.reference_format,
+            "partition-by": "key" if self.by_key else "number",
+        }
+
+
+@dataclass(slots=True)
+class Backfill:
+    """What was done, filled in as it is done.
+
+    Attributes:
+        tally: the sum over the ranges.
+        ranges: how many were done.
+        positions: of each partition, the offset below which all is done.
+        ends: of each partition, where the run ends: the source's end as it was at the beginning.
+        began: offsets that were left to do at the beginning.
+        sink_ends: of each partition of the sink, the offset behind the last record that was written.
+        marks: of each partition of the source, a record that was read.
+        started: `time.monotonic()` of the beginning.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    ranges: int = 0
+    positions: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    began: int = 0
+    sink_ends: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, Mark] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> int:
+        """How many offsets are not done."""
+        return sum(max(0, end - self.positions[partition]) for partition, end in self.ends.items())
+
+
+def run(
+    spark: SparkSession,
+    settings: BackfillSettings,
+    found: Backfill,
+    stop: Event,
+    show: Callable[[Backfill], None] = lambda _: None,
+) -> None:
+    """Does what is left to do, up to the end of the source as it is now.
+
+    Args:
+        spark: the session.
+        settings: what to do.
+        found: what was done; true also when something is raised.
+        stop: when set, no range is begun any more; those that are under way are done.
+        show: hears of each range that is done.
+
+    Raises:
+        ConfigurationError: the user can set it right; nothing was written.
+        JobFailedError: a record cannot be restored, or a store, a broker or a task failed.
+    """
+    settings.check()
+    if spark.sparkContext.getConf().get(_SPECULATION, "false") == "true":
+        raise ConfigurationError(
+            "--conf", f"{_SPECULATION}=true would have two tasks write to one partition at a time; set it to false"
+        )
+    (topic,) = settings.source.topics
+    try:
+        there = {partition: each for (_, partition), each in bounds(settings.source.client, [topic]).items()}
+        sink = sink_topic(settings.source.client, settings.sink)
+        _check_topics(settings, there, sink)
+        checkpoint, progress = None, None
+        if settings.checkpoint is not None:
+            checkpoint = Checkpoint(spark, settings.checkpoint, settings.belongs_to())
+            progress = checkpoint.load()
+        _begin(settings, found, there, sink, progress)
+        if checkpoint is not None and not settings.dry_run and found.left:
+            checkpoint.save(Progress(found.positions, found.sink_ends, found.marks))
+        _Run(spark, settings, sink, found, None if settings.dry_run else checkpoint, stop, show).run()
+    except SPARK_ERRORS as error:
+        raise explained(error, servers=settings.source.client.servers, source=topic, options={}) from error
+
+
+def _check_topics(settings: BackfillSettings, there: Mapping[int, Bounds], sink: SinkTopic) -> None:
+    if not settings.by_key and len(sink.ends) != len(there):
+        raise ConfigurationError(
+            "--sink",
+            f"topic {sink.name} has {len(sink.ends)} partitions, the source has {len(there)}; make it with as many, or "
+            "give --partition-by key",
+        )
+    if not sink.keeps_timestamps:
+        raise ConfigurationError(
+            "--sink",
+            f"topic {sink.name} has message.timestamp.type=LogAppendTime, which replaces timestamps; set it to "
+            "CreateTime",
+        )
+
+
+def _begin(
+    settings: BackfillSettings,
+    found: Backfill,
+    there: Mapping[int, Bounds],
+    sink: SinkTopic,
+    progress: Progress | None,
+) -> None:
+    """Fills in where each partition begins and ends, or says why that cannot be."""
+    (topic,) = settings.source.topics
+    if progress is None:
+        if any(sink.ends.values()) and not settings.append and not settings.dry_run:
+            raise ConfigurationError(
+                "--checkpoint",
+                f"{settings.checkpoint} is new, and topic {sink.name} has had records already; give the checkpoint "
+                "that belongs to it, another topic, or --append",
+            )
+        progress = Progress()
+    for partition, end in progress.ends.items():
+        if sink.ends.get(partition, 0) < end:
+            raise JobFailedError(
+                f"topic {sink.name} partition {partition} was written up to offset {end:,} and ends at "
+                f"{sink.ends.get(partition, 0):,} now: it was made anew; give a new --checkpoint"
+            )
+    for partition, each in there.items():
+        at = progress.positions.get(partition, each.first)
+        if at > each.end:
+            raise JobFailedError(
+                f"topic {topic} partition {partition} was read up to offset {at:,} and ends at {each.end:,} now: it "
+                "was made anew; give a new --checkpoint and a new --sink"
+            )
+        if at < each.first and settings.source.fail_on_loss:
+            raise JobFailedError(
+                f"topic {topic} partition {partition} was read up to offset {at:,} and begins at {each.first:,} now: "
+                "records were deleted before they were read; --no-fail-on-data-loss goes on without them"
+            )
+        found.positions[partition] = max(at, each.first)
+        found.ends[partition] = each.end
+        if partition in progress.marks:
+            _check_mark(settings.source, partition, each, progress.marks[partition])
+    found.sink_ends.update(progress.ends)
+    found.marks.update(progress.marks)
+    found.began = found.left
+
+
+def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mark) -> None:
+    """Makes sure that a record that was read is the one that stands there now, if one does.
+
+    A topic that was made anew, and has had more records by now than were read, shows by nothing else.
+
+    Raises:
+        JobFailedError: it is another one.
+    """
+    offset, _ = mark
+    if not there.first <= offset < there.end:
+        return
+    (topic,) = source.topics
+    with closing(PartitionReader(source.client, topic, partition)) as log:
+        found = next(log.records(offset, offset + 1, fail_on_loss=False), None)
+    if found is not None and found.offset == offset and mark_of(found) != mark:
+        raise JobFailedError(
+            f"topic {topic} partition {partition} has another record at offset {offset:,} than was read there: it was "
+            "made anew; give a new --checkpoint and a new --sink"
+        )
+
+
+class _Run:
+    """The ranges of one run; a thread for each partition that is at work."""
+
+    # State that changes: `_found` and the checkpoint, under `_lock`; `_failed`, once.
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: BackfillSettings,
+        sink: SinkTopic,
+        found: Backfill,
+        checkpoint: Checkpoint | None,
+        stop: Event,
+        show: Callable[[Backfill], None],
+    ) -> None:
+        offload = settings.offload
+        if offload is not None:
+            signing = Signing.of(settings.source.inflater.store)
+            offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
+        self._copying = Copying(
+            settings.source,
+            sink,
+            offload,
+            by_key=settings.by_key,
+            keep_references=settings.keep_references,
+            keep_problems=settings.keep_problems,
+            max_records=settings.max_records,
+            max_bytes=settings.max_bytes,
+        )
+        self._context = spark.sparkContext
+        self._threads = settings.partitions_at_a_time or self._context.defaultParallelism
+        self._work = scanned if settings.dry_run else copied
+        self._found = found
+        self._checkpoint = checkpoint
+        self._stop = stop
+        self._show = show
+        self._failed = Event()
+        self._lock = Lock()
+
+    def run(self) -> None:
+        # The fullest first, so that it is not the one for which all wait in the end.
+        partitions = sorted(self._found.ends, key=lambda each: self._found.positions[each] - self._found.ends[each])
+        with ThreadPoolExecutor(max(1, self._threads), thread_name_prefix="wideload-backfill") as pool:
+            futures = [pool.submit(self._partition, partition) for partition in partitions]
+        for future in futures:
+            future.result()
+
+    def _partition(self, partition: int) -> None:
+        try:
+            end = self._found.ends[partition]
+            while self._found.positions[partition] < end and not (self._stop.is_set() or self._failed.is_set()):
+                range_ = Range(partition, self._found.positions[partition], end)
+                self._note(range_, self._done(range_))
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _done(self, range_: Range) -> Outcome:
+        self._context.setJobDescription(f"partition {range_.partition} from offset {range_.start}")
+        one = self._context.parallelize([range_], 1)
+        work, copying = self._work, self._copying
+        (outcome,) = one.mapPartitions(lambda ranges: [work(copying, each) for each in ranges]).collect()
+        return outcome
+
+    def _note(self, range_: Range, outcome: Outcome) -> None:
+        with self._lock:
+            if outcome.next > range_.start:
+                self._found.positions[range_.partition] = outcome.next
+            if outcome.mark is not None:
+                self._found.marks[range_.partition] = outcome.mark
+            self._found.tally.add(outcome.tally)
+            self._found.sink_ends.update(
+                {number: max(at, self._found.sink_ends.get(number, 0)) for number, at in outcome.ends.items()}
+            )
+            if self._checkpoint is not None and outcome.next > range_.start:
+                self._checkpoint.save(Progress(self._found.positions, self._found.sink_ends, self._found.marks))
+            self._found.ranges += 1
+            self._show(self._found)
+        if outcome.error is not None:
+            # Whatever the user may set right: other ranges were written.
+            raise JobFailedError(str(outcome.error)) from outcome.error

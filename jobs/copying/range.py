@@ -1,0 +1,396 @@
+"""One range of a backfill: a task reads it from a partition of the source, and writes it to the sink in order.
+
+A range ends at its end offset, or earlier when the task has read enough. It is done when all of its records are
+acknowledged and committed, in one transaction. The checkpoint does not note it before. A task that repeats the range
+ends the transaction of the task before it, and writes the same records again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiokafka.partitioner import murmur2
+
+from jobs.copying.forms import Mark, Tally, foresee, form_of, mark_of
+from jobs.copying.writer import SinkTopic, SinkWriter
+from jobs.driver.failures import JobFailedError
+from jobs.reading.messages import Message, Messages, TopicRecord
+from jobs.reading.partition import PartitionReader
+from jobs.reading.source_options import SourceSettings
+from jobs.records.inflater import Inflater
+from jobs.records.problems import Problem
+from jobs.records.window import Task, in_order
+from stores.payload import publish
+from stores.registry import open_store
+from stores.store import PayloadStore
+from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.errors import PayloadStoreError, WideloadError
+from transforms.formats import FormatName
+from transforms.identifiers import transactional_id
+from transforms.offload import Offload
+from transforms.record import Record, RecordLike
+from transforms.size import batch_of_one_bytes
+
+__all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
+
+# The longest transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. Records that
+# are on their way when a range ends may take a few more calls of the store.
+_LONGEST_S = 300.0
+_LONGEST_CALLS = 4
+_MOST_TIMEOUT_MS = 900_000
+_STORE_TIMEOUT = "large.message.store.timeout.ms"
+_STORE_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What every task needs to know; goes to executors.
+
+    Attributes:
+        source: where records come from, how they refer to payloads, and the store.
+        sink: where records go.
+        offload: which values become references; None if none do.
+        by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
+        keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
+        keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.
+        max_records: the most records of a range.
+        max_bytes: the most bytes of a range, read or written, and one record.
+    """
+
+    source: SourceSettings
+    sink: SinkTopic
+    offload: Offload | None
+    by_key: bool = False
+    keep_references: bool = False
+    keep_problems: bool = False
+    max_records: int = 10_000
+    max_bytes: int = 256 * 2**20
+
+    @property
+    def topic(self) -> str:
+        """The source's name."""
+        return self.source.topics[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The offsets of a partition from `start` up to `end`."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a range.
+
+    Attributes:
+        next: all records below this offset are done: the sink has acknowledged them.
+        tally: what was read and written.
+        ends: by partition of the sink that was written to, the offset behind the last record.
+        error: why the range ended; None if nothing is wrong.
+        mark: the mark of the last record that was read, if that is done.
+    """
+
+    next: int
+    tally: Tally
+    ends: dict[int, int] = field(default_factory=dict)
+    error: WideloadError | None = None
+    mark: Mark | None = None
+
+
+def copied(copying: Copying, range_: Range) -> Outcome:
+    """Copies a range. Errors are in the outcome, with the offset that was reached, so Spark need not try again."""
+    tally = Tally()
+    try:
+        with ExitStack() as stack:
+            copy = _Copy(copying, range_, tally, stack)
+            error = copy.run()
+            return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
+    except WideloadError as exc:
+        # It is not known which of the last records the sink has, so the whole range counts as not done.
+        return Outcome(range_.start, Tally(), {}, exc)
+
+
+def scanned(copying: Copying, range_: Range) -> Outcome:
+    """Reads a range, and counts what `copied` would do with its records. Makes no request to the store or the sink."""
+    tally = Tally()
+    try:
+        with closing(PartitionReader(copying.source.client, copying.topic, range_.partition)) as log:
+            cursor = _Cursor(log, copying, range_, tally)
+            for record in cursor.records(range_.start, range_.end, fail_on_loss=copying.source.fail_on_loss):
+                foresee(
+                    record,
+                    tally,
+                    copying.source.inflater.reference_format,
+                    copying.offload,
+                    keep_references=copying.keep_references,
+                )
+            return Outcome(cursor.position, tally)
+    except WideloadError as exc:
+        return Outcome(range_.start, tally, {}, exc)
+
+
+class _Cursor:
+    """The partition as `Messages` reads it. Counts the records of the range, and ends it when they are enough."""
+
+    def __init__(self, log: PartitionReader, copying: Copying, range_: Range, tally: Tally) -> None:
+        self.at = range_.start
+        self.position = range_.start
+        self.last: TopicRecord | None = None
+        self._until = time.monotonic() + _LONGEST_S
+        self._log = log
+        self._copying = copying
+        self._range = range_
+        self._tally = tally
+
+    def first(self) -> int:
+        return self._log.first()
+
+    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[TopicRecord]:
+        found = self._log.records(start, end, fail_on_loss=fail_on_loss)
+        if end != self._range.end:  # a look at records before the range
+            yield from found
+            return
+        reference_format = self._copying.source.inflater.reference_format
+        for record in found:
+            self.at, self.last = record.offset, record
+            self._tally.read(form_of(record, reference_format), len(record.key or b"") + len(record.value or b""))
+            yield record
+            self.position = record.offset + 1
+            if self._enough():
+                return
+        self.position = end
+
+    def _enough(self) -> bool:
+        tally = self._tally
+        size = max(tally.read_bytes, tally.bytes + tally.payload_bytes)
+        if tally.read_records >= self._copying.max_records or size >= self._copying.max_bytes:
+            return True
+        return time.monotonic() > self._until
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A message on its way.
+
+    Attributes:
+        at: the offset that was being read when the message was complete.
+        own: whether the message is written as it is, without a look at its reference.
+        problem: why it cannot be restored, as far as its headers tell.
+    """
+
+    message: Message
+    at: int
+    own: bool = False
+    problem: Problem | None = None
+
+    @property
+    def after(self) -> int:
+        """The next offset to read once this is done. A chunk may end several messages, so it is read again."""
+        return self.message.offset + 1 if self.at == self.message.offset and not self._of_chunks else self.at
+
+    @property
+    def _of_chunks(self) -> bool:
+        return self.message.problem is not None or isinstance(self.message.record, Record)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A message as it will be written, or the reason why it cannot be written."""
+
+    place: _Place
+    record: RecordLike
+    problem: Problem | None
+    payload_bytes: int | None = None
+
+
+_NOTHING = Record(None, None)
+
+
+class _Copy:
+    """One range, while it is copied."""
+
+    def __init__(self, copying: Copying, range_: Range, tally: Tally, stack: ExitStack) -> None:
+        source = copying.source
+        self.next = range_.start
+        self._copying = copying
+        self._range = range_
+        self._tally = tally
+        self._log = stack.enter_context(closing(PartitionReader(source.client, copying.topic, range_.partition)))
+        self._cursor = _Cursor(self._log, copying, range_, tally)
+        self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
+        self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))
+        self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
+        stack.callback(self._pool.shutdown, cancel_futures=True)
+        self.writer = stack.enter_context(closing(self._writer()))
+
+    def run(self) -> WideloadError | None:
+        """Copies up to the end of the range or the first error, and waits until the sink has acknowledged it.
+
+        Returns:
+            The error that ended the range; None at its end.
+
+        Raises:
+            WideloadError: the sink did not take the records.
+        """
+        error: WideloadError | None = None
+        found = self._offloaded(self._restored())
+        while True:
+            try:
+                ready = next(found, None)
+            except PayloadStoreError as exc:
+                error = JobFailedError(f"{self._where(self.next)} or behind: the payload store failed: {exc}")
+                break
+            except WideloadError as exc:
+                error = exc
+                break
+            if ready is None:
+                self.next = self._cursor.position
+                break
+            error = self._take(ready)
+            if error is not None:
+                self.next = min(ready.place.message.offset, ready.place.at)
+                break
+            self.next = ready.place.after
+        self.writer.commit()
+        return error
+
+    def mark(self) -> Mark | None:
+        """The mark of the last record that was read, if that record is done."""
+        last = self._cursor.last
+        return mark_of(last) if last is not None and last.offset < self.next else None
+
+    def _writer(self) -> SinkWriter:
+        copying = self._copying
+        name = transactional_id(f"wideload-backfill-{copying.sink.name}", copying.topic, self._range.partition)
+        call_ms = copying.source.inflater.store.get(_STORE_TIMEOUT)
+        call_ms = call_ms if isinstance(call_ms, int) else _STORE_TIMEOUT_MS
+        timeout_ms = min(_MOST_TIMEOUT_MS, round(_LONGEST_S * 1000) + _LONGEST_CALLS * call_ms)
+        return SinkWriter(copying.source.client, copying.sink, name, timeout_ms)
+
+    # --- from the source ----------------------------------------------------------------------------------------------
+
+    def _messages(self) -> Iterator[tuple[_Place, RecordLike]]:
+        source = self._copying.source
+        messages = Messages(
+            self._cursor,
+            self._range.start,
+            self._range.end,
+            source.limits,
+            source.lookback,
+            fail_on_loss=source.fail_on_loss,
+        )
+        for message in messages:
+            place = self._place(message)
+            record = message.record
+            if place.own or place.problem is not None:
+                yield place, _NOTHING
+            elif self._copying.offload is not None:
+                # A key that refers to a payload stays as it is, so that equal keys stay equal.
+                yield place, Record(None, record.value, record.headers, message.timestamp)
+            else:
+                yield place, record
+
+    def _place(self, message: Message) -> _Place:
+        at = self._cursor.at
+        if message.problem is not None:
+            return _Place(message, at, problem=message.problem)
+        reference_format = self._copying.source.inflater.reference_format
+        form = form_of(message.record, reference_format)
+        if form == "reference" and reference_format != "wideload":
+            return _Place(message, at, problem=_other("this project's headers", "wideload"))
+        if form == "bakdata" and reference_format == "wideload":
+            return _Place(message, at, problem=_other(f"bakdata's header {BAKDATA_FLAG}", "bakdata-headers"))
+        return _Place(message, at, own=form == "reference" and self._copying.keep_references)
+
+    def _restored(self) -> Iterator[_Ready]:
+        for result in self._inflater.inflated(self._messages()):
+            place, original = result.place, result.place.message.record
+            problem = place.problem or result.problem
+            if problem is not None or place.own:
+                yield _Ready(place, original, problem)
+                continue
+            key = original.key if self._copying.offload is not None else result.record.key
+            record = Record(key, result.record.value, result.record.headers, place.message.timestamp)
+            yield _Ready(place, record, None)
+
+    # --- to the store -------------------------------------------------------------------------------------------------
+
+    def _offloaded(self, found: Iterable[_Ready]) -> Iterator[_Ready]:
+        """The same, with references in place of large values, in order; several are published at a time."""
+        offload = self._copying.offload
+        if offload is None:
+            return iter(found)
+        return in_order(self._sized(offload, found), self._pool, self._copying.source.inflater.held_bytes)
+
+    def _sized(self, offload: Offload, found: Iterable[_Ready]) -> Iterator[Task[_Ready]]:
+        for ready in found:
+            size = len(ready.record.value or b"")
+            if ready.problem is None and not ready.place.own and offload.wants(ready.record):
+                yield size if offload.codec is None else 2 * size, ready, partial(self._published, offload)
+            else:
+                yield size, ready, None
+
+    def _published(self, offload: Offload, ready: _Ready) -> _Ready:
+        assert ready.record.value is not None
+        payload = offload.payload(ready.record.value)
+        reference = publish(self._store, self._copying.sink.name, payload, by_digest=True)
+        return _Ready(ready.place, offload.refer(ready.record, reference), None, payload.size)
+
+    # --- to the sink --------------------------------------------------------------------------------------------------
+
+    def _take(self, ready: _Ready) -> WideloadError | None:
+        """Writes a record; returns the error that ends the job, or None."""
+        message, record, problem = ready.place.message, ready.record, ready.problem
+        if problem is None:
+            problem = self._too_large(record)
+        if problem is not None:
+            if message.lost or (message.problem is not None and self._copying.keep_problems):
+                self._tally.left_out += 1
+                return None
+            original = message.record
+            if not self._copying.keep_problems or self._too_large(original) is not None:
+                return JobFailedError(
+                    f"{self._where(message.offset)}: {problem.which} {problem.state}: {problem.detail}"
+                )
+            record = Record(original.key, original.value, original.headers, message.timestamp)
+            self._tally.kept += 1
+        elif ready.payload_bytes is not None:
+            self._tally.payloads += 1
+            self._tally.payload_bytes += ready.payload_bytes
+        if record.timestamp != message.timestamp:
+            record = Record(record.key, record.value, record.headers, message.timestamp)
+        self.writer.write(self._partition(record), record)
+        self._tally.records += 1
+        self._tally.bytes += len(record.key or b"") + len(record.value or b"")
+        return None
+
+    def _too_large(self, record: RecordLike) -> Problem | None:
+        limit = self._copying.sink.max_message_bytes
+        size = batch_of_one_bytes(record)
+        if size <= limit:
+            return None
+        detail = f"a record of {size:,} bytes; max.message.bytes of topic {self._copying.sink.name} is {limit:,}"
+        return Problem("value", "too-large", detail)
+
+    def _partition(self, record: RecordLike) -> int:
+        if not self._copying.by_key:
+            return self._range.partition
+        partitions = len(self._copying.sink.ends)
+        if record.key is None:  # all of them to one partition, so that they stay in order
+            return self._range.partition % partitions
+        return int(murmur2(record.key) & 0x7FFFFFFF) % partitions
+
+    def _where(self, offset: int) -> str:
+        return f"topic {self._copying.topic} partition {self._range.partition} offset {offset}"
+
+
+def _other(found: str, wanted: FormatName) -> Problem:
+    return Problem("value", "malformed", f"the record has {found}; is --format {wanted} meant?")

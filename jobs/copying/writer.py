@@ -1,0 +1,261 @@
+"""The topic that a backfill writes: what the cluster says of it, and one task's way to write in order.
+
+Spark's own Kafka sink keeps neither a record's timestamp nor, within a partition, a bound on what a restart repeats; so
+tasks write with aiokafka, as the worker does, and in transactions: one a range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, TypeVar
+
+import aiokafka.errors as kafka_errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from jobs.driver.failures import JobFailedError
+from jobs.reading.client import Client
+from transforms.errors import ConfigurationError
+from transforms.record import RecordLike
+
+__all__ = ["SinkTopic", "SinkWriter", "sink_topic"]
+
+_BATCH_BYTES = 2**20
+_ANSWER_S = 120.0  # Kafka's own `delivery.timeout.ms`; a batch that waits for its transaction would wait for ever
+_CLOSE_S = 10.0
+_WANTED = ("max.message.bytes", "message.timestamp.type")
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTopic:
+    """What the cluster says of the topic.
+
+    Attributes:
+        ends: of each partition, the offset of the next record.
+        max_message_bytes: the most bytes of a batch.
+        keeps_timestamps: whether a record has the timestamp that its producer gives it.
+    """
+
+    name: str
+    ends: Mapping[int, int]
+    max_message_bytes: int
+    keeps_timestamps: bool
+
+
+def sink_topic(client: Client, name: str) -> SinkTopic:
+    """The topic as it is now.
+
+    Raises:
+        ConfigurationError: it is not there, or no broker answers.
+        JobFailedError: the cluster does not say.
+    """
+    try:
+        return asyncio.run(_sink_topic(client, name))
+    except (kafka_errors.KafkaConnectionError, OSError, TimeoutError) as exc:
+        raise ConfigurationError("--bootstrap-servers", f"no broker answers at {client.servers}: {exc}") from exc
+    except kafka_errors.KafkaError as exc:
+        raise JobFailedError(f"topic {name} cannot be looked at: {_told(exc)}") from exc
+
+
+async def _sink_topic(client: Client, name: str) -> SinkTopic:
+    async with AsyncExitStack() as stack:
+        admin = AIOKafkaAdminClient(**client.connection())
+        stack.push_async_callback(admin.close)
+        await admin.start()
+        (topic,) = await admin.describe_topics([name])
+        if topic["error_code"]:
+            reason = kafka_errors.for_code(topic["error_code"]).__name__
+            raise ConfigurationError("--sink", f"topic {name} cannot be written to: {reason}; create it first")
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict.fromkeys(_WANTED))
+        (response,) = await admin.describe_configs([resource])
+        (found,) = response.to_object()["resources"]
+        if found["error_code"]:
+            reason = kafka_errors.for_code(found["error_code"]).__name__
+            raise ConfigurationError("--sink", f"the configuration of topic {name} cannot be read: {reason}")
+        configs = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}
+        places = [TopicPartition(name, each["partition"]) for each in topic["partitions"]]
+        consumer = AIOKafkaConsumer(**client.connection(), group_id=None, enable_auto_commit=False)
+        consumer.assign(places)
+        stack.push_async_callback(consumer.stop)
+        await consumer.start()
+        ends = await consumer.end_offsets(places)
+        return SinkTopic(
+            name,
+            {place.partition: ends[place] for place in places},
+            int(configs["max.message.bytes"]),
+            configs["message.timestamp.type"] != "LogAppendTime",
+        )
+
+
+class SinkWriter:
+    """Writes records in order and in one transaction, acknowledged by all replicas. Not for several threads at once.
+
+    A batch of a partition is handed over once the one before it is on its way, so that a task holds two or three
+    batches of each partition, of a megabyte or of one record that is larger.
+
+    Who opens a writer ends the one before it with the same id, wherever that runs: what it has not committed is
+    aborted, and the brokers take nothing more from it. So two tasks never write the same range side by side, also
+    where one was given up for lost and still runs.
+
+    Args:
+        client: how to reach the cluster.
+        topic: the topic.
+        transactional_id: of whoever writes this part of the topic, and of nobody else.
+        timeout_ms: how long the transaction may be open before the brokers abort it.
+
+    Attributes:
+        ends: of each partition that was written to, the offset behind the last record that was acknowledged.
+
+    Raises:
+        ConfigurationError: no broker answers, or the transactional id may not be used.
+    """
+
+    def __init__(self, client: Client, topic: SinkTopic, transactional_id: str, timeout_ms: int) -> None:
+        self.ends: dict[int, int] = {}
+        self._topic = topic.name
+        self._timeout_ms = timeout_ms
+        self._open = False
+        self._builders: dict[int, Any] = {}
+        self._sent: list[tuple[int, int, asyncio.Future[Any]]] = []
+        # The loop has a thread of its own: it must go on while the task waits for the store.
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="wideload-backfill", daemon=True)
+        self._thread.start()
+        self._producer: AIOKafkaProducer | None = None
+        try:
+            batch_bytes = min(_BATCH_BYTES, topic.max_message_bytes)
+            self._producer = self._run(self._start(client, batch_bytes, transactional_id))
+            self._open = True
+        except kafka_errors.TransactionalIdAuthorizationFailed as exc:
+            self.close()
+            raise ConfigurationError(
+                "--kafka-option", f"these credentials may not write with the transactional id {transactional_id}"
+            ) from exc
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as exc:
+            self.close()
+            raise ConfigurationError("--bootstrap-servers", f"no producer can start: {_told(exc)}") from exc
+
+    def write(self, partition: int, record: RecordLike) -> None:
+        """Takes a record; it is there once `commit` has returned.
+
+        Raises:
+            JobFailedError: the topic did not take what came before it.
+        """
+        assert self._producer is not None
+        while True:
+            builder = self._builders.get(partition)
+            if builder is None:
+                builder = self._builders[partition] = self._producer.create_batch()
+            added = builder.append(
+                timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
+            )
+            if added is not None:
+                return
+            self._send(partition)
+
+    def commit(self) -> None:
+        """Waits until all that was taken is acknowledged, and commits it. Nothing may be written afterwards.
+
+        Raises:
+            JobFailedError: the topic did not take it.
+        """
+        assert self._producer is not None
+        for partition in list(self._builders):
+            self._send(partition)
+        self._acknowledge(self._sent)
+        self._sent = []
+        try:
+            self._run(asyncio.wait_for(self._producer.commit_transaction(), _ANSWER_S))
+        except (kafka_errors.KafkaError, TimeoutError) as exc:
+            raise self._refused("", exc) from exc
+        self._open = False
+
+    def close(self) -> None:
+        """Ends the connections. What was not committed is aborted, now or by the brokers."""
+        if self._producer is not None:
+            self._run(self._stop(self._producer))
+        for _, _, future in self._sent:  # the first failure was told
+            if future.done() and not future.cancelled():
+                future.exception()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _send(self, partition: int) -> None:
+        assert self._producer is not None
+        builder = self._builders.pop(partition)
+        builder.close()
+        try:
+            future = self._run(self._producer.send_batch(builder, self._topic, partition=partition))
+        except kafka_errors.KafkaError as exc:
+            raise self._refused(f" partition {partition}", exc) from exc
+        self._sent.append((partition, builder.record_count(), future))
+        done = next((at for at, (_, _, each) in enumerate(self._sent) if not each.done()), len(self._sent))
+        self._acknowledge(self._sent[:done])
+        self._sent = self._sent[done:]
+
+    def _acknowledge(self, sent: list[tuple[int, int, asyncio.Future[Any]]]) -> None:
+        for partition, records, future in sent:
+            try:
+                metadata = self._run(_result(future))
+            except (kafka_errors.KafkaError, TimeoutError) as exc:
+                raise self._refused(f" partition {partition}", exc) from exc
+            if metadata.offset >= 0:  # a broker that knows a batch already need not know where
+                self.ends[partition] = metadata.offset + records
+
+    def _refused(self, where: str, error: Exception) -> JobFailedError:
+        if isinstance(error, kafka_errors.ProducerFenced | kafka_errors.InvalidProducerEpoch):
+            reason = (
+                "another run or task writes the same backfill and has ended this one, or its transaction was open for "
+                f"more than {self._timeout_ms // 1000:,} s"
+            )
+        elif isinstance(error, TimeoutError):
+            reason = f"no answer in {_ANSWER_S:g} s"
+        else:
+            reason = _told(error)
+        return JobFailedError(f"topic {self._topic}{where} did not take records: {reason}")
+
+    def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _start(self, client: Client, batch_bytes: int, transactional_id: str) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            **client.connection(),
+            acks="all",
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._timeout_ms,
+            max_batch_size=batch_bytes,
+        )
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await producer.start()
+                await producer.begin_transaction()
+        except BaseException:
+            await self._stop(producer)
+            raise
+        return producer
+
+    async def _stop(self, producer: AIOKafkaProducer) -> None:
+        # What fails here was told already, or is the brokers' to clean up: they abort what nobody commits.
+        with suppress(kafka_errors.KafkaError, TimeoutError, AssertionError):
+            if self._open:
+                await asyncio.wait_for(producer.abort_transaction(), _CLOSE_S)
+        with suppress(kafka_errors.KafkaError, TimeoutError):
+            await asyncio.wait_for(producer.stop(), _CLOSE_S)
+        await producer.client.close()
+
+
+async def _result(future: asyncio.Future[Any]) -> Any:
+    return await asyncio.wait_for(asyncio.shield(future), _ANSWER_S)
+
+
+def _told(error: Exception) -> str:
+    text, name = str(error).strip(), type(error).__name__
+    return text if name in text else f"{name}: {text}" if text else name

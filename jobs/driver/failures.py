@@ -1,0 +1,148 @@
+"""What Spark's exceptions mean to the person who runs a job, in one sentence."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+
+from transforms.errors import ConfigurationError, WideloadError
+
+__all__ = ["SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
+
+SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
+"""The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
+
+_CONNECT_SECONDS = 5.0
+# The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
+_RAISED = re.compile(r"^ {2,}\S.*\n((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*): (.+)$", re.MULTILINE)
+_BAD_VALUE = re.compile(r"\[USER_RAISED_EXCEPTION\] (topic \S+ partition \d+ offset \d+: the value, .*?) SQLSTATE")
+_SECRET = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
+
+
+class JobFailedError(WideloadError):
+    """A job began its work and could not finish."""
+
+
+def require_broker(servers: str) -> None:
+    """Tries the bootstrap servers in turn, so that the user hears of a wrong address within seconds, not minutes.
+
+    Raises:
+        ConfigurationError: an address is not host:port, or no server takes a connection.
+    """
+    refusals = []
+    for server in filter(None, (part.strip() for part in servers.split(","))):
+        host, _, port = server.rpartition("://")[2].rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigurationError("--bootstrap-servers", f"{server!r} is not host:port")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            refusals.append(f"{server} ({getattr(error, 'strerror', None) or error})")
+        else:
+            return
+    found = ", ".join(refusals) or "no address is given"
+    raise ConfigurationError("--bootstrap-servers", f"no broker answers: {found}")
+
+
+def records_lost(error: Exception) -> bool:
+    """Whether Spark could not read records because Kafka had deleted them."""
+    return re.search(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange", str(error)) is not None
+
+
+def explained(error: Exception, *, servers: str, source: str, options: Mapping[str, str]) -> WideloadError:
+    """`error` as a sentence: a `ConfigurationError` if the user can set it right, else a `JobFailedError`.
+
+    Args:
+        error: one of `SPARK_ERRORS`.
+        servers: the bootstrap servers.
+        source: the topics or the pattern that the job reads.
+        options: the options of the Kafka source; the message shows no secret among their values.
+    """
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return JobFailedError(
+            "Spark's Java process ended, most likely because it ran out of memory; give it more with --driver-memory "
+            "(under spark-submit: its own --driver-memory), or fewer cores with --master 'local[1]'"
+        )
+    text = str(error)
+    bad = _BAD_VALUE.search(text)
+    if bad:
+        return JobFailedError(
+            f"{bad[1]}; --on-bad-value null goes on, with the bytes of such values in a column of their own"
+        )
+    for pattern, key, reason in _MEANINGS:
+        if re.search(pattern, text):
+            return ConfigurationError(key, reason.format(servers=servers, source=source))
+    if "OutOfMemoryError" in text:
+        return JobFailedError(
+            "a task ran out of memory; give more with --driver-memory (on a cluster: --conf spark.executor.memory), "
+            "or fewer cores, each of which holds a row group and some copies of its largest record"
+        )
+    return JobFailedError(_without_secrets(_cause(text), options))
+
+
+_MEANINGS = (
+    (
+        r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND",
+        "--jars",
+        (
+            "Spark has no Kafka connector; give its jars, or to spark-submit: "
+            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+        ),
+    ),
+    (
+        r"UnknownTopicOrPartitionException|InvalidTopicException",
+        "--topic",
+        "{source} is not on the broker at {servers}; create it, or check its name",
+    ),
+    (
+        r"KAFKA_DATA_LOSS|Some data may have been lost",
+        "--no-fail-on-data-loss",
+        (
+            "records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made "
+            "anew); give this option to go on without them, or a new --checkpoint and --output"
+        ),
+    ),
+    (
+        (
+            r"SaslAuthenticationException|SslAuthenticationException|TopicAuthorizationException|"
+            r"GroupAuthorizationException|ClusterAuthorizationException"
+        ),
+        "--kafka-option",
+        "the broker at {servers} refuses these credentials, or they may not read {source}",
+    ),
+    (
+        r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
+        "--bootstrap-servers",
+        "{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the port",
+    ),
+    (
+        (
+            r"org\.apache\.kafka\.common\.config\.ConfigException|Failed to construct kafka consumer|"
+            r"Failed to create new KafkaAdminClient"
+        ),
+        "--kafka-option",
+        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)",
+    ),
+)
+
+
+def _cause(text: str) -> str:
+    """The innermost cause that Spark names, without the stack; for a Python worker, the error that it raised."""
+    raised = _RAISED.findall(text)
+    if raised:
+        name, message = raised[0]
+        return str(message) if name.startswith("transforms.errors.") else f"{name.rpartition('.')[2]}: {message}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]
+
+
+def _without_secrets(text: str, options: Mapping[str, str]) -> str:
+    for key, value in options.items():
+        if value and _SECRET.search(key):
+            text = text.replace(value, "***")
+    return text

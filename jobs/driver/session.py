@@ -1,0 +1,296 @@
+"""The Spark session of a job: where its JVM, its memory and the Kafka connector come from.
+
+Under `spark-submit` the JVM runs already and the caller has decided all of that. Under `python -m jobs.NAME` it is
+decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from types import MappingProxyType
+
+import pyspark
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from jobs.driver.jvm import java_packages
+from transforms.errors import ConfigurationError
+
+__all__ = [
+    "AVRO",
+    "CONNECTOR",
+    "DELTA",
+    "DELTA_CONF",
+    "INTERRUPTED",
+    "SessionSettings",
+    "connector_jars",
+    "ending_cleanly",
+    "fit_shuffles",
+    "open_session",
+    "require_class",
+    "share_code",
+    "stopping",
+    "submitted",
+]
+
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+"""The Kafka connector for the PySpark of this project, as `--packages` takes it."""
+
+AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
+"""Spark's own functions for Avro."""
+
+DELTA = "io.delta:delta-spark_2.13:4.0.0"
+"""The release of Delta Lake for Spark 4.0."""
+
+DELTA_CONF = MappingProxyType(
+    {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+)
+"""The settings that Delta needs when a session begins."""
+
+INTERRUPTED = 130
+"""The exit status of a job that a signal ended; shells use it for SIGINT."""
+
+# Spark keeps up to 64 Kafka consumers, each with the records it fetched last, for five minutes after their task ends.
+# With 40 partitions of 15 MB values that alone fills 1 GB of heap. Without the cache a task opens a consumer in 20 ms.
+_BOUNDED_CACHES = MappingProxyType(
+    {
+        "spark.kafka.consumer.cache.capacity": "1",
+        "spark.kafka.consumer.fetchedData.cache.timeout": "100ms",
+        "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "100ms",
+    }
+)
+
+# The job itself reports a failed query, in one sentence; Spark would log the same with its whole stack.
+_QUIET_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = error
+logger.query.name = org.apache.spark.sql.execution.streaming.MicroBatchExecution
+logger.query.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec
+logger.write.level = off
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a session is made of.
+
+    Attributes:
+        name: the job's name on Spark's own pages.
+        jars: files of the Kafka connector; if empty, Spark fetches `CONNECTOR` and `packages`.
+        master: where the job runs, as Spark writes it (`local[2]`, `spark://host:7077`); None leaves it to Spark.
+        driver_memory: heap of the driver, and of the whole job under a local master; None is Spark's own 1g.
+        conf: more Spark settings, which win over all others.
+        packages: what the job needs beside the connector, as `--packages` takes it.
+        delta: whether the session can use Delta tables; `DELTA` is then among `packages`, or `jars`.
+        verbose: leave Spark's log as it is.
+    """
+
+    name: str
+    jars: tuple[str, ...] = ()
+    master: str | None = None
+    driver_memory: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+    delta: bool = False
+    verbose: bool = False
+
+
+def submitted() -> bool:
+    """Whether `spark-submit` started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def connector_jars(listed: str) -> tuple[str, ...]:
+    """The jars of a comma-separated list of files and folders, without those that PySpark ships itself.
+
+    If Ivy fetches the connector, it fetches Hadoop, Scala and more too. A second copy of a class in another class
+    loader makes casts between the two fail.
+
+    Raises:
+        ConfigurationError: an entry does not exist, or a folder holds no jar.
+    """
+    shipped = {path.name for path in _pyspark_jars().glob("*.jar")}
+    jars: list[Path] = []
+    for entry in filter(None, (part.strip() for part in listed.split(","))):
+        path = Path(entry).expanduser()
+        if path.is_dir():
+            found = sorted(path.glob("*.jar"))
+            if not found:
+                raise ConfigurationError("--jars", f"folder {entry} holds no .jar file")
+            jars += found
+        elif path.is_file():
+            jars.append(path)
+        else:
+            raise ConfigurationError("--jars", f"{entry} is neither a file nor a folder")
+    return tuple(str(path.resolve()) for path in jars if path.name not in shipped)
+
+
+@contextmanager
+def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
+    """A session for the length of a `with` block; it stops at the end. A terminal shows where Spark's pages are.
+
+    Raises:
+        ConfigurationError: there is no Java, or Spark's JVM did not start.
+    """
+    if not submitted():
+        _require_java()
+        # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
+        try:
+            spark = _builder(settings, Path(folder)).getOrCreate()
+        except PySparkRuntimeError as error:
+            raise ConfigurationError(
+                "spark", f"Spark's Java process did not start ({error.getCondition()}); what it said is above"
+            ) from error
+        if submitted() and not settings.verbose:
+            spark.sparkContext.setLogLevel("ERROR")
+        if sys.stderr.isatty() and spark.sparkContext.uiWebUrl:
+            print(f"Spark's pages, while this runs: {spark.sparkContext.uiWebUrl}", file=sys.stderr)
+        try:
+            yield spark
+        finally:
+            # If the Java process ran out of memory, it is gone already, and its own error is the one to report.
+            with suppress(Py4JError, ConnectionError):
+                spark.stop()
+
+
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """For the length of a `with` block SIGTERM raises `KeyboardInterrupt`, as SIGINT does.
+
+    Without it Python would end at once and leave the session's folder behind, and Spark's tasks would go on for a time.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+@contextmanager
+def stopping() -> Iterator[Event]:
+    """An event that SIGINT and SIGTERM set, for the length of a `with` block, in place of their usual effect."""
+    stop = Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.signal(number, lambda *_: stop.set()) for number in signals]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(signals, former, strict=True):
+            signal.signal(number, handler)
+
+
+def require_class(spark: SparkSession, name: str, option: str, what: str, package: str) -> None:
+    """Makes sure that Spark has the package that an option needs.
+
+    Args:
+        spark: the session.
+        name: a Java class of the package.
+        option: the option.
+        what: the name of the package for people.
+        package: the package as `--packages` takes it.
+
+    Raises:
+        ConfigurationError: Spark does not have it.
+    """
+    try:
+        java_packages(spark).org.apache.spark.util.Utils.classForName(name, False, False)  # of Java
+    except Py4JJavaError:
+        hint = (
+            f"give to spark-submit: --packages {CONNECTOR},{package}"
+            if submitted()
+            else f"add the jars of {package} to --jars (or WIDELOAD_SPARK_JARS), or give none, and Spark fetches them"
+        )
+        raise ConfigurationError(option, f"Spark has no {what}; {hint}") from None
+
+
+def share_code(spark: SparkSession) -> None:
+    """Lets Python workers on this machine import the same code as this process, wherever the process was started.
+
+    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it.
+    """
+    context = spark.sparkContext
+    folder = str(Path(__file__).resolve().parents[2])
+    given = context.environment.get("PYTHONPATH")
+    context.environment["PYTHONPATH"] = f"{given}{os.pathsep}{folder}" if given else folder
+
+
+def fit_shuffles(spark: SparkSession) -> None:
+    """Sets two shuffle partitions a core, 8 at least, if the user has not set a number.
+
+    With Spark's default each shuffle of a cached DataFrame has 200 tasks, even if it holds little: on two cores a small
+    job would spend most of its time on them.
+    """
+    key = "spark.sql.shuffle.partitions"
+    context = spark.sparkContext
+    if not context.getConf().contains(key):
+        spark.conf.set(key, str(max(8, 2 * context.defaultParallelism)))
+
+
+def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
+    builder: SparkSession.Builder = SparkSession.builder.appName(settings.name)
+    # Parquet's older default, INT96, is deprecated and only Spark writes it.
+    builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    for key, value in _BOUNDED_CACHES.items():
+        builder = builder.config(key, value)
+    if not submitted():
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        if settings.jars:
+            builder = builder.config("spark.jars", ",".join(settings.jars))
+        else:
+            builder = builder.config("spark.jars.packages", ",".join((CONNECTOR, *settings.packages)))
+        if settings.driver_memory:
+            builder = builder.config("spark.driver.memory", settings.driver_memory)
+        if not settings.verbose:
+            logging = folder / "log4j2.properties"
+            logging.write_text(_QUIET_LOGGING, encoding="utf-8")
+            builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={logging.as_uri()}")
+    if settings.master:
+        builder = builder.master(settings.master)
+    if settings.delta:
+        for key, value in DELTA_CONF.items():
+            builder = builder.config(key, value)
+    for key, value in settings.conf.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if home and not (Path(home) / "bin" / "java").is_file():
+        raise ConfigurationError("JAVA_HOME", f"{home} holds no bin/java; set it to a Java of 17 to 22, or unset it")
+    if not home and shutil.which("java") is None:
+        raise ConfigurationError(
+            "java", "not found, and Spark runs on it; install Java 17 to 22 (Debian: openjdk-17-jre-headless)"
+        )
+
+
+def _pyspark_jars() -> Path:
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"

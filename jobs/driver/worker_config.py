@@ -1,0 +1,206 @@
+"""A worker's configuration in a job: the connection, the stores, and the topics that refer to their payloads.
+
+`wideload job NAME -c FILE` makes a document of the configuration. Under `spark-submit` the document is a file, which
+`--write-options` made. `app/config/job_document.py` says what the document holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+from transforms.errors import ConfigurationError
+from transforms.formats import FormatName
+from transforms.identifiers import LIMIT_KEY
+
+__all__ = ["Configured", "StoreUse"]
+
+_SERVERS = "bootstrap.servers"
+_PKCS8 = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
+_LOGIN = "org.apache.kafka.common.security.{}LoginModule required username={} password={};"
+_KERBEROS = "com.sun.security.auth.module.Krb5LoginModule required useTicketCache=true;"
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """One store, and the topics that refer to its payloads.
+
+    Attributes:
+        pipelines: the pipelines that use it.
+        store: its configuration; may hold secrets.
+        in_flight: the longest time from a payload to its record, as far as the configuration limits it.
+        carriers: by topic with payloads in the store, the other topics into which pipelines may carry its references.
+        formats: the reference format of each of these topics.
+    """
+
+    pipelines: tuple[str, ...]
+    store: Mapping[str, object] = field(repr=False)
+    in_flight: timedelta
+    carriers: Mapping[str, tuple[str, ...]]
+    formats: Mapping[str, FormatName]
+
+    @property
+    def topics(self) -> list[str]:
+        """Every topic whose records may refer to payloads of the store, once."""
+        return list(dict.fromkeys([*self.carriers, *(name for names in self.carriers.values() for name in names)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The part of the configuration that jobs use.
+
+    Attributes:
+        connection: the worker's keys of the connection; may hold secrets.
+        topics: every topic in the configuration.
+        stores: each store, with its topics.
+    """
+
+    connection: Mapping[str, str] = field(repr=False)
+    topics: tuple[str, ...]
+    stores: tuple[StoreUse, ...]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Configured:
+        """The configuration in a document.
+
+        Raises:
+            ConfigurationError: it is not such a document.
+        """
+        try:
+            return cls(
+                connection={str(key): str(value) for key, value in document["connection"].items()},
+                topics=tuple(document["topics"]),
+                stores=tuple(_use(each) for each in document["stores"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise ConfigurationError(
+                "--options", "is no document of options; `wideload job NAME -c FILE --write-options` makes one"
+            ) from None
+
+    @classmethod
+    def load(cls, path: str) -> Configured:
+        """The configuration in a file.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or holds no such document.
+        """
+        try:
+            document = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError("--options", f"{path} cannot be read: {error.strerror}") from error
+        except ValueError:  # its message may show a part of a secret
+            raise ConfigurationError("--options", f"{path} is no JSON") from None
+        return cls.of(document)
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers."""
+        return self.connection[_SERVERS]
+
+    def use(self, pipeline: str | None, topics: Sequence[str]) -> StoreUse:
+        """The store of a pipeline. Without a pipeline: the store of the topics, or the only store.
+
+        Raises:
+            ConfigurationError: there is no store, or the user must choose one.
+        """
+        names = ", ".join(name for each in self.stores for name in each.pipelines)
+        if not self.stores:
+            raise ConfigurationError("-c", "is a configuration in which no pipeline has a store")
+        if pipeline is not None:
+            found = [each for each in self.stores if pipeline in each.pipelines]
+            if not found:
+                raise ConfigurationError("--pipeline", f"found {pipeline!r}, those with a store are: {names}")
+            return found[0]
+        found = list(self.stores)
+        if len(found) > 1 and topics:
+            found = [each for each in found if not each.carriers.keys().isdisjoint(topics)]
+        if len(found) != 1:
+            raise ConfigurationError("--pipeline", f"is missing, and there are several stores; name one of: {names}")
+        return found[0]
+
+    def java_options(self) -> dict[str, str]:
+        """The connection as options of Spark's Kafka source. They hold the certificates, so executors need no files.
+
+        Raises:
+            ConfigurationError: a file cannot be read, or Java cannot read a key.
+        """
+        given = dict(self.connection)
+        options = {name: given[name] for name in (LIMIT_KEY, "security.protocol") if name in given}
+        protocol = given.get("security.protocol", "PLAINTEXT")
+        if protocol.startswith("SASL"):
+            options |= _login(given)
+        if protocol.endswith("SSL"):
+            options |= _certificates(given)
+        return {f"kafka.{name}": value for name, value in options.items()}
+
+    def client_options(self) -> dict[str, str]:
+        """The connection as options of the data source `wideload`, which reads with aiokafka."""
+        left_out = {_SERVERS, "sasl.kerberos.service.name"}
+        return {f"kafka.{name}": value for name, value in self.connection.items() if name not in left_out}
+
+
+def _use(found: Mapping[str, Any]) -> StoreUse:
+    return StoreUse(
+        pipelines=tuple(found["pipelines"]),
+        store=dict(found["store"]),
+        in_flight=timedelta(milliseconds=int(found["in.flight.ms"])),
+        carriers={topic: tuple(names) for topic, names in found["carriers"].items()},
+        formats=cast("Mapping[str, FormatName]", dict(found["formats"])),
+    )
+
+
+def _login(given: Mapping[str, str]) -> dict[str, str]:
+    mechanism = given.get("sasl.mechanism", "PLAIN")
+    if mechanism == "GSSAPI":
+        service = given.get("sasl.kerberos.service.name", "kafka")
+        return {
+            "sasl.mechanism": mechanism,
+            "sasl.kerberos.service.name": service,
+            "sasl.jaas.config": _KERBEROS,
+        }
+    module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
+    user, password = (f'"{given.get(name, "").translate(_ESCAPED)}"' for name in ("sasl.username", "sasl.password"))
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": _LOGIN.format(module, user, password)}
+
+
+def _certificates(given: Mapping[str, str]) -> dict[str, str]:
+    algorithm = given.get("ssl.endpoint.identification.algorithm", "https")
+    options = {"ssl.endpoint.identification.algorithm": "" if algorithm == "none" else algorithm}
+    _add(options, given, "ssl.ca.location", "ssl.truststore", "ssl.truststore.certificates")
+    _add(options, given, "ssl.certificate.location", "ssl.keystore", "ssl.keystore.certificate.chain")
+    _add(options, given, "ssl.key.location", "ssl.keystore", "ssl.keystore.key", _check_key)
+    if "ssl.key.password" in given and "ssl.key.location" in given:
+        options["ssl.key.password"] = given["ssl.key.password"]
+    return options
+
+
+def _add(
+    options: dict[str, str],
+    given: Mapping[str, str],
+    name: str,
+    store: str,
+    option: str,
+    check: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Adds the text of the PEM file that the key `name` gives."""
+    if name not in given:
+        return
+    try:
+        text = Path(given[name]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(name, f"{given[name]} cannot be read: {error}") from error
+    check(text)
+    options |= {f"{store}.type": "PEM", option: text}
+
+
+def _check_key(text: str) -> None:
+    if not any(begin in text for begin in _PKCS8):
+        raise ConfigurationError(
+            "ssl.key.location",
+            "is not PKCS #8, and Java reads no other keys; `openssl pkcs8 -topk8 -in FILE -out FILE.p8` makes one",
+        )

@@ -1,0 +1,329 @@
+"""What `ingest` is told: its settings, and the command line that they come from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options
+from jobs.driver.identifier_limits import LIMIT_OPTION
+from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
+from jobs.reading.ranges import Offsets
+from transforms.errors import ConfigurationError
+
+__all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
+
+_MIB = 1 << 20
+
+# What tells Spark's Kafka source how far a batch goes, or where the first one begins, in ways that this job does not.
+_PLANNED_BY_SPARK = {
+    "assign",
+    "maxoffsetspertrigger",
+    "maxtriggerdelay",
+    "minoffsetspertrigger",
+    "startingoffsets",
+    "startingoffsetsbytimestamp",
+    "startingtimestamp",
+}
+
+TableFormat = Literal["parquet", "delta"]
+Partitioned = Literal["topic", "partition", "date", "hour"]
+
+_COLUMNS = get_args(Partitioned)
+
+DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
+"""Bounds what a failure makes Spark do again and how large one file grows; memory does not depend on it."""
+
+DEFAULT_ROW_GROUP_BYTES = 32 * _MIB
+"""A task holds one row group until it is written, and a reader holds one until it is read. Parquet's own 128 MiB costs
+four times as much of both and gains nothing here: a large value fills pages by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """All that the job needs to know.
+
+    Attributes:
+        bootstrap_servers: Kafka's `host:port`, comma-separated.
+        output: folder of the Parquet files or the Delta table, anywhere Spark can write.
+        checkpoint: folder that remembers how far the job is; belongs to this output and these topics alone.
+        topics: topics to read; or
+        subscribe_pattern: a Java regular expression for their names, new ones included.
+        once: read what is there now, then end; else go on until stopped.
+        trigger_seconds: time from one micro-batch to the next; 0 begins each as soon as the one before it ends.
+        starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
+        max_offsets_per_trigger: most records in one micro-batch; None is without bound.
+        min_partitions: least number of tasks, by splitting Kafka's partitions; None is one task a partition.
+        max_bytes_per_trigger: most bytes of keys, values and headers in one micro-batch, or one record that has more;
+            None is without bound.
+        row_group_bytes: size of a Parquet row group, stored bytes.
+        format: what the output is.
+        partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
+        value: what the values are.
+        fail_on_data_loss: fail when records that were not yet read are gone from Kafka.
+        kafka_options: further options of Spark's Kafka source, as it takes them; may hold secrets.
+    """
+
+    bootstrap_servers: str
+    output: str
+    checkpoint: str
+    topics: tuple[str, ...] = ()
+    subscribe_pattern: str | None = None
+    once: bool = False
+    trigger_seconds: float = 10.0
+    starting_offsets: str = "earliest"
+    max_offsets_per_trigger: int | None = DEFAULT_MAX_OFFSETS_PER_TRIGGER
+    min_partitions: int | None = None
+    max_bytes_per_trigger: int | None = None
+    row_group_bytes: int = DEFAULT_ROW_GROUP_BYTES
+    format: TableFormat = "parquet"
+    partition_by: tuple[Partitioned, ...] = ()
+    value: ValueForm = field(default_factory=ValueForm)
+    fail_on_data_loss: bool = True
+    kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def source(self) -> str:
+        """What is read, for a message."""
+        return f"pattern {self.subscribe_pattern}" if self.subscribe_pattern else ",".join(sorted(self.topics))
+
+    @property
+    def delta(self) -> bool:
+        """Whether the output is a Delta table."""
+        return self.format == "delta"
+
+    @property
+    def form(self) -> str:
+        """What is written, for a message: what must not change from one run to the next."""
+        parts: list[str] = [self.format]
+        if self.value.format != "binary":
+            parts.append(f"value {self.value.format}")
+        if self.partition_by:
+            parts.append(f"partitioned by {', '.join(self.partition_by)}")
+        return ", ".join(parts)
+
+    def start(self) -> Offsets:
+        """`starting_offsets`, read.
+
+        Raises:
+            ConfigurationError: it is none of what it may be.
+        """
+        if self.starting_offsets in ("earliest", "latest"):
+            return cast("Offsets", self.starting_offsets)
+        try:
+            found = json.loads(self.starting_offsets)
+            return {
+                topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()
+            }
+        except (ValueError, AttributeError, TypeError) as exc:
+            raise ConfigurationError(
+                "--starting-offsets", 'is earliest, latest, or JSON as {"orders": {"0": 23, "1": -2}}'
+            ) from exc
+
+    def source_options(self) -> dict[str, str]:
+        """Options of Spark's Kafka source; the user's own win."""
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "startingOffsets": self.starting_offsets,
+            "includeHeaders": "true",
+            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+            # A worker with processing.guarantee = "exactly_once" writes transactions; what it aborted is no record.
+            "kafka.isolation.level": "read_committed",
+        }
+        if self.subscribe_pattern:
+            options["subscribePattern"] = self.subscribe_pattern
+        else:
+            options["subscribe"] = ",".join(self.topics)
+        if self.max_offsets_per_trigger:
+            options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_trigger)
+        if self.min_partitions:
+            options["minPartitions"] = str(self.min_partitions)
+        return options | {name: value for name, value in self.kafka_options.items() if name.lower() != LIMIT_OPTION}
+
+
+def settings_of(arguments: argparse.Namespace) -> IngestSettings:
+    """The settings that the command line gives.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or does not go with another.
+    """
+    value = ValueForm(
+        format=arguments.value_format,
+        schema=_text(arguments.value_schema) if arguments.value_schema else None,
+        framing=arguments.avro_framing,
+        on_bad=arguments.on_bad_value,
+    )
+    value.check()
+    settings = IngestSettings(
+        bootstrap_servers=arguments.bootstrap_servers,
+        output=arguments.output,
+        checkpoint=arguments.checkpoint,
+        topics=tuple(arguments.topic or ()),
+        subscribe_pattern=arguments.subscribe_pattern,
+        once=arguments.once,
+        trigger_seconds=arguments.trigger_seconds,
+        starting_offsets=arguments.starting_offsets,
+        max_offsets_per_trigger=arguments.max_offsets_per_trigger or None,
+        min_partitions=arguments.min_partitions,
+        max_bytes_per_trigger=arguments.max_bytes_per_trigger or None,
+        row_group_bytes=arguments.row_group_bytes,
+        format=arguments.format,
+        partition_by=tuple(dict.fromkeys(arguments.partition_by)),
+        value=value,
+        fail_on_data_loss=arguments.fail_on_data_loss,
+        kafka_options=kafka_options(arguments, {"--topic": arguments.topic or ()}),
+    )
+    if settings.max_bytes_per_trigger is not None:
+        _check_bounded(settings)
+    return settings
+
+
+def _check_bounded(settings: IngestSettings) -> None:
+    settings.start()
+    for name in settings.kafka_options:
+        if name.lower() in _PLANNED_BY_SPARK:
+            raise ConfigurationError(
+                "--max-bytes-per-trigger",
+                f"does not go with --kafka-option {name}: the job then plans its batches itself; use "
+                "--starting-offsets and --max-offsets-per-trigger",
+            )
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError("--value-schema", f"{file} cannot be read: {error}") from error
+
+
+def _column(text: str) -> str:
+    if text in ("key", "value"):
+        raise argparse.ArgumentTypeError(f"{text} would make a folder of each; {', '.join(_COLUMNS)} can be used")
+    if text not in _COLUMNS:
+        raise argparse.ArgumentTypeError(f"is one of {', '.join(_COLUMNS)}, not {text!r}")
+    return text
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. By argparse and not click: a cluster's nodes need nothing but Spark and these files."""
+    parser = argparse.ArgumentParser(
+        prog="ingest",
+        description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
+        "value, headers, topic, partition, offset, timestamp, each record once.",
+        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout says "
+        "what was done, as JSON when stdout is not a terminal.",
+        allow_abbrev=False,
+    )
+    source = parser.add_argument_group("what to read")
+    add_kafka(source)
+    topics = source.add_mutually_exclusive_group(required=True)
+    topics.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be given several times")
+    topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")
+    source.add_argument(
+        "--starting-offsets",
+        default="earliest",
+        metavar="WHERE",
+        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets",
+    )
+    source.add_argument(
+        "--fail-on-data-loss",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="fail when records that were not yet read are gone from Kafka, by retention or because the topic was "
+        "deleted; the default",
+    )
+
+    sink = parser.add_argument_group("where to write")
+    sink.add_argument(
+        "--output", required=True, metavar="FOLDER", help="folder of the Parquet files or the Delta table"
+    )
+    sink.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this output and these topics alone",
+    )
+    sink.add_argument(
+        "--format", choices=get_args(TableFormat), default="parquet", help="what the output is (default %(default)s)"
+    )
+    sink.add_argument(
+        "--partition-by",
+        action="append",
+        default=[],
+        type=_column,
+        metavar="COLUMN",
+        help="make a folder for each of: topic, partition, date, hour (of the timestamp, in UTC); may be given several "
+        "times, the outermost first",
+    )
+    sink.add_argument(
+        "--row-group-bytes",
+        type=at_least(0),
+        default=DEFAULT_ROW_GROUP_BYTES,
+        metavar="N",
+        help="size of a Parquet row group, which each task holds in memory (default %(default)s)",
+    )
+
+    values = parser.add_argument_group("what the values are")
+    values.add_argument(
+        "--value-format",
+        choices=get_args(ValueFormat),
+        default="binary",
+        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro",
+    )
+    values.add_argument(
+        "--value-schema",
+        metavar="FILE",
+        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer",
+    )
+    values.add_argument(
+        "--avro-framing",
+        choices=get_args(Framing),
+        default="none",
+        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped",
+    )
+    values.add_argument(
+        "--on-bad-value",
+        choices=get_args(OnBad),
+        default="fail",
+        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value",
+    )
+
+    pace = parser.add_argument_group("how much, how often")
+    when = pace.add_mutually_exclusive_group()
+    when.add_argument("--once", action="store_true", help="read what is there now, then end")
+    when.add_argument(
+        "--trigger-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)",
+    )
+    pace.add_argument(
+        "--max-offsets-per-trigger",
+        type=at_least(0),
+        default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+        metavar="N",
+        help="most records in one micro-batch, so that less is done again after a failure; 0 for no bound "
+        "(default %(default)s)",
+    )
+    pace.add_argument(
+        "--max-bytes-per-trigger",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="most bytes of keys, values and headers in one micro-batch, or one record that has more; the job measures "
+        "what comes next, and so reads it twice from Kafka; 0 for no bound (default %(default)s)",
+    )
+    pace.add_argument(
+        "--min-partitions",
+        type=at_least(0),
+        metavar="N",
+        help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores",
+    )
+
+    add_spark(parser)
+    return parser

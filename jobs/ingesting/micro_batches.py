@@ -1,0 +1,284 @@
+"""Micro-batches that are bounded in bytes: how far each may read, found by measuring the records that come next.
+
+Kafka tells how many records wait, and not how large they are; Spark's source therefore bounds a micro-batch in records
+alone. Here a short job measures what comes next, on executors and by Spark's own source; nothing but lengths leaves
+them. A task of it ends as soon as it has seen its share, so that little is read that is not for the next batch, and
+what was measured for later is kept. The end that comes of it goes into the checkpoint before the batch begins, as Spark
+itself writes it down there: to Spark it is a batch that was planned and not yet done.
+
+What is bounded is read twice from Kafka, the second time from the broker's page cache as a rule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+
+from jobs.driver.jvm import java_packages, java_session, map_in_arrow
+from jobs.reading.ranges import Positions, positions_json, positions_of
+from jobs.reading.topics import Kafka
+
+__all__ = ["Ahead", "OffsetLog", "Portions", "lengths", "portion"]
+
+_PAD = 4 * 2**20
+"""Spark reads on for as long as the socket to Python takes what it has, some MiB, while Python starts or is behind."""
+
+_PIECES = 16
+_STRIDE = 256 * 2**20
+"""What is measured at a time, at least: a job takes its second, however little it reads."""
+
+_SAID_HERE = {
+    "assign",
+    "endingoffsets",
+    "failondataloss",
+    "includeheaders",
+    "kafka.bootstrap.servers",
+    "maxoffsetspertrigger",
+    "maxrecordsperpartition",
+    "minpartitions",
+    "startingoffsets",
+    "subscribe",
+    "subscribepattern",
+}
+_LONGS = ArrayType(LongType())
+_MEASURED = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offsets", _LONGS),
+        StructField("lengths", _LONGS),
+    ]
+)
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SMALL = "65536"
+_LENGTH = (
+    "cast(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0) AS bigint) + coalesce(aggregate(headers, "
+    "0L, (sum, header) -> sum + octet_length(header.key) + coalesce(octet_length(header.value), 0)), 0L)"
+)
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What is known of a partition that was not yet read.
+
+    Attributes:
+        until: the first offset that was not measured.
+        offsets: of the records that were.
+        lengths: of each, the bytes of key, value and headers.
+    """
+
+    until: int
+    offsets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+    def drop(self, start: int) -> None:
+        """Forget what is before `start`."""
+        count = sum(1 for offset in self.offsets if offset < start)
+        del self.offsets[:count], self.lengths[:count]
+        self.until = max(self.until, start)
+
+
+def portion(ahead: Mapping[tuple[str, int], Ahead], order: Iterable[tuple[str, int]], limit: int) -> Positions:
+    """Where a micro-batch ends, so that its records are `limit` bytes at most, or one record that alone is more.
+
+    Args:
+        ahead: what was measured.
+        order: its places; those that come first are filled first.
+        limit: bytes.
+    """
+    ends, total, count = {}, 0, 0
+    for place in order:
+        known = ahead[place]
+        end = known.until
+        for offset, length in zip(known.offsets, known.lengths, strict=True):
+            if count and total + length > limit:
+                end = offset
+                break
+            total, count = total + length, count + 1
+        ends[place] = end
+    return ends
+
+
+class Portions:
+    """Plans one micro-batch after the other.
+
+    Args:
+        spark: the session.
+        kafka: the cluster.
+        most_bytes: of keys, values and headers in a micro-batch.
+        most_records: in a micro-batch; None is without bound.
+        fail_on_loss: whether records that are gone are a failure.
+    """
+
+    # State that changes: `_ahead`, what was measured and not yet planned, and `_turn`, which partition comes first,
+    # lest large records of one keep those of another back for ever.
+
+    def __init__(
+        self, spark: SparkSession, kafka: Kafka, most_bytes: int, most_records: int | None, *, fail_on_loss: bool
+    ) -> None:
+        self._spark = spark
+        self._kafka = kafka
+        self._bytes = most_bytes
+        self._records = most_records
+        self._fail_on_loss = fail_on_loss
+        self._ahead: dict[tuple[str, int], Ahead] = {}
+        self._turn = 0
+
+    def next(self, start: Positions, end: Positions) -> Positions | None:
+        """Where the micro-batch ends that begins at `start`; None where there is nothing between that and `end`.
+
+        Raises:
+            pyspark.errors.PySparkException: records cannot be read.
+            py4j.protocol.Py4JError: the same.
+        """
+        for place, at in end.items():
+            known = self._ahead.setdefault(place, Ahead(start[place]))
+            known.drop(start[place])
+            known.until = min(known.until, max(at, start[place]))
+        places = [place for place in sorted(end) if start[place] < end[place]]
+        if not places:
+            return None
+        self._measure_enough(places, end)
+        self._turn += 1
+        first = self._turn % len(places)
+        ends = portion(self._ahead, places[first:] + places[:first], self._bytes)
+        if self._records:
+            ends = self._fewer(start, ends)
+        return {**start, **ends}
+
+    def _measure_enough(self, places: Sequence[tuple[str, int]], end: Positions) -> None:
+        while True:
+            waiting = {place: self._ahead[place].until for place in places if self._ahead[place].until < end[place]}
+            measured = sum(sum(self._ahead[place].lengths) for place in places)
+            count = sum(len(self._ahead[place].lengths) for place in places)
+            if not waiting or measured >= self._bytes or (self._records and count >= self._records):
+                return
+            share = max(1, (max(self._bytes, _STRIDE) - measured) // len(waiting))
+            offsets = max(1, (self._records - count) // len(waiting)) if self._records else None
+            ends = {place: min(end[place], at + offsets) if offsets else end[place] for place, at in waiting.items()}
+            self._measure(waiting, ends, share)
+
+    def _measure(self, start: Positions, end: Positions, share: int) -> None:
+        rows = lengths(_rows(self._spark, self._kafka, start, end, self._fail_on_loss), share)
+        found = {(row.topic, row.partition): row for row in rows}
+        for place, at in end.items():
+            known, row = self._ahead[place], found.get(place)
+            if row is None:
+                known.until = at
+                continue
+            known.offsets += row.offsets
+            known.lengths += row.lengths
+            known.until = row.offsets[-1] + 1 if sum(row.lengths) >= share else at
+
+    def _fewer(self, start: Positions, ends: Positions) -> Positions:
+        """`ends`, at most as many offsets away as one micro-batch may have."""
+        assert self._records is not None
+        left, fewer = self._records, {}
+        for place, at in ends.items():
+            fewer[place] = min(at, start[place] + left)
+            left -= fewer[place] - start[place]
+        return fewer
+
+
+def lengths(rows: DataFrame, share: int) -> list[Row]:
+    """Of each task, one row: the offsets of its records and their lengths, up to where the lengths come to `share`."""
+    # A row is longer by its share of what the socket holds: of large records, few fill it, and Spark waits.
+    piece = max(1, share // _PIECES)
+    measured = rows.select("topic", "partition", "offset", F.expr(_LENGTH).alias("length")).withColumn(
+        "pad", F.expr(f"repeat('-', cast(least({_PAD}L, length * {_PAD}L DIV {piece}L) AS int))")
+    )
+    conf = rows.sparkSession.conf
+    former = conf.get(_BATCH_BYTES)
+    conf.set(_BATCH_BYTES, _SMALL)
+    try:
+        return map_in_arrow(measured, _taking(share), _MEASURED).collect()
+    finally:
+        conf.set(_BATCH_BYTES, str(former))
+
+
+def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    # Inside another function, so that it goes to executors as it is, and not as the name of a module they may not have.
+    def taken(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow as pa  # on executors
+
+        place, offsets, found, total = None, [], [], 0
+        for batch in batches:
+            place = (batch.column(0)[0], batch.column(1)[0]) if batch.num_rows else place
+            for offset, length in zip(batch.column(2).to_pylist(), batch.column(3).to_pylist(), strict=True):
+                offsets.append(offset)
+                found.append(length)
+                total += length
+                if total >= share:
+                    break
+            if total >= share:
+                break
+        if place is not None:
+            columns = [pa.array([each.as_py()], each.type) for each in place]
+            longs = pa.list_(pa.int64())
+            yield pa.RecordBatch.from_arrays(
+                [*columns, pa.array([offsets], longs), pa.array([found], longs)],
+                names=["topic", "partition", "offsets", "lengths"],
+            )
+
+    return taken
+
+
+def _rows(spark: SparkSession, kafka: Kafka, start: Positions, end: Positions, fail_on_loss: bool) -> DataFrame:  # noqa: FBT001
+    places: dict[str, list[int]] = {}
+    for topic, number in sorted(start):
+        places.setdefault(topic, []).append(number)
+    given = {name: value for name, value in kafka.options.items() if name.lower() not in _SAID_HERE}
+    options = given | {
+        "kafka.bootstrap.servers": kafka.servers,
+        "assign": json.dumps(places),
+        "startingOffsets": json.dumps(positions_json(start)),
+        "endingOffsets": json.dumps(positions_json(end)),
+        "failOnDataLoss": str(fail_on_loss).lower(),
+        "includeHeaders": "true",
+    }
+    return spark.read.format("kafka").options(**options).load()
+
+
+class OffsetLog:
+    """The two logs of a checkpoint, as Spark's own code reads and writes them: what was planned, and what was done."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        self._jvm = java_packages(spark)
+        self._session = java_session(spark)
+        streaming = self._jvm.org.apache.spark.sql.execution.streaming
+        self._streaming = streaming
+        self._offsets = streaming.OffsetSeqLog(self._session, f"{checkpoint}/offsets")
+        self._commits = streaming.CommitLog(self._session, f"{checkpoint}/commits")
+
+    def pending(self) -> bool:
+        """Whether a batch was planned that is not done."""
+        return self._last(self._offsets) != self._last(self._commits)
+
+    def position(self) -> Positions | None:
+        """Where the last batch ends that was planned; None before the first."""
+        latest = self._offsets.getLatest()
+        if latest.isEmpty():
+            return None
+        return positions_of(json.loads(latest.get().productElement(1).offsets().head().get().json()))
+
+    def plan(self, end: Positions, now_ms: int) -> None:
+        """Write down that the next batch ends at `end`."""
+        offset = self._streaming.SerializedOffset(json.dumps(positions_json(end)))
+        metadata = self._streaming.OffsetSeqMetadata.apply(0, now_ms, self._session.conf())
+        options = self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(
+            self._jvm.java.util.List.of(self._jvm.scala.Option.apply(offset))
+        ).toSeq()
+        number = self._last(self._offsets) + 1
+        if not self._offsets.add(number, self._streaming.OffsetSeq(options, self._jvm.scala.Option.apply(metadata))):
+            raise RuntimeError(f"batch {number} of this checkpoint was planned by another run in the meantime")
+
+    @staticmethod
+    def _last(log: Any) -> int:
+        latest = log.getLatestBatchId()
+        return -1 if latest.isEmpty() else int(latest.get())

@@ -1,0 +1,102 @@
+"""The query that runs micro-batches which the job plans itself, one at a time; see `jobs.ingesting.micro_batches`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from threading import Event
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs.ingesting.checkpoint import read_start, write_start
+from jobs.ingesting.command_line import IngestSettings
+from jobs.ingesting.micro_batches import OffsetLog, Portions
+from jobs.ingesting.query_progress import Tally, follow
+from jobs.reading.ranges import Bounds, Positions, check_forward, position, positions_json
+from jobs.reading.topics import Kafka, spans
+
+__all__ = ["follow_bounded"]
+
+
+def follow_bounded(
+    spark: SparkSession,
+    settings: IngestSettings,
+    start: Callable[[Mapping[str, str]], StreamingQuery],
+    tally: Tally,
+    on_batch: Callable[[Tally], None],
+    stop: Event,
+) -> None:
+    """Do batch after batch: with `once`, up to where the topics end now; else until `stop` is set.
+
+    A batch that an earlier run has planned and not done comes first, as long as it was planned.
+
+    Args:
+        spark: the session.
+        settings: of the job, with `max_bytes_per_trigger`.
+        start: starts a query that does the one batch that is planned; takes further options of its source.
+        tally: holds every batch, whatever happens.
+        on_batch: called after each.
+        stop: ends the batch at work, and the job.
+
+    Raises:
+        ConfigurationError: the starting offsets do not fit the topics.
+        JobFailedError: a partition ends before it was read up to.
+        pyspark.errors.PySparkException: a query failed, or records cannot be read.
+        py4j.protocol.Py4JError: the topics cannot be looked at.
+    """
+    assert settings.max_bytes_per_trigger is not None
+    kafka = Kafka(settings.bootstrap_servers, settings.source_options())
+    portions = Portions(
+        spark,
+        kafka,
+        settings.max_bytes_per_trigger,
+        settings.max_offsets_per_trigger,
+        fail_on_loss=settings.fail_on_data_loss,
+    )
+    log = OffsetLog(spark, settings.checkpoint)
+    beginning = read_start(spark, settings.checkpoint)
+    if log.pending():
+        follow(start({"startingOffsets": beginning} if beginning else {}), tally, on_batch, stop)
+    last: Positions | None = None
+    while not stop.is_set():
+        began = time.monotonic()
+        found = _bounds(spark, kafka, settings)
+        here = log.position()
+        if here is None:
+            here = position("--starting-offsets", settings.start(), found)
+            beginning = json.dumps(positions_json(here))
+            # Spark finds out by itself where its first batch begins, later than this, and where it ends is said here.
+            write_start(spark, settings.checkpoint, beginning)
+        begin, ends = _begin(here, found, settings)
+        if settings.once:
+            last = ends = last or ends
+        end = portions.next(begin, ends)
+        if end is None and settings.once:
+            return
+        if end is not None:
+            log.plan({**here, **end}, round(time.time() * 1000))
+            tally.behind = max(0, sum(ends.values()) - sum(end[place] for place in ends))
+            follow(start({"startingOffsets": beginning} if beginning else {}), tally, on_batch, stop)
+        if not settings.once:
+            stop.wait(max(0.0 if end else 0.1, settings.trigger_seconds - (time.monotonic() - began)))
+
+
+def _bounds(spark: SparkSession, kafka: Kafka, settings: IngestSettings) -> dict[tuple[str, int], Bounds]:
+    committed = kafka.options["kafka.isolation.level"] == "read_committed"
+    found = spans(spark, kafka, settings.topics, settings.subscribe_pattern)
+    return {place: Bounds(span.start, span.stable if committed else span.end) for place, span in found.items()}
+
+
+def _begin(
+    here: Positions, found: Mapping[tuple[str, int], Bounds], settings: IngestSettings
+) -> tuple[Positions, Positions]:
+    """Where each partition that there is goes on, and where it ends; one that is new goes on at its beginning."""
+    if settings.fail_on_data_loss:
+        check_forward(here, found)
+    begin = {
+        place: bounds.first if here.get(place, bounds.end + 1) > bounds.end else here[place]
+        for place, bounds in found.items()
+    }
+    return begin, {place: bounds.end for place, bounds in found.items()}

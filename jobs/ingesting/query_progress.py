@@ -1,0 +1,145 @@
+"""What a streaming query did, as it goes and at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, TextIO
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jobs.driver.progress import bar
+from jobs.driver.report import amount
+
+__all__ = ["Tally", "follow", "line", "measured", "table"]
+
+_OBSERVED = "ingested"
+
+
+def measured(rows: DataFrame) -> DataFrame:
+    """`rows` as they are, counted on their way: a batch's progress then tells rows and bytes of keys and values."""
+    length = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
+    return rows.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.sum(length.cast("long")).alias("bytes"))
+
+
+@dataclass(slots=True)
+class Tally:
+    """The sum over the batches of a run.
+
+    Attributes:
+        batches: micro-batches that wrote rows.
+        rows: rows that they wrote.
+        bytes: length of those rows' keys and values together.
+        end_offsets: per topic and partition the next offset to read; what a restart begins with.
+        behind: records that the source had, when last asked, beyond `end_offsets`.
+        started: `time.monotonic()` of the beginning.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+    end_offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    behind: int = 0
+    started: float = field(default_factory=time.monotonic)
+    _last_batch: int = -1
+
+    def add(self, progress: StreamingQueryProgress) -> bool:
+        """Take in one progress report; whether it was a batch with rows that was not yet counted."""
+        for source in progress.sources:
+            end = _offsets(source.endOffset)
+            if end:
+                self.end_offsets = end
+                latest = _offsets(source.latestOffset)
+                self.behind = max(0, _total(latest) - _total(end)) if latest else 0
+        # A trigger that found nothing reports under the number of the batch that comes next.
+        if progress.numInputRows == 0 or progress.batchId <= self._last_batch:
+            return False
+        self._last_batch = progress.batchId
+        observed = progress.observedMetrics.get(_OBSERVED)
+        self.batches += 1
+        self.rows += int(observed["rows"] or 0) if observed else progress.numInputRows
+        self.bytes += int(observed["bytes"] or 0) if observed else 0
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, ready for JSON."""
+        return {
+            "batches": self.batches,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "end_offsets": self.end_offsets,
+        }
+
+
+def follow(
+    query: StreamingQuery, tally: Tally, on_look: Callable[[Tally], None], stop: Event, poll_seconds: float = 0.5
+) -> None:
+    """Wait until `query` ends by itself, or end it when `stop` is set; `tally` holds every batch, whatever happens.
+
+    `on_look` is called with it twice a second (`poll_seconds`), so that a batch that takes long does not seem to hang.
+
+    Raises:
+        pyspark.errors.StreamingQueryException: the query failed.
+    """
+
+    def take_in() -> None:
+        for progress in query.recentProgress:
+            tally.add(progress)
+
+    ended: bool | None = False
+    try:
+        while not ended:
+            ended = query.awaitTermination(poll_seconds)  # type: ignore[arg-type]  # takes fractions of a second
+            if stop.is_set() and not ended:
+                query.stop()
+                ended = True
+            take_in()
+            on_look(tally)
+    except BaseException:
+        take_in()
+        raise
+
+
+def line(tally: Tally) -> str:
+    """One line for a terminal: how far, how much, how long."""
+    seconds = time.monotonic() - tally.started
+    if tally.batches == 0:
+        return f"{bar(0, 0)} no batch done yet, {seconds:.0f} s"
+    total = tally.rows + tally.behind
+    return (
+        f"{bar(tally.rows, total)} batch {tally.batches}: {tally.rows:,} of {total:,} records, "
+        f"{amount(tally.bytes)}, {seconds:.0f} s"
+    )
+
+
+def table(summary: Mapping[str, Any], out: TextIO) -> None:
+    """The summary as two columns, offsets last."""
+    rows = [(name.replace("_", " "), value) for name, value in summary.items() if name != "end_offsets"]
+    for topic, partitions in sorted(summary["end_offsets"].items()):
+        ends = " ".join(f"{partition}:{offset:,}" for partition, offset in sorted(partitions.items(), key=_by_number))
+        rows.append((f"next offset in {topic}", ends))
+    width = max(len(name) for name, _ in rows)
+    out.writelines(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n" for name, value in rows)
+
+
+def _offsets(text: str | None) -> dict[str, dict[str, int]]:
+    # PySpark hands over Java's null as the word None.
+    if not text or text in ("None", "null"):
+        return {}
+    offsets: dict[str, dict[str, int]] = json.loads(text)
+    return offsets
+
+
+def _total(offsets: Mapping[str, Mapping[str, int]]) -> int:
+    return sum(sum(partitions.values()) for partitions in offsets.values())
+
+
+def _by_number(item: tuple[str, int]) -> int:
+    return int(item[0])

@@ -1,0 +1,187 @@
+"""What stands in the values: text, JSON or Avro, taken apart by Spark's own functions.
+
+A value that is not what it should be is a failure, or it is kept as it is in a column of its own; none is lost, and
+none is half taken apart. A tombstone stays one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from jobs.driver.session import AVRO, require_class
+from transforms.errors import ConfigurationError
+
+__all__ = ["CORRUPT", "Framing", "OnBad", "ValueForm", "ValueFormat", "parsed"]
+
+ValueFormat = Literal["binary", "string", "json", "avro"]
+Framing = Literal["none", "confluent"]
+OnBad = Literal["fail", "null"]
+
+CORRUPT = "_corrupt_value"
+"""The bytes of a value that could not be taken apart; null for all others."""
+
+_MARK = "_wideload"
+_OPTION = "--value-schema"
+_CONFLUENT_BYTES = 5
+_PARSED = "_parsed"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForm:
+    """What a value is.
+
+    Attributes:
+        format: as `--value-format`.
+        schema: of JSON, Spark's own DDL or JSON; of Avro, what stands in an .avsc file: the schema of the writer.
+        framing: what stands before the Avro: nothing, or a zero byte and the 4 bytes of an id in a schema registry.
+        on_bad: whether a value that cannot be taken apart is a failure.
+    """
+
+    format: ValueFormat = "binary"
+    schema: str | None = None
+    framing: Framing = "none"
+    on_bad: OnBad = "fail"
+
+    def check(self) -> None:
+        """Makes sure that the parts go together, as far as can be told without Spark.
+
+        Raises:
+            ConfigurationError: they do not, or the schema is no JSON where it has to be.
+        """
+        if self.format in ("binary", "string"):
+            if self.schema is not None:
+                raise ConfigurationError(_OPTION, "is for --value-format json and avro")
+        elif self.schema is None:
+            raise ConfigurationError(_OPTION, f"--value-format {self.format} needs the file of its schema")
+        elif self.format == "avro":
+            self.avro_schema()
+        if self.framing != "none" and self.format != "avro":
+            raise ConfigurationError("--avro-framing", "is for --value-format avro")
+        if self.on_bad != "fail" and self.format == "binary":
+            raise ConfigurationError(
+                "--on-bad-value", "any value is binary; it is for --value-format string, json, avro"
+            )
+
+    def avro_schema(self) -> dict[str, Any]:
+        """The schema of a record.
+
+        Raises:
+            ConfigurationError: it is not that.
+        """
+        found = _json(self.schema or "")
+        if not isinstance(found, dict) or found.get("type") != "record" or not isinstance(found.get("fields"), list):
+            raise ConfigurationError(_OPTION, 'is no Avro schema of a record: {"type": "record", "fields": [...], ...}')
+        return found
+
+    def json_schema(self) -> StructType:
+        """The schema of an object; of DDL, with a session.
+
+        Raises:
+            ConfigurationError: it is not that.
+        """
+        text = (self.schema or "").strip()
+        try:
+            if not text.startswith("{"):
+                return cast("StructType", StructType.fromDDL(text))
+            found = _json(text)
+            if found.get("type") == "struct":
+                return StructType.fromJson(found)
+        except ConfigurationError:
+            raise
+        except (PySparkException, LookupError, TypeError, ValueError) as exc:
+            reason = str(exc).strip().splitlines()[0]
+            raise ConfigurationError(_OPTION, f"Spark does not read it as a schema: {reason}") from exc
+        raise ConfigurationError(
+            _OPTION,
+            'is no schema of Spark: give its DDL (id BIGINT, name STRING), or its JSON ({"type": "struct", ...})',
+        )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise ConfigurationError(_OPTION, f"is no JSON: {exc}") from exc
+
+
+def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:
+    """`rows` with `value` as `form` says, and, where bad values are no failure, `CORRUPT` behind it.
+
+    Raises:
+        ConfigurationError: the schema is none, or Spark cannot read Avro.
+    """
+    if form.format == "binary":
+        return rows
+    taken, good, value = {"string": _text, "json": _object, "avro": _record}[form.format](rows, form)
+    bad = F.col("value").isNotNull() & ~F.coalesce(good, F.lit(False))
+    failure = F.raise_error(_message(form)) if form.on_bad == "fail" else F.lit(None)
+    columns = {name: F.col(name) for name in rows.columns}
+    columns["value"] = F.when(bad, failure).when(F.col("value").isNotNull(), value).alias("value")
+    if form.on_bad == "null":
+        at = list(columns).index("value") + 1
+        corrupt = F.when(bad, F.col("value")).alias(CORRUPT)
+        return taken.select(*[*columns.values()][:at], corrupt, *[*columns.values()][at:])
+    return taken.select(*columns.values())
+
+
+def _message(form: ValueForm) -> Column:
+    what = {"string": "text in UTF-8", "json": "JSON of --value-schema", "avro": "Avro of --value-schema"}[form.format]
+    return F.format_string(
+        f"topic %s partition %d offset %d: the value, %d bytes, is not {what}",
+        *("topic", "partition", "offset", F.octet_length("value")),
+    )
+
+
+def _text(rows: DataFrame, _: ValueForm) -> tuple[DataFrame, Column, Column]:
+    text = F.col("value").cast("string")
+    return rows, F.is_valid_utf8(text), text
+
+
+def _object(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
+    schema = form.json_schema()
+    # Where a value does not fit, Spark fills in what it can and puts the text into this field.
+    marked = StructType([*schema.fields, StructField(_MARK, StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK, "maxStringLen": str(2**31 - 1)}
+    text = F.col("value").cast("string")
+    taken = rows.withColumn(_PARSED, F.from_json(text, marked, options))
+    whole = F.col(_PARSED)
+    good = F.is_valid_utf8(text) & whole.isNotNull() & whole.getField(_MARK).isNull()
+    return taken, good, F.struct(*(whole.getField(name).alias(name) for name in schema.names))
+
+
+def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
+    from pyspark.sql.avro.functions import from_avro  # what it needs is not always there
+
+    require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
+    schema = form.avro_schema()
+    # Of a value that it cannot read Spark makes a record of nulls, as it would be if all fields were null: one field
+    # more, which the reader fills in, tells the two apart.
+    mark = {"name": _MARK, "type": ["boolean", "null"], "default": True}
+    reader = json.dumps({**schema, "fields": [*schema["fields"], mark]})
+    body, framed = F.col("value"), F.lit(True)
+    if form.framing == "confluent":
+        framed = (F.octet_length(body) >= _CONFLUENT_BYTES) & (F.substring(body, 1, 1) == F.lit(bytearray(1)))
+        body = F.when(framed, F.substring(body, _CONFLUENT_BYTES + 1, 2**31 - 1 - _CONFLUENT_BYTES))
+    try:
+        taken = rows.withColumn(
+            _PARSED, from_avro(body, json.dumps(schema), {"mode": "PERMISSIVE", "avroSchema": reader})
+        )
+        whole = F.col(_PARSED)
+        names = [field["name"] for field in schema["fields"]]
+        found = taken.select(whole)  # Spark reads the schema only now
+        assert found.columns
+    except (PySparkException, Py4JJavaError) as exc:
+        told = re.search(r"SchemaParseException: (.*)", str(exc))
+        reason = told[1].strip() if told else str(exc).splitlines()[0]
+        raise ConfigurationError(_OPTION, f"Spark does not read it as Avro: {reason}") from exc
+    good = framed & whole.getField(_MARK).isNotNull()
+    return taken, good, F.struct(*(whole.getField(name).alias(name) for name in names))

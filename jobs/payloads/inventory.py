@@ -1,0 +1,162 @@
+"""The payloads in the store: executors list, look at and remove them, with one client of the store a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from jobs.driver.store_options import portable
+from stores.registry import STORE_CLASS, open_store
+from stores.store import Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat
+from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, ReferenceRefusedError
+
+__all__ = [
+    "LISTED",
+    "REMOVED",
+    "STATED",
+    "listed",
+    "on_executors",
+    "removed",
+    "require",
+    "stated",
+]
+
+LISTED = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("path", StringType()),
+        StructField("stored", LongType()),
+        StructField("modified_us", LongType()),
+    ]
+)
+"""A payload as the store lists it: stored bytes, and microseconds since the epoch, which no time zone changes."""
+
+REMOVED = StructType(
+    [
+        StructField("path", StringType()),
+        StructField("stored", LongType()),
+        StructField("outcome", StringType()),
+        StructField("error", StringType()),
+    ]
+)
+"""What became of a payload that was to be removed; see `stores.store.Removal`."""
+
+STATED = StructType(
+    [
+        StructField("path", StringType()),
+        StructField("state", StringType()),
+        StructField("stored", LongType()),
+        StructField("modified_us", LongType()),
+        StructField("detail", StringType()),
+    ]
+)
+"""A payload as it was asked for by its path. `state` is `there`, `missing`, `refused` or `unknown`."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def listed(spark: SparkSession, config: Mapping[str, object], topics: Sequence[str]) -> DataFrame:
+    """Every payload of the topics as the store lists it, as `LISTED`; a task a topic."""
+    rows = spark.sparkContext.parallelize(topics, max(1, len(topics))).mapPartitions(partial(_list, portable(config)))
+    return spark.createDataFrame(rows, LISTED, verifySchema=False)
+
+
+def removed(payloads: DataFrame, config: Mapping[str, object]) -> DataFrame:
+    """Removes payloads, of rows with the columns of `LISTED`, where they are as they were listed; gives `REMOVED`.
+
+    Work is done when rows are asked for, and again each time that they are.
+    """
+    return on_executors(payloads.select("path", "stored", "modified_us"), partial(_remove, portable(config)), REMOVED)
+
+
+def stated(paths: DataFrame, config: Mapping[str, object]) -> DataFrame:
+    """Asks for each payload by its path, of rows with that column; gives `STATED`.
+
+    Where the store cannot be asked without reading, the payload is read.
+    """
+    return on_executors(paths.select("path"), partial(_state, portable(config)), STATED)
+
+
+def on_executors(
+    rows: DataFrame, work: Callable[[Iterable[Row]], Iterable[tuple[object, ...]]], schema: StructType
+) -> DataFrame:
+    """What `work` makes of each partition. Neither pandas nor PyArrow is needed, unlike for `mapInArrow`."""
+    return rows.sparkSession.createDataFrame(rows.rdd.mapPartitions(work), schema, verifySchema=False)
+
+
+def require(store: PayloadStore, *capabilities: type) -> None:
+    """Makes sure that the store has each of the capabilities.
+
+    Raises:
+        ConfigurationError: it lacks one.
+    """
+    for capability in capabilities:
+        if not isinstance(store, capability):
+            raise ConfigurationError(
+                STORE_CLASS, f"this store does not offer {capability.__name__}, which is needed; see stores/store.py"
+            )
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _list(config: Mapping[str, object], topics: Iterable[str]) -> Iterator[tuple[object, ...]]:
+    with closing(open_store(config)) as store:
+        assert isinstance(store, List)
+        for topic in topics:
+            for info in store.list(topic):
+                yield topic, info.path, info.size, (info.modified - _EPOCH) // _MICROSECOND
+
+
+def _remove(config: Mapping[str, object], rows: Iterable[Row]) -> Iterator[tuple[object, ...]]:
+    payloads = (PayloadInfo(row.path, row.stored, _EPOCH + row.modified_us * _MICROSECOND) for row in rows)
+    with closing(open_store(config)) as store:
+        removals = (
+            store.delete_unchanged(payloads) if isinstance(store, DeleteUnchanged) else _one_by_one(store, payloads)
+        )
+        for removal in removals:
+            yield removal.payload.path, removal.payload.size, removal.outcome, removal.error
+
+
+def _one_by_one(store: PayloadStore, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
+    """`DeleteUnchanged` of a store that has it not."""
+    assert isinstance(store, Stat)
+    assert isinstance(store, Delete)
+    for payload in payloads:
+        try:
+            if store.stat(payload.path).modified != payload.modified:
+                yield Removal(payload, "changed")
+                continue
+            store.delete(payload.path)
+        except PayloadNotFoundError:
+            yield Removal(payload, "gone")
+        except PayloadStoreError as exc:
+            yield Removal(payload, "failed", str(exc))
+        else:
+            yield Removal(payload, "deleted")
+
+
+def _state(config: Mapping[str, object], rows: Iterable[Row]) -> Iterator[tuple[object, ...]]:
+    with closing(open_store(config)) as store:
+        for row in rows:
+            yield row.path, *_stated(store, row.path)
+
+
+def _stated(store: PayloadStore, path: str) -> tuple[str, int | None, int | None, str | None]:
+    try:
+        if isinstance(store, Stat):
+            info = store.stat(path)
+            return "there", info.size, (info.modified - _EPOCH) // _MICROSECOND, None
+        return "there", len(store.download(path)), None, None
+    except PayloadNotFoundError as exc:
+        return "missing", None, None, str(exc)
+    except ReferenceRefusedError as exc:
+        return "refused", None, None, str(exc)
+    except PayloadStoreError as exc:
+        return "unknown", None, None, str(exc)

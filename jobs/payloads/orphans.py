@@ -1,0 +1,395 @@
+"""Payloads that no record refers to any more: which they are, and their removal. The command is `jobs.sweep`.
+
+What is removed was published before the grace began, and no record refers to it that was in the topics after the store
+had been listed. A record that refers to it now must have published it anew (see `PayloadStore.publish`), so it has
+another age than in the listing, and the store looks at that right before it removes it. Each step may be broken off:
+what is left is removed by the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import TextIO
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
+from jobs.driver.progress import Steps
+from jobs.driver.report import age
+from jobs.payloads.inventory import listed, removed, require
+from jobs.payloads.references import newest, references
+from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
+from stores.registry import open_store
+from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
+from transforms.errors import ConfigurationError, PayloadStoreError, shown
+from transforms.formats import FormatName
+
+__all__ = [
+    "DEFAULT_GRACE",
+    "DEFAULT_MAX_DELETE_FRACTION",
+    "LEAST_GRACE",
+    "Folder",
+    "Sweep",
+    "SweepSettings",
+    "marked",
+    "run",
+]
+
+DEFAULT_GRACE = timedelta(hours=24)
+"""Of the age that a payload must have. Longer than any outage of the brokers that a worker may sit out."""
+
+LEAST_GRACE = timedelta(hours=1)
+"""Between publishing a payload and the record in its topic lie a send and its retries, or a worker that waits for a
+broker to come back. A store call may take a minute and a delivery two, so an hour is for a broker that is restarted."""
+_DELIVERY = timedelta(minutes=2)  # Kafka's `delivery.timeout.ms`
+
+DEFAULT_MAX_DELETE_FRACTION = 0.5
+
+_PAYLOADS_A_TASK = 5_000
+_DELETING = "deleting"
+# What the stores of the project call a payload: a SHA-256, or a UUID.
+_OWN_NAME = r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """All that the job needs to know.
+
+    Attributes:
+        kafka: the cluster.
+        store: what the store is opened with; may hold secrets.
+        topics: whose payloads are swept, and whose records are read.
+        deleted_topics: whose payloads are swept, and which the cluster must not have.
+        carriers: topics whose records are read too, for they may refer to those payloads: dead letters, copies.
+        reference_format: of all these topics that `formats` does not name.
+        formats: of some of them, by name.
+        any_name: whether objects go that are not called as the stores of the project call a payload.
+        grace: how old a payload must be; and how long a record of a compacted topic counts once it is overwritten.
+        in_flight: how long a payload may be there before its record is, as far as that is known.
+        short_grace: whether the grace may be shorter than what may be in flight.
+        keep_overwritten: whether records of compacted topics count for as long as they are in the log.
+        max_delete_fraction: the most of a topic's payloads that may go, from 0 to 1.
+        other_roots: what paths to other stores begin with; other paths outside the root are not put up with.
+        delete: whether to delete; else it is only told what would be.
+    """
+
+    kafka: Kafka
+    store: Mapping[str, object] = field(repr=False)
+    topics: tuple[str, ...]
+    deleted_topics: tuple[str, ...] = ()
+    carriers: tuple[str, ...] = ()
+    reference_format: FormatName = "wideload"
+    formats: Mapping[str, FormatName] = field(default_factory=dict)
+    any_name: bool = False
+    grace: timedelta = DEFAULT_GRACE
+    in_flight: timedelta = timedelta(0)
+    short_grace: bool = False
+    keep_overwritten: bool = False
+    max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
+    other_roots: tuple[str, ...] = ()
+    delete: bool = False
+
+    @property
+    def read_topics(self) -> list[str]:
+        """Every topic whose records are read, once."""
+        return list(dict.fromkeys((*self.topics, *self.carriers)))
+
+    @property
+    def swept_topics(self) -> list[str]:
+        """Every topic whose payloads are swept."""
+        return [*self.topics, *self.deleted_topics]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The payloads of one topic.
+
+    Attributes:
+        topic: its name.
+        payloads, bytes: all that the store lists.
+        live: how many a record refers to.
+        young: how many no record refers to, and which are not older than the grace.
+        foreign: how many more no record refers to, and which are not called as a payload is; they stay.
+        orphans, orphan_bytes: what is to go: older, and no record refers to them.
+        oldest: when the oldest of these was published; None where there are none.
+    """
+
+    topic: str
+    payloads: int
+    bytes: int
+    live: int
+    young: int
+    foreign: int
+    orphans: int
+    orphan_bytes: int
+    oldest: datetime | None
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What a run found and did.
+
+    Attributes:
+        cutoff: when the grace began.
+        references: of records that count.
+        folders: by topic.
+        left_alone: topics of which the store has payloads, and which were not to be swept.
+        outcomes: how many payloads by what became of them, and their bytes; see `stores.store.RemovalOutcome`.
+        error: what the store said of one that it did not remove.
+        refusal: why nothing was deleted, or would be; None where nothing is in the way.
+        seconds: how long each step took.
+    """
+
+    cutoff: datetime
+    references: int = 0
+    folders: list[Folder] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
+    outcomes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    error: str | None = None
+    refusal: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def orphans(self) -> int:
+        """How many payloads are to go."""
+        return sum(folder.orphans for folder in self.folders)
+
+    @property
+    def failed(self) -> int:
+        """How many payloads the store did not remove."""
+        return self.outcomes.get("failed", (0, 0))[0]
+
+
+def marked(listing: DataFrame, found: DataFrame, cutoff: datetime, *, any_name: bool = False) -> DataFrame:
+    """Payloads, each with what is to become of it: a column `state` that is `live`, `young`, `foreign` or `orphan`.
+
+    Args:
+        listing: payloads as `jobs.payloads.inventory.LISTED`.
+        found: the references that count, as `jobs.payloads.references.REFERENCE`.
+        cutoff: what was published at this time or later is not to go.
+        any_name: whether what is not called as a payload may go too; else it is `foreign`.
+    """
+    live = found.where(F.col("path").isNotNull()).select("path").distinct().withColumn("_live", F.lit(True))
+    cutoff_us = round(cutoff.timestamp() * 1_000_000)
+    state = F.when(F.col("_live").isNotNull(), "live").when(F.col("modified_us") >= cutoff_us, "young")
+    if not any_name:
+        state = state.when(~F.col("path").rlike(_OWN_NAME), "foreign")
+    state = state.otherwise("orphan")
+    return listing.join(live, "path", "left").withColumn("state", state).drop("_live")
+
+
+def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None = None) -> Sweep:
+    """The job on a session.
+
+    Raises:
+        ConfigurationError: the user can set it right; nothing was deleted.
+        JobFailedError: anything else. Where it was deleting, the next run goes on with it.
+    """
+    steps = Steps(spark, screen)
+    try:
+        with closing(open_store(settings.store)) as store:
+            _check(settings, store)
+            describe(spark, settings.kafka, settings.read_topics)  # so that a wrong name is told before all else
+            there = still_there(spark, settings.kafka, settings.deleted_topics)
+            if there:
+                raise ConfigurationError(
+                    "--deleted-topic", f"topic {there[0]} is on the brokers at {settings.kafka.servers}; give --topic"
+                )
+            return _sweep(spark, settings, store, steps)
+    except SPARK_ERRORS as error:
+        if records_lost(error):
+            if _DELETING in steps.seconds:
+                raise JobFailedError(
+                    "records were deleted by Kafka while payloads were being removed; what was removed was to go, and "
+                    "the next run goes on"
+                ) from error
+            reason = "records were deleted by Kafka while they were read, so what is live is not known; run it again"
+            return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=steps.seconds)
+        raise explained(
+            error,
+            servers=settings.kafka.servers,
+            source=", ".join([*settings.read_topics, *settings.deleted_topics]),
+            options=settings.kafka.options,
+        ) from error
+    except PayloadStoreError as error:
+        raise JobFailedError(str(error)) from error
+
+
+def _check(settings: SweepSettings, store: PayloadStore) -> None:
+    require(store, List)
+    if not isinstance(store, DeleteUnchanged):
+        require(store, Stat, Delete)
+    timeout_ms = settings.store.get("large.message.store.timeout.ms")
+    in_flight = _DELIVERY + timedelta(
+        milliseconds=store.timeout_ms if isinstance(store, Store) else timeout_ms if isinstance(timeout_ms, int) else 0
+    )
+    least = max(LEAST_GRACE, in_flight, settings.in_flight)
+    if settings.grace < least and not settings.short_grace:
+        raise ConfigurationError(
+            "--grace",
+            f"found {age(settings.grace)}, allowed is {age(least)} or more: payloads are published before their "
+            "records; where nothing is being published, --allow-short-grace takes less",
+        )
+    if isinstance(store, Check):
+        store.check(writing=False)
+
+
+def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, steps: Steps) -> Sweep:
+    cutoff = datetime.now(UTC) - settings.grace
+    sweep = Sweep(cutoff, seconds=steps.seconds)
+    if isinstance(store, ListTopics):
+        sweep.left_alone = sorted(set(store.topics()) - set(settings.swept_topics))
+    listing = listed(spark, settings.store, settings.swept_topics).persist(StorageLevel.DISK_ONLY)
+    found = None
+    try:
+        with steps.step("listing the store"):
+            listing.count()
+        # Only now: a payload of the listing that a record took up meanwhile has its record before these ends.
+        topics = describe(spark, settings.kafka, settings.read_topics)
+        found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
+        with steps.step("reading the topics"):
+            sweep.references = found.count()
+        sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
+        for name in still_there(spark, settings.kafka, settings.deleted_topics):
+            sweep.refusal = f"topic {name} was made while the others were read, and was given as --deleted-topic"
+        sweep.refusal = sweep.refusal or _unreadable(found, settings, store)
+        if sweep.refusal:
+            return sweep
+        own_names = isinstance(store, Store) and not settings.any_name
+        payloads = marked(listing, found, cutoff, any_name=not own_names)
+        with steps.step("comparing"):
+            sweep.folders = _folders(payloads, settings.swept_topics)
+        sweep.refusal = _too_many(sweep.folders, settings.max_delete_fraction)
+        if settings.delete and not sweep.refusal and sweep.orphans:
+            with steps.step(_DELETING):
+                _delete(payloads, settings, sweep)
+        return sweep
+    finally:
+        listing.unpersist()
+        if found is not None:
+            found.unpersist()
+
+
+def _references(
+    spark: SparkSession, settings: SweepSettings, topics: Sequence[Topic], store: PayloadStore, since: datetime
+) -> DataFrame:
+    """The references of the records that count."""
+    root = store.root.uri if isinstance(store, Store) else None
+    by_format: dict[FormatName, list[Topic]] = {}
+    for topic in topics:
+        by_format.setdefault(settings.formats.get(topic.name, settings.reference_format), []).append(topic)
+    found = [
+        references(rows, name, root)
+        for name, some in by_format.items()
+        for rows in _counting(spark, settings, some, root, since)
+    ]
+    if not found:
+        nothing = spark.createDataFrame(
+            [],
+            "key binary, value binary, topic string, partition int, offset long, "
+            "timestamp timestamp, headers array<struct<key: string, value: binary>>",
+        )
+        return references(nothing, settings.reference_format)
+    return reduce(DataFrame.unionByName, found)
+
+
+def _counting(
+    spark: SparkSession, settings: SweepSettings, topics: Sequence[Topic], root: str | None, since: datetime
+) -> list[DataFrame]:
+    """The records that count."""
+    kafka = settings.kafka
+    compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
+    whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
+    # What an aborted transaction wrote overwrites nothing for one reader, and is all that there is for another; what
+    # is behind the stable offset may turn out to be either.
+    stable = [
+        read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
+    ]
+    open_ended = read(spark, kafka, compacted, first=lambda span: span.stable)
+    late = offsets_since(spark, kafka, compacted, since) if compacted else {}
+    last = [newest(each, since, root, late) for each in stable if each is not None]
+    rows = [each for each in (whole, open_ended) if each is not None]
+    if last:
+        rows.append(reduce(DataFrame.unionByName, last).dropDuplicates(["topic", "partition", "offset"]))
+    return rows
+
+
+def _unreadable(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> str | None:
+    """Why the references do not say what is live, in a sentence; None where they do."""
+    wrong = found.where(F.col("error").isNotNull())
+    first = wrong.orderBy("topic", "partition", "offset").first()
+    if first is not None:
+        return (
+            f"{wrong.count():,} records say that they are references and are none that can be read as "
+            f"{settings.reference_format}, the first in topic {first.topic} partition {first.partition} offset "
+            f"{first.offset}: {first.error}"
+        )
+    if not isinstance(store, Store):
+        return None
+    known = [F.col("path").startswith(root) for root in (store.root.uri, *settings.other_roots)]
+    elsewhere = found.where(~reduce(lambda one, other: one | other, known))
+    first = elsewhere.orderBy("topic", "partition", "offset").first()
+    if first is None:
+        return None
+    return (
+        f"{elsewhere.count():,} references lead elsewhere than to {store.root.uri}, the first in topic {first.topic} "
+        f"partition {first.partition} offset {first.offset}: {shown(first.path)}; is it another name of this store? "
+        "If it is another store, give --other-root"
+    )
+
+
+def _folders(payloads: DataFrame, topics: Sequence[str]) -> list[Folder]:
+    orphan = F.col("state") == "orphan"
+    rows = (
+        payloads.groupBy("topic")
+        .agg(
+            F.count(F.lit(1)).alias("payloads"),
+            F.sum("stored").alias("bytes"),
+            F.count_if(F.col("state") == "live").alias("live"),
+            F.count_if(F.col("state") == "young").alias("young"),
+            F.count_if(F.col("state") == "foreign").alias("foreign"),
+            F.count_if(orphan).alias("orphans"),
+            F.coalesce(F.sum(F.when(orphan, F.col("stored"))), F.lit(0)).alias("orphan_bytes"),
+            F.min(F.when(orphan, F.col("modified_us"))).alias("oldest"),
+        )
+        .collect()
+    )
+    by_topic = {row["topic"]: row.asDict() for row in rows}
+    nothing = dict.fromkeys(("payloads", "bytes", "live", "young", "foreign", "orphans", "orphan_bytes"), 0)
+    folders = []
+    for topic in topics:
+        values = {"topic": topic, "oldest": None, **nothing} | by_topic.get(topic, {})
+        oldest = None if values["oldest"] is None else datetime.fromtimestamp(values["oldest"] / 1_000_000, UTC)
+        folders.append(Folder(**values | {"oldest": oldest}))
+    return folders
+
+
+def _too_many(folders: Sequence[Folder], most: float) -> str | None:
+    for folder in folders:
+        payloads = folder.payloads - folder.foreign
+        if folder.orphans > most * payloads:
+            return (
+                f"{folder.orphans:,} of the {payloads:,} payloads of topic {folder.topic} would go, which is "
+                f"more than --max-delete-fraction {most:g}; make sure that every topic that refers to them is given, "
+                "then raise it"
+            )
+    return None
+
+
+def _delete(payloads: DataFrame, settings: SweepSettings, sweep: Sweep) -> None:
+    orphans = payloads.where(F.col("state") == "orphan")
+    tasks = max(payloads.sparkSession.sparkContext.defaultParallelism, -(-sweep.orphans // _PAYLOADS_A_TASK))
+    rows = (
+        removed(orphans.repartition(tasks), settings.store)
+        .groupBy("outcome")
+        .agg(F.count(F.lit(1)).alias("payloads"), F.sum("stored").alias("bytes"), F.min("error").alias("error"))
+        .collect()
+    )
+    sweep.outcomes = {row["outcome"]: (row["payloads"], row["bytes"]) for row in rows}
+    sweep.error = next((row["error"] for row in rows if row["error"] is not None), None)

@@ -1,0 +1,376 @@
+"""Every reference of topics, and what its payload comes to. The command is `jobs.audit`.
+
+The ends of the topics are fixed before the store is listed: a payload is published before its record, so one that is
+not in the listing then is asked for by its path, and only what is not there either is missing. Payloads of other
+folders than those of the topics are asked for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import TextIO
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
+from jobs.driver.jvm import Files
+from jobs.driver.progress import Steps
+from jobs.driver.store_options import portable
+from jobs.payloads.inventory import STATED, listed, on_executors, stated
+from jobs.payloads.references import REFERENCE, newest, references
+from jobs.reading.topics import Kafka, Topic, describe, read
+from jobs.records.schemas import conform
+from stores.payload import download
+from stores.registry import open_store
+from stores.store import Check, ExpiryRule, Lifecycle, List, PayloadStore, Store
+from transforms.errors import (
+    ConfigurationError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+    TransformError,
+)
+from transforms.formats import FORMATS, FormatName
+from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
+from transforms.reference import Reference
+from transforms.signing import Signing
+
+__all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
+
+STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
+"""What a reference comes to.
+
+`ok`: its payload is there. `malformed`: it cannot be read. `refused`: it leads elsewhere than below the store's root,
+or is not signed as it has to be. `missing`: there is no payload. `size`, `checksum`, `compression`: the payload is not
+what the reference says; the last two are only seen where payloads are read. `expiring`: a rule of the store deletes the
+payload before Kafka deletes the record. `unknown`: the store failed.
+"""
+
+FINDING = StructType(
+    [
+        *REFERENCE.fields,
+        StructField("state", StringType()),
+        StructField("detail", StringType()),
+        StructField("stored", LongType()),
+        StructField("published", TimestampType()),
+        StructField("expires", TimestampType()),
+        StructField("record_until", TimestampType()),
+    ]
+)
+"""A reference, and what it comes to.
+
+`stored` are the bytes in the store and `published` is their age there, null where they are not known. `expires` is when
+a rule of the store deletes the payload, null for never. `record_until` is when Kafka may delete the record, null for
+never.
+"""
+
+EXPIRY = StructType(
+    [
+        StructField("folder", StringType()),
+        StructField("days", LongType()),
+        StructField("date", StringType()),
+        StructField("rule", StringType()),
+    ]
+)
+"""The rule that deletes a folder's payloads first: at an age in days, or on a date."""
+
+RETAINED = StructType([StructField("topic", StringType()), StructField("retention_ms", LongType())])
+"""How long a topic keeps its records; null for ever."""
+
+_VERIFIED = StructType([*REFERENCE.fields[6:11], StructField("wrong", StringType()), StructField("why", StringType())])
+_VERIFIED_BY = [field.name for field in _VERIFIED.fields[:5]]
+_MAX_BYTES = "large.message.max.bytes"
+_EXAMPLES = 10
+_LONGEST_DAYS = 1_000_000  # Spark's timestamps do not go much further than 290,000 years
+_LONGEST_MS = _LONGEST_DAYS * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """All that the job needs to know.
+
+    Attributes:
+        kafka: the cluster.
+        store: what the store is opened with; may hold secrets.
+        topics: whose references are looked at.
+        reference_format: of all these topics that `formats` does not name.
+        formats: of some of them, by name.
+        overwritten: whether to look at records of compacted topics that a later one has overwritten; a sweep removes
+            their payloads.
+        verify: whether to read every payload.
+        report: a folder for the findings, as Parquet; None for none.
+    """
+
+    kafka: Kafka
+    store: Mapping[str, object] = field(repr=False)
+    topics: tuple[str, ...]
+    reference_format: FormatName = "wideload"
+    formats: Mapping[str, FormatName] = field(default_factory=dict)
+    overwritten: bool = False
+    verify: bool = False
+    report: str | None = None
+
+
+@dataclass(slots=True)
+class Audit:
+    """What a run found.
+
+    Attributes:
+        states: by topic, how many references are in which state; see `STATES`.
+        stored: bytes of the payloads that are there, each counted once.
+        examples: some references with which something is wrong, in the order of the log.
+        notes: what could not be looked at, in sentences.
+        seconds: how long each step took.
+    """
+
+    states: dict[str, dict[str, int]] = field(default_factory=dict)
+    stored: int = 0
+    examples: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> int:
+        """How many references something is wrong with."""
+        return sum(count for states in self.states.values() for state, count in states.items() if state != "ok")
+
+
+def findings(
+    found: DataFrame,
+    payloads: DataFrame,
+    expiry: DataFrame,
+    retained: DataFrame,
+    verified: DataFrame | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> DataFrame:
+    """What each reference comes to, as `FINDING`.
+
+    Args:
+        found: references as `REFERENCE`.
+        payloads: what the store says of each of their paths, as `jobs.payloads.inventory.STATED`.
+        expiry: the rules of the store, as `EXPIRY`; no more than one a folder.
+        retained: how long the topics keep records, as `RETAINED`.
+        verified: what is wrong with payloads that were read, by `_VERIFIED_BY`; None where they were not.
+        max_bytes: `large.message.max.bytes` of the readers, which take no payload that is larger.
+    """
+    rows = (
+        found.withColumn("folder", F.regexp_extract("path", r"([^/]+)/(?:(?:values|keys)/)?[^/]+$", 1))
+        .join(payloads.withColumnsRenamed({"state": "_state", "detail": "_detail"}), "path", "left")
+        .join(F.broadcast(expiry), "folder", "left")
+        .join(F.broadcast(retained), "topic", "left")
+    )
+    if verified is None:
+        rows = rows.withColumn("wrong", F.lit(None).cast("string")).withColumn("why", F.lit(None).cast("string"))
+    else:
+        alike = [rows[name].eqNullSafe(verified[name]) for name in _VERIFIED_BY]
+        rows = rows.join(verified, alike, "left").drop(*(verified[name] for name in _VERIFIED_BY))
+    published = F.timestamp_micros("modified_us")
+    by_age = published + F.make_dt_interval(days=F.col("days").cast("int"))
+    rows = (
+        rows.withColumn("published", published)
+        .withColumn("expires", F.when(F.col("rule").isNotNull(), F.coalesce(by_age, F.to_timestamp("date"))))
+        .withColumn("record_until", F.timestamp_millis(F.unix_millis("timestamp") + F.col("retention_ms")))
+    )
+    compressed = F.col("compression").isNotNull()
+    wrong_size = F.when(compressed, F.col("stored") > F.col("size")).otherwise(F.col("stored") != F.col("size"))
+    early = F.col("expires").isNotNull() & (F.col("record_until").isNull() | (F.col("expires") < F.col("record_until")))
+    size_detail = F.format_string("the store has %d bytes, the reference says %d", "stored", "size")
+    largest = F.greatest("stored", "size")  # of those that are known
+    limit_detail = F.concat(
+        F.format_string("%d bytes are more", largest),
+        F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}"),
+    )
+    verdicts = [
+        (F.col("error").isNotNull() & F.col("path").isNotNull(), F.lit("refused"), F.col("error")),
+        (F.col("error").isNotNull(), F.lit("malformed"), F.col("error")),
+        (
+            F.coalesce(F.col("_state"), F.lit("unknown")) != "there",
+            F.coalesce("_state", F.lit("unknown")),
+            F.col("_detail"),
+        ),
+        (F.col("wrong").isNotNull(), F.col("wrong"), F.col("why")),
+        (F.coalesce(wrong_size, F.lit(False)), F.lit("size"), size_detail),
+        (F.coalesce(largest > max_bytes, F.lit(False)), F.lit("size"), limit_detail),
+        (early, F.lit("expiring"), F.col("rule")),
+    ]
+    state, detail = F.lit("ok"), F.lit(None).cast("string")
+    for condition, then, why in reversed(verdicts):
+        state, detail = F.when(condition, then).otherwise(state), F.when(condition, why).otherwise(detail)
+    return conform(rows.withColumn("state", state).withColumn("detail", detail), FINDING)
+
+
+def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None = None) -> Audit:
+    """The job on a session.
+
+    Raises:
+        ConfigurationError: the user can set it right.
+        JobFailedError: anything else.
+    """
+    steps = Steps(spark, screen)
+    try:
+        with closing(open_store(settings.store)) as store:
+            if isinstance(store, Check):
+                store.check(writing=False)
+            if settings.report is not None and Files(spark).exists(settings.report):
+                raise ConfigurationError("--report", f"{settings.report} is there already; give a new folder")
+            return _audit(spark, settings, store, steps)
+    except SPARK_ERRORS as error:
+        if records_lost(error):
+            raise JobFailedError("records were deleted by Kafka while they were read; run it again") from error
+        raise explained(
+            error, servers=settings.kafka.servers, source=", ".join(settings.topics), options=settings.kafka.options
+        ) from error
+    except PayloadStoreError as error:
+        raise JobFailedError(str(error)) from error
+
+
+def _audit(spark: SparkSession, settings: AuditSettings, store: PayloadStore, steps: Steps) -> Audit:
+    audit = Audit(seconds=steps.seconds)
+    topics = describe(spark, settings.kafka, settings.topics)
+    found = _references(spark, settings, topics, store).persist(StorageLevel.DISK_ONLY)
+    kept = [found]
+    try:
+        with steps.step("reading the topics"):
+            found.count()
+        with steps.step("asking the store"):
+            payloads = _payloads(found, settings, store, kept).persist(StorageLevel.DISK_ONLY)
+            kept.append(payloads)
+            payloads.count()
+        expiry = spark.createDataFrame(_expiry(found, store, audit), EXPIRY)
+        retained = [
+            (topic.name, None if topic.retention.forever else min(topic.retention.retention_ms, _LONGEST_MS))
+            for topic in topics
+        ]
+        verified = None
+        if settings.verify:
+            with steps.step("reading the payloads"):
+                verified = _verified(found, payloads, settings, store).persist(StorageLevel.DISK_ONLY)
+                kept.append(verified)
+                verified.count()
+        known = spark.createDataFrame(retained, RETAINED)
+        result = findings(found, payloads, expiry, known, verified, max_bytes=_max_bytes(store))
+        with steps.step("comparing"):
+            kept.append(result.persist(StorageLevel.DISK_ONLY))
+            _tell(result, payloads, settings, audit)
+        return audit
+    finally:
+        for frame in kept:
+            frame.unpersist()
+
+
+def _references(
+    spark: SparkSession, settings: AuditSettings, topics: Sequence[Topic], store: PayloadStore
+) -> DataFrame:
+    root = store.root.uri if isinstance(store, Store) else None
+    signing = Signing.of(settings.store)
+    frames = []
+    for topic in topics:
+        rows = read(spark, settings.kafka, [topic], end=lambda span: span.stable, committed=True)
+        if rows is not None:
+            rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
+            name = settings.formats.get(topic.name, settings.reference_format)
+            frames.append(references(rows, name, root, signing))
+    nothing = spark.createDataFrame([], REFERENCE)
+    return reduce(DataFrame.unionByName, frames, nothing)
+
+
+def _payloads(found: DataFrame, settings: AuditSettings, store: PayloadStore, kept: list[DataFrame]) -> DataFrame:
+    """What the store says of each path, as `STATED`. `kept` takes what is to be let go of at the end."""
+    spark = found.sparkSession
+    paths = found.where(F.col("path").isNotNull()).select("path").distinct()
+    if not isinstance(store, List):
+        return stated(paths, settings.store)
+    listing = listed(spark, settings.store, settings.topics).drop("topic")
+    looked = paths.join(listing, "path", "left").persist(StorageLevel.DISK_ONLY)
+    kept.append(looked)
+    there = looked.where(F.col("stored").isNotNull()).withColumn("state", F.lit("there"))
+    asked = stated(looked.where(F.col("stored").isNull()), settings.store)
+    return conform(there.withColumn("detail", F.lit(None).cast("string")), STATED).unionByName(asked)
+
+
+def _expiry(found: DataFrame, store: PayloadStore, audit: Audit) -> list[tuple[str, int | None, str | None, str]]:
+    """Of each folder that is referred to, the rule that deletes its payloads first."""
+    if not isinstance(store, Lifecycle) or not isinstance(store, Store):
+        return []
+    root = store.root.uri
+    folder = F.substring_index(F.substring(F.col("path"), len(root) + 1, 300), "/", 1)
+    rows = found.where(F.col("path").startswith(root)).select(folder.alias("folder")).distinct().collect()
+    earliest = []
+    for name in sorted(row.folder for row in rows if store.root.holds(f"{root}{row.folder}/any")):
+        try:
+            rules = [rule for rule in store.expiry_rules(name) if not rule.tagged]
+        except PayloadStoreError as exc:
+            audit.notes.append(f"whether payloads expire is not known: {exc}")
+            return []
+        if rules:
+            first = min(rules, key=_age)
+            when = f"after {first.days} d" if first.days is not None else f"from {first.date} on"
+            days = None if first.days is None else min(first.days, _LONGEST_DAYS)
+            earliest.append((name, days, first.date, f"rule {first.id!r} ({first.scope}) deletes it {when}"))
+    return earliest
+
+
+def _age(rule: ExpiryRule) -> int:
+    # A rule with a date deletes what is there then, however young.
+    return -1 if rule.days is None else rule.days
+
+
+def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, store: PayloadStore) -> DataFrame:
+    """What is wrong with payloads that are there, by `_VERIFIED_BY`; each is read once for all that say the same."""
+    there = payloads.where(F.col("state") == "there").select("path")
+    rows = found.join(there, "path").select(*_VERIFIED_BY).distinct()
+    max_bytes = _max_bytes(store)
+    return on_executors(rows, partial(_verify, portable(settings.store), max_bytes), _VERIFIED)
+
+
+def _max_bytes(store: PayloadStore) -> int:
+    return store.max_bytes if isinstance(store, Store) else DEFAULT_MAX_BYTES
+
+
+def _tell(result: DataFrame, payloads: DataFrame, settings: AuditSettings, audit: Audit) -> None:
+    audit.states = {topic: {} for topic in settings.topics}
+    for row in result.groupBy("topic", "state").count().collect():
+        audit.states[row["topic"]][row["state"]] = row["count"]
+    audit.stored = payloads.agg(F.sum("stored")).collect()[0][0] or 0
+    wrong = result.where(F.col("state") != "ok")
+    audit.examples = wrong.orderBy("topic", "partition", "offset").limit(_EXAMPLES).collect() if audit.wrong else []
+    if settings.report is not None:
+        result.write.mode("errorifexists").parquet(settings.report)
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _verify(config: Mapping[str, object], max_bytes: int, rows: Iterable[Row]) -> Iterator[tuple[object, ...]]:
+    """Holds one payload at a time, and where it is compressed its value too."""
+    with closing(open_store(config)) as store:
+        for row in rows:
+            wrong, why = _wrong(store, Inflate(max_bytes, FORMATS[row.format]), row)
+            if wrong is not None:
+                yield *(row[name] for name in _VERIFIED_BY), wrong, why
+
+
+def _wrong(store: PayloadStore, inflate: Inflate, row: Row) -> tuple[str | None, str | None]:
+    reference = Reference(row.path, row["size"], row.checksum, row.compression)
+    try:
+        inflate.restore(reference, download(store, reference, inflate))
+    except PayloadCorruptError as exc:
+        return exc.what, str(exc)
+    except PayloadTooLargeError as exc:
+        return "size", str(exc)
+    except PayloadNotFoundError as exc:
+        return "missing", str(exc)
+    except ReferenceRefusedError as exc:
+        return "refused", str(exc)
+    except (PayloadStoreError, TransformError) as exc:
+        return "unknown", str(exc)
+    return None, None

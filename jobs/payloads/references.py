@@ -1,0 +1,359 @@
+"""References in a DataFrame: where the payloads of a topic's records are, and which records still count.
+
+What a reference is, is what `transforms.formats` says, for it is that which runs here, on the records that may be one;
+Spark's own expressions leave the others, and all but the beginning of a value, in the JVM. So an executor needs `jobs`,
+`transforms` and cramjam, and neither pandas nor PyArrow.
+
+A value may be a wrapper (seed 002) whose headers say that what is wrapped is a reference, as behind `["offload",
+"wrap"]`. It is taken off here as `unwrap` does; no table is needed, since the headers of references have fixed keys.
+And it may be a dead letter with a whole record for its value (`transforms/letter.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+
+from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from jobs.records.schemas import conform
+from transforms import wire
+from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
+from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.chunk import Chunk, is_chunk
+from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
+from transforms.formats import FORMATS, FormatName
+from transforms.record import Header, Record
+from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
+from transforms.signing import Signing
+from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
+
+__all__ = ["REFERENCE", "newest", "references"]
+
+REFERENCE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("key", BinaryType()),
+        StructField("which", StringType()),
+        StructField("format", StringType()),
+        StructField("path", StringType()),
+        StructField("size", LongType()),
+        StructField("checksum", StringType()),
+        StructField("compression", StringType()),
+        StructField("error", StringType()),
+    ]
+)
+"""One reference: to the record's value, or to its key, as `which` says.
+
+`key` is the record's key as it stands in the log. `size`, `checksum` (64 hex digits) and `compression` are null where
+the record does not say. Where `error` is not null the record says that it is a reference and is none that can be read;
+`format`, `path` and the three are null then. One that is not signed as it has to be has both an error and a path.
+"""
+
+_CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
+# A dead letter may have the whole record as its value, headers and all (`transforms/letter.py`).
+_LETTER = "wideload.dead-letter"
+_RECORD_FORMS = (b"record", b"bare-record")
+_HEADERS = (
+    *(name for part in (VALUE, KEY) for name in (part.flag, *part.details)),
+    *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
+    _LETTER,
+)
+_SHOWN_BYTES = 200  # of a header that is not what it should be
+_CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
+_BACKED = b"\x01"
+# Of a wrapper: its first byte, and the int keys of the headers that mark references, one of which stands in each
+# wrapper that has one of ours or of bakdata's; the format bakdata-flag has none, but the path.
+_MAGIC = b"\x00"
+_MARKS = tuple(key.to_bytes(4) for key, name in OWN_KEYS.items() if name in (VALUE.flag, KEY.flag, BAKDATA_FLAG))
+_WHOLE_BYTES = 2**20  # of what is looked into; a path and the headers of a reference are some hundred
+_TOO_LONG = b"\x00what may hold a reference, and is too long to be looked into"
+_DEEPEST = 8
+_HEAD_BYTES = 9  # of a wrapper, all but headers and value
+_UNWRAP = Unwrap()
+_LARGEST = 2**63 - 1
+_NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
+
+_PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
+_Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None]
+_Found = tuple[_Parsed, Reference | None]
+
+
+def references(
+    source: DataFrame,
+    reference_format: FormatName = "wideload",
+    root: str | None = None,
+    signing: Signing | None = None,
+) -> DataFrame:
+    """Every reference of the records, as `REFERENCE`; a record may have two.
+
+    Records that a header marks as references of another format than `reference_format` are read as such too: what they
+    refer to is no less alive. Offloaded keys have one format, that of the serializers; bakdata's are left alone.
+
+    Args:
+        source: rows of Spark's Kafka source, read with `includeHeaders`.
+        reference_format: of the topics, as the worker's `reference.format`.
+        root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
+            with an error: it looks like one of a format that is not `reference_format`.
+        signing: says which references of the project's own format are genuine; None where that is not asked.
+
+    A wrapper of more than 1 MiB that may hold a reference is one with an error, and so is the first chunk of a message
+    that may be such a wrapper, and a dead letter whose whole record is in the store or in chunks.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    parse = F.udf(
+        lambda key, value, headers: [
+            _judged(each, signing) for each in _parsed(key, value, headers, reference_format, root)
+        ],
+        _PARSED,
+        useArrow=False,
+    )
+    found = (
+        _slim(source, root)
+        .where(_may_refer(reference_format, root))
+        .withColumn("found", F.explode(parse(F.substring("key", 1, _CUT_BYTES), "value", "headers")))
+    )
+    return conform(found.select(*REFERENCE.fieldNames()[:5], "found.*"), REFERENCE)
+
+
+def newest(
+    source: DataFrame,
+    since: datetime | None = None,
+    root: str | None = None,
+    late: Mapping[tuple[str, int], int] | None = None,
+) -> DataFrame:
+    """The records that compaction keeps: of each key the last one, and what has no key.
+
+    Columns are those that `references` needs; values are cut behind what it looks at.
+
+    Args:
+        source: rows of Spark's Kafka source, read with `includeHeaders`; whole partitions.
+        since: records that were overwritten at this time or later (with time zone) count too, for readers that are a
+            little behind still meet them.
+        root: as `references` will be given it.
+        late: by topic and partition, the first offset of a record that has `since` as its timestamp or a later one:
+            what was overwritten there or behind it was so since then, whatever timestamp its record has.
+
+    Raises:
+        ValueError: a column is missing.
+    """
+    # What has no key is overwritten by nothing.
+    apart = F.when(F.col("key").isNull(), F.col("offset"))
+    window = Window.partitionBy("topic", "partition", "key", apart).orderBy("offset")
+    next_one = F.col("_wideload_next")
+    counts = next_one.isNull()
+    if since is not None:
+        counts |= next_one >= F.timestamp_micros(F.lit(round(since.timestamp() * 1_000_000)))
+    rows = _slim(source, root).withColumn("_wideload_next", F.lead("timestamp").over(window))
+    if late:
+        rows = rows.withColumn("_wideload_at", F.lead("offset").over(window))
+        offsets = F.create_map(*chain.from_iterable((F.lit(f"{t}/{p}"), F.lit(at)) for (t, p), at in late.items()))
+        first = F.try_element_at(offsets, F.concat_ws("/", "topic", F.col("partition").cast("string")))
+        counts |= F.coalesce(F.col("_wideload_at") >= first, F.lit(False))
+    return rows.where(counts).drop("_wideload_next", "_wideload_at")
+
+
+def _slim(source: DataFrame, root: str | None) -> DataFrame:
+    """The columns that are looked at, as far as they are; wrappers that may have a reference are whole."""
+    missing = [name for name in _NEEDED if name not in source.columns]
+    if missing:
+        hint = "; read with the option includeHeaders" if "headers" in missing else ""
+        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
+    # A header of another name is still a gap between two of ours.
+    headers = F.transform(
+        "headers",
+        lambda header: F.struct(
+            header["key"].alias("key"),
+            F.when(header["key"].isin(*_HEADERS), F.substring(header["value"], 1, _SHOWN_BYTES)).alias("value"),
+        ),
+    )
+    within = F.octet_length("value") <= _WHOLE_BYTES
+    value = (
+        F.when(_may_hold(root) & within, F.col("value"))
+        .when(_may_hold(root), F.lit(_TOO_LONG))
+        .otherwise(F.substring("value", 1, _CUT_BYTES))
+    )
+    changed = {"value": value, "headers": headers}
+    return source.select(*(changed.get(name, F.col(name)).alias(name) for name in _NEEDED))
+
+
+def _may_hold(root: str | None) -> Column:
+    """Whether the value may be a wrapper in which a reference is, or is the whole record of a dead letter."""
+    letter = F.exists("headers", lambda each: (each["key"] == _LETTER) & each["value"].isin(*map(F.lit, _RECORD_FORMS)))
+    marked = F.lit(False)
+    for mark in (*_MARKS, *(() if root is None else (root.encode(),))):
+        marked |= F.contains("value", F.lit(mark))
+    wrapper = (F.substring("value", 1, 1) == F.lit(_MAGIC)) & marked
+    return F.coalesce(wrapper, F.lit(False)) | F.coalesce(letter, F.lit(False))
+
+
+def _may_refer(reference_format: FormatName, root: str | None) -> Column:
+    """False only where `_parsed` has nothing to say."""
+    value, key = F.col("value").isNotNull(), F.col("key").isNotNull()
+    may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
+    if reference_format == "bakdata-flag":
+        may |= value & (F.substring("value", 1, 1) != F.lit(b"\x00"))
+    may |= value & (_may_hold(root) | (F.col("value") == F.lit(_TOO_LONG)))
+    may |= value & _has(_CHUNK[0]) & (F.substring("value", 1, 1) == F.lit(_MAGIC))
+    for name in ("value", "key") if root is not None else ():
+        assert root is not None
+        for start in (root.encode(), _BACKED + root.encode()):
+            may |= F.coalesce(F.substring(name, 1, len(start)) == F.lit(start), F.lit(False))
+    return may
+
+
+def _has(*names: str) -> Column:
+    return F.coalesce(F.exists("headers", lambda header: header["key"].isin(*names)), F.lit(False))
+
+
+# --- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _parsed(
+    key: bytearray | None,
+    value: bytearray | None,
+    headers: Sequence[Row] | None,
+    reference_format: FormatName,
+    root: str | None,
+) -> Iterator[_Found]:
+    """The fields of `REFERENCE` from `which` on, for each reference of a record, and that itself."""
+    listed: list[Header] = [
+        (header["key"], None if header["value"] is None else bytes(header["value"])) for header in headers or ()
+    ]
+    record = Record(None if key is None else bytes(key), None if value is None else bytes(value), listed)
+    for _ in range(_DEEPEST):
+        try:
+            held = _held(record)
+        except MalformedError as exc:
+            yield _wrong("value", str(exc))
+            return
+        if held is None:
+            break
+        record = held
+    else:
+        yield _wrong("value", f"is a wrapper in a wrapper, more than {_DEEPEST} times")
+        return
+    yield from _parsed_key(record, root)
+    yield from _parsed_value(record, reference_format, root)
+
+
+def _held(record: Record) -> Record | None:
+    """The record that is the value of a dead letter, or was wrapped; None where it is neither.
+
+    Raises:
+        MalformedError: it is a dead letter that nobody can read.
+    """
+    # Of a chunk its own bytes are neither; what a whole message is, is asked of the first of them.
+    if record.value in (None, _TOO_LONG) or is_chunk(record.headers):
+        return None
+    assert record.value is not None
+    if _is_letter(record) and not is_reference(record.headers):
+        return wire.parse(record.value)
+    return _UNWRAP.unwrap(record) if MessageWrapper.check(record.value) else None
+
+
+def _is_letter(record: Record) -> bool:
+    """Whether it is a dead letter with a whole record for its value, here or elsewhere."""
+    return any(name == _LETTER and data in _RECORD_FORMS for name, data in record.headers)
+
+
+def _parsed_key(record: Record, root: str | None) -> Iterator[_Found]:
+    if record.key is None:
+        return
+    if is_reference(record.headers, KEY):
+        try:
+            yield _fields("key", "wideload", Reference.read(record.key, record.headers, KEY)[0])
+        except MalformedReferenceError as exc:
+            yield _wrong("key", str(exc))
+    elif _leads(record.key, root):
+        yield _wrong("key", f"begins with {root} and is not marked as a reference")
+
+
+def _parsed_value(record: Record, reference_format: FormatName, root: str | None) -> Iterator[_Found]:
+    if record.value is None:
+        return
+    if record.value == _TOO_LONG:
+        what = "a dead letter" if _is_letter(record) else "a wrapper"
+        yield _wrong("value", f"is {what} of more than {_WHOLE_BYTES:,} bytes that may hold a reference")
+        return
+    if _is_letter(record):
+        yield _wrong("value", "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it")
+    if _begins_wrapped_reference(record):
+        yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")
+        return
+    # What a header marks is told by anyone; a flag in front of the value is only where it is said to be.
+    names: list[FormatName] = [reference_format]
+    names += [name for name in ("wideload", "bakdata-headers") if name != reference_format]
+    errors = []
+    for name in names:
+        form = FORMATS[name]
+        if form.refers(record):
+            try:
+                fields = _fields("value", name, form.read_reference(record)[0])
+            except MalformedReferenceError as exc:
+                errors.append(str(exc))
+                continue
+            yield fields if not is_chunk(record.headers) else _wrong("value", "is a chunk of a reference: assemble it")
+            return
+    if errors:
+        yield _wrong("value", errors[0])
+    elif _leads(record.value, root) and not FORMATS[reference_format].wants(record):
+        yield _wrong("value", f"begins with {root} and is not marked as a reference: not {reference_format}?")
+
+
+def _fields(which: str, name: FormatName, reference: Reference) -> _Found:
+    # A size that Spark has no number for is one that no payload has.
+    size = None if reference.size is None else min(reference.size, _LARGEST)
+    return (which, name, reference.path, size, reference.checksum, reference.codec, None), reference
+
+
+def _wrong(which: str, error: str) -> _Found:
+    return (which, None, None, None, None, None, error), None
+
+
+def _judged(found: _Found, signing: Signing | None) -> _Parsed:
+    parsed, reference = found
+    if signing is not None and reference is not None and parsed[1] == "wideload":
+        try:
+            signing.verify(reference, KEY if parsed[0] == "key" else VALUE)
+        except SignatureError as exc:
+            return *parsed[:-1], str(exc)
+    return parsed
+
+
+def _begins_wrapped_reference(record: Record) -> bool:
+    """Whether it is the first chunk of what may be a wrapper with a value that is as short as a path."""
+    if record.value is None or not record.value.startswith(_MAGIC) or not is_chunk(record.headers):
+        return False
+    try:
+        chunk = Chunk.parse(record)[0]
+    except MalformedChunkError:
+        return False
+    rest = chunk.size - _HEAD_BYTES - int.from_bytes(record.value[1:5], signed=True)
+    return chunk.id == 0 and 0 <= rest <= _CUT_BYTES
+
+
+def _leads(data: bytes, root: str | None) -> bool:
+    """Whether it is the path of a payload, with or without bakdata's flag.
+
+    What bakdata's own writers stored is a folder further down, and is left alone by all who list or delete.
+    """
+    data = data.removeprefix(_BACKED)
+    return root is not None and data.startswith(root.encode()) and data.count(b"/") == root.encode().count(b"/") + 1

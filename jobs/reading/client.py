@@ -1,0 +1,195 @@
+"""How jobs reach the brokers with aiokafka: the options, and what every client is made from."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import aiokafka.errors as kafka_errors
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from jobs.driver.failures import JobFailedError
+from jobs.reading.ranges import Bounds, Place
+from stores.keys import REQUIRED, Key, Value, read
+from transforms.errors import ConfigurationError
+
+__all__ = ["KAFKA_KEYS", "Client", "answered", "bounds"]
+
+KAFKA_KEYS: Sequence[Key] = (
+    Key("kafka.bootstrap.servers", "string", "Kafka's `host:port`, comma-separated.", default=REQUIRED),
+    Key("kafka.isolation.level", "string", "Whether records of open and aborted transactions are left out.",
+        default="read_committed", allowed=("read_committed", "read_uncommitted")),
+    Key("kafka.client.id", "string", "The reader's name in the brokers' logs.", default="wideload-spark"),
+    Key("kafka.client.rack", "string", "The rack of the nearest replica."),
+    Key("kafka.check.crcs", "boolean", "Whether the checksums of batches are compared.", default=True),
+    Key("kafka.fetch.max.bytes", "int", "The most bytes of one answer.", default=52_428_800, minimum=1),
+    Key("kafka.max.partition.fetch.bytes", "int", "The most bytes of one partition in an answer, or one batch.",
+        default=4_194_304, minimum=1),
+    Key("kafka.request.timeout.ms", "int", "The longest wait for an answer.", default=40_000, minimum=1),
+    Key("kafka.security.protocol", "string", "How the brokers are reached.", default="PLAINTEXT",
+        allowed=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
+    Key("kafka.sasl.mechanism", "string", "How the user is proved.", default="PLAIN",
+        allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")),
+    Key("kafka.sasl.jaas.config", "string", "User and password, as Kafka's own clients take them.", secret=True),
+    Key("kafka.sasl.username", "string", "The user, instead of `kafka.sasl.jaas.config`."),
+    Key("kafka.sasl.password", "string", "The password.", secret=True),
+    Key("kafka.ssl.ca.location", "string", "PEM file with the authorities to trust; else the system's own."),
+    Key("kafka.ssl.certificate.location", "string", "PEM file with the client's certificate and its chain."),
+    Key("kafka.ssl.key.location", "string", "PEM file with the client's private key."),
+    Key("kafka.ssl.key.password", "string", "The private key's password.", secret=True),
+    Key("kafka.ssl.endpoint.identification.algorithm", "string", "`none`: the host's name is not compared.",
+        default="https", allowed=("https", "none", "")),
+)  # fmt: skip
+"""Options of the Kafka client. Files must be there on driver and executors."""
+
+# Which option an argument of aiokafka's clients comes from.
+_CONNECTION = {
+    "bootstrap_servers": "kafka.bootstrap.servers",
+    "client_id": "kafka.client.id",
+    "request_timeout_ms": "kafka.request.timeout.ms",
+    "security_protocol": "kafka.security.protocol",
+}
+_CONSUMER = {
+    "isolation_level": "kafka.isolation.level",
+    "client_rack": "kafka.client.rack",
+    "check_crcs": "kafka.check.crcs",
+    "fetch_max_bytes": "kafka.fetch.max.bytes",
+    "max_partition_fetch_bytes": "kafka.max.partition.fetch.bytes",
+}
+_JAAS = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How the brokers are reached; goes to executors.
+
+    Attributes:
+        options: the value of each of `KAFKA_KEYS`; may hold passwords.
+
+    Raises:
+        ConfigurationError: the protocol needs a user and a password, and the options do not have them.
+    """
+
+    options: Mapping[str, Value | None] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        self._login()
+
+    @classmethod
+    def of(cls, servers: str) -> Client:
+        """The brokers at `servers`, with the default of every other option."""
+        return cls(read(KAFKA_KEYS, {"kafka.bootstrap.servers": servers}))
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers."""
+        return str(self.options["kafka.bootstrap.servers"])
+
+    def connection(self) -> dict[str, Any]:
+        """The arguments that every client of aiokafka takes.
+
+        Raises:
+            ConfigurationError: a certificate or a key cannot be used.
+        """
+        arguments = {name: self.options[key] for name, key in _CONNECTION.items()} | self._login()
+        return arguments | {"ssl_context": self._tls()} if self._protocol.endswith("SSL") else arguments
+
+    def open(self) -> AIOKafkaConsumer:
+        """A consumer without a group, not started."""
+        consumer = {name: self.options[key] for name, key in _CONSUMER.items()}
+        return AIOKafkaConsumer(
+            **self.connection(), **consumer, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
+        )
+
+    @property
+    def _protocol(self) -> str:
+        return str(self.options["kafka.security.protocol"])
+
+    def _login(self) -> dict[str, Any]:
+        if not self._protocol.startswith("SASL"):
+            return {}
+        user, password = self.options["kafka.sasl.username"], self.options["kafka.sasl.password"]
+        if self.options["kafka.sasl.jaas.config"] is not None:
+            found = dict(_JAAS.findall(str(self.options["kafka.sasl.jaas.config"])))
+            user, password = (re.sub(r"\\(.)", r"\1", found.get(name, "")) for name in ("username", "password"))
+        if not user or not password:
+            raise ConfigurationError(
+                "kafka.sasl.jaas.config", 'names no user and password; allowed is … username="…" password="…";'
+            )
+        return {
+            "sasl_mechanism": self.options["kafka.sasl.mechanism"],
+            "sasl_plain_username": user,
+            "sasl_plain_password": password,
+        }
+
+    def _tls(self) -> ssl.SSLContext:
+        found: dict[str, Any] = {name: self.options[f"kafka.ssl.{name}"] for name in (
+            "ca.location", "certificate.location", "key.location", "key.password", "endpoint.identification.algorithm"
+        )}  # fmt: skip
+        try:
+            context = ssl.create_default_context(cafile=found["ca.location"])
+            if found["certificate.location"] is not None:
+                context.load_cert_chain(
+                    found["certificate.location"], found["key.location"], found["key.password"] or ""
+                )
+        except (ssl.SSLError, OSError) as exc:
+            raise ConfigurationError(
+                "kafka.ssl", f"the files of certificates or the key cannot be used: {exc}"
+            ) from exc
+        context.check_hostname = found["endpoint.identification.algorithm"] == "https"
+        return context
+
+
+def bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
+    """Each partition of the topics as it is now; with `read_committed`, it ends at the first open transaction.
+
+    Raises:
+        ConfigurationError: a topic is not there, or no broker answers.
+    """
+    return asyncio.run(answered(client, _bounds(client, topics)))
+
+
+async def _bounds(client: Client, topics: Sequence[str]) -> dict[Place, Bounds]:
+    async with AsyncExitStack() as stack:
+        admin = AIOKafkaAdminClient(**client.connection())
+        stack.push_async_callback(admin.close)
+        await admin.start()
+        places = []
+        for topic in await admin.describe_topics(list(topics)):
+            if topic["error_code"]:
+                reason = kafka_errors.for_code(topic["error_code"]).__name__
+                raise ConfigurationError("subscribe", f"topic {topic['topic']} cannot be read: {reason}")
+            places += [TopicPartition(topic["topic"], each["partition"]) for each in topic["partitions"]]
+        consumer = client.open()
+        consumer.assign(places)
+        stack.push_async_callback(consumer.stop)
+        await consumer.start()
+        first = await consumer.beginning_offsets(places)
+        end = await consumer.end_offsets(places)
+        return {(each.topic, each.partition): Bounds(first[each], max(first[each], end[each])) for each in places}
+
+
+async def answered(client: Client, work: Awaitable[Answer]) -> Answer:
+    """The answer of the brokers.
+
+    Raises:
+        ConfigurationError: no broker answers.
+        aiokafka.errors.OffsetOutOfRangeError: as it comes.
+        JobFailedError: any other error of Kafka.
+    """
+    try:
+        return await work
+    except kafka_errors.OffsetOutOfRangeError:
+        raise
+    except (kafka_errors.KafkaConnectionError, OSError, TimeoutError) as exc:
+        raise ConfigurationError("kafka.bootstrap.servers", f"no broker answers at {client.servers}: {exc}") from exc
+    except kafka_errors.KafkaError as exc:
+        raise JobFailedError(f"Kafka at {client.servers} fails: {type(exc).__name__}: {exc}") from exc

@@ -1,0 +1,150 @@
+"""The messages of a range of offsets: ordinary records, and chunks put together, also where they begin before it.
+
+A message of chunks belongs to the range that holds its last chunk, as its place in the topic is that of its last
+chunk. So ranges that adjoin give each message once, whoever reads them and when, and a stream needs no memory but its
+offsets. Where a chunk comes of which the range has no beginning, the beginning is looked for before the range: first
+which messages begin there, some hundred offsets at a time, then the chunks of that one. What is found out is kept for
+the next such chunk. A message whose last chunk is behind the range is not given; the next range does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from jobs.records.problems import Problem
+from transforms.assembly import Assembled, Assembler, Discarded, Limits
+from transforms.chunk import Chunk, is_chunk
+from transforms.errors import MalformedChunkError
+from transforms.outcome import LoggedRecord
+from transforms.record import RecordLike
+
+__all__ = ["Message", "Messages", "Readable", "TopicRecord"]
+
+_REMEMBERED = 10_000
+_STEP = 200
+
+
+class TopicRecord(LoggedRecord, Protocol):
+    """A record, where it stands, and whose clock it bears."""
+
+    @property
+    def timestamp_type(self) -> int: ...
+
+
+class Readable(Protocol):
+    """A partition; see `jobs.reading.partition.PartitionReader`."""
+
+    def first(self) -> int: ...
+
+    def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[TopicRecord]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record, and where it stands in its partition.
+
+    Attributes:
+        record: whole; where there is a problem, the chunk as it is in the log.
+        offset: its own, or that of its last chunk.
+        timestamp: in milliseconds; its own, or that of its first chunk.
+        timestamp_type: 0 where the producer set it, 1 where the broker did.
+        problem: why it is a chunk; None where it is a message.
+        lost: whether that is because Kafka has deleted the message's beginning, or because it was told of before.
+    """
+
+    record: RecordLike
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    problem: Problem | None = None
+    lost: bool = False
+
+
+class Messages:
+    """The messages of one range.
+
+    Args:
+        log: the partition.
+        start: the first offset of the range.
+        end: the one behind its last.
+        limits: how much may be incomplete; nothing expires, as a range has no time.
+        lookback: how many offsets before the range a beginning may be.
+        fail_on_loss: whether records that Kafka has deleted are a failure.
+    """
+
+    def __init__(
+        self, log: Readable, start: int, end: int, limits: Limits, lookback: int, *, fail_on_loss: bool = True
+    ) -> None:
+        self._log = log
+        self._start = start
+        self._end = end
+        self._lookback = lookback
+        self._fail_on_loss = fail_on_loss
+        self._assembler = Assembler(limits)
+        self._known: OrderedDict[str, None] = OrderedDict()  # messages of which no beginning need be looked for
+        self._beginnings: dict[str, int] = {}  # of messages that begin before the range, the last time that they do
+        self._looked_from = start
+        self._first: int | None = None
+
+    def __iter__(self) -> Iterator[Message]:
+        for record in self._log.records(self._start, self._end, fail_on_loss=self._fail_on_loss):
+            if record.headers and is_chunk(record.headers):
+                yield from self._chunk(record)
+            else:
+                yield Message(record, record.offset, record.timestamp, record.timestamp_type)
+
+    def _chunk(self, record: TopicRecord) -> Iterator[Message]:
+        chunk = None
+        with suppress(MalformedChunkError):
+            chunk, _ = Chunk.parse(record)
+        if chunk is not None and chunk.uuid not in self._known:
+            if chunk.id:
+                self._look_back(chunk.uuid)
+            self._known[chunk.uuid] = None
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        for event in self._assembler.add(0, record, 0):
+            if isinstance(event, Assembled):
+                yield Message(event.record, event.id.last, event.record.timestamp, record.timestamp_type)
+            else:
+                yield from self._discarded(event)
+
+    def _discarded(self, event: Discarded) -> Iterator[Message]:
+        for each in event.records:
+            if each.offset < self._start:
+                continue  # a row of the range before
+            lost = event.late or (event.reason == "missing-first" and self._floor() <= self._oldest())
+            detail = event.detail
+            if event.reason == "missing-first" and not lost:
+                detail += f" within {self._lookback:,} offsets (chunkLookback)"
+            kind = getattr(each, "timestamp_type", 0)
+            yield Message(each, each.offset, each.timestamp, kind, Problem("value", event.reason, detail), lost)
+
+    def _look_back(self, uuid: str) -> None:
+        """Hands the chunks of a message that stand before the range to the assembler."""
+        while uuid not in self._beginnings and self._looked_from > self._floor():
+            begin = max(self._floor(), self._looked_from - _STEP)
+            found = {}
+            for record in self._log.records(begin, self._looked_from, fail_on_loss=False):
+                with suppress(MalformedChunkError):
+                    if is_chunk(record.headers) and (chunk := Chunk.parse(record)[0]).id == 0:
+                        found[chunk.uuid] = record.offset
+            self._beginnings = found | self._beginnings
+            self._looked_from = begin
+        begin = self._beginnings.get(uuid, self._start)
+        for record in self._log.records(begin, self._start, fail_on_loss=False):
+            with suppress(MalformedChunkError):
+                if is_chunk(record.headers) and Chunk.parse(record)[0].uuid == uuid:
+                    self._assembler.add(0, record, 0)  # what ends here ended in the range before
+
+    def _oldest(self) -> int:
+        if self._first is None:
+            self._first = self._log.first()
+        return self._first
+
+    def _floor(self) -> int:
+        return max(self._oldest(), self._start - self._lookback)

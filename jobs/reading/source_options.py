@@ -1,0 +1,167 @@
+"""The options of the data source `wideload`: those of Spark's Kafka source by their names, and the store's keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from jobs.driver.store_options import coerced
+from jobs.reading.client import KAFKA_KEYS, Client
+from jobs.reading.ranges import Offsets
+from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterSettings
+from jobs.records.problems import OnError
+from stores.keys import REQUIRED, Key, Value, read, unknown
+from stores.registry import STORE_CLASS
+from transforms.errors import ConfigurationError
+from transforms.formats import FORMATS, FormatName
+from transforms.inflate import DEFAULT_MAX_BYTES
+from transforms.outcome import Limits
+from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
+
+__all__ = ["KEYS", "Offsets", "SourceSettings", "settings_of"]
+
+_PLAIN_VALUE = "unwrap.on.plain.value"
+_LIMITS = Limits()
+
+KEYS: Sequence[Key] = (
+    Key("subscribe", "string", "The topics, with a comma between them.", default=REQUIRED),
+    Key("startingOffsets", "string", '`earliest`, `latest`, or JSON as `{"orders": {"0": 23, "1": -2}}`. A stream '
+        "begins there once; afterwards its checkpoint counts. Where it is not set: a batch at `earliest`, a stream at "
+        "`latest`."),
+    Key("endingOffsets", "string", "For a batch: `latest`, or JSON.", default="latest"),
+    Key("includeHeaders", "boolean", "Whether there is a column `headers`.", default=False),
+    Key("failOnDataLoss", "boolean", "Whether records that Kafka has deleted before they were read are a failure.",
+        default=True),
+    Key("maxOffsetsPerTrigger", "int", "The most offsets of one micro-batch, over all partitions.", minimum=1),
+    Key("maxRecordsPerPartition", "int", "The most offsets of one task; more are split.", minimum=1),
+    Key("minPartitions", "int", "Splits Kafka's partitions until there are so many tasks.", minimum=1),
+    Key("onError", "string", "What becomes of a record that cannot be restored; see `jobs.records.problems.OnError`.",
+        default="fail", allowed=("fail", "null", "keep")),
+    Key("reference.format", "string", "How records refer to payloads, as in the worker.", default="wideload",
+        allowed=tuple(FORMATS)),
+    Key("maxBytesInFlight", "int", "The most bytes of payloads that a task holds, or one record where that is larger.",
+        default=DEFAULT_HELD_BYTES, minimum=1),
+    Key("threads", "int", "How many payloads a task downloads at a time.", default=DEFAULT_THREADS, minimum=1),
+    Key("chunkLookback", "int", "How many offsets before its range a task looks for a chunked message's beginning.",
+        default=10_000, minimum=0),
+    Key("unwrap", "boolean", "Whether values come out of their wrappers, before references are looked for.",
+        default=False),
+    Key(_PLAIN_VALUE, "string", "With `unwrap`: what becomes of a value that is no wrapper, as in the worker. `fail`: "
+        "it goes by `onError`.", allowed=("fail", "pass")),
+    Key("max.pending.chunked.message", "int", "How many chunked messages may be incomplete at a time.",
+        default=_LIMITS.messages, minimum=1),
+    Key("max.pending.chunked.bytes", "int", "How many bytes their chunks may hold in a task.",
+        default=_LIMITS.pending_bytes, minimum=1),
+)  # fmt: skip
+"""The source's own options. Spark does not tell small letters from capitals in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """All that the source needs to know; goes to executors."""
+
+    client: Client
+    topics: tuple[str, ...]
+    starting: Offsets | None
+    ending: Offsets
+    include_headers: bool
+    fail_on_loss: bool
+    trigger_offsets: int | None
+    task_offsets: int | None
+    least_tasks: int | None
+    on_error: OnError
+    inflater: InflaterSettings
+    lookback: int
+    limits: Limits = field(default_factory=Limits)
+
+
+def settings_of(options: Mapping[str, str]) -> SourceSettings:
+    """What the options say. Makes no request.
+
+    Raises:
+        ConfigurationError: one is missing, unknown or wrong.
+    """
+    given = {name.lower(): text for name, text in options.items() if name.lower() != "path"}
+    own = _taken(KEYS, given)
+    client = Client(_taken(KAFKA_KEYS, given))
+    for name in given:
+        if name.startswith("kafka."):
+            raise unknown(name, [key.name for key in KAFKA_KEYS])
+    table = {name: given.pop(name) for name in list(given) if name.startswith(UNMAPPED_PREFIX)}
+    unwrap = _unwrap(own, table)
+    store = _store(given)
+    inflater = InflaterSettings(
+        store,
+        cast("FormatName", own["reference.format"]),
+        cast("int", own["maxBytesInFlight"]),
+        cast("int", own["threads"]),
+        unwrap,
+    )
+    inflater.check()
+    pending = cast("int", own["max.pending.chunked.bytes"])
+    largest = cast("int", store.get("large.message.max.bytes", DEFAULT_MAX_BYTES))
+    starting = cast("str | None", own["startingOffsets"])
+    ending = _offsets("endingOffsets", cast("str", own["endingOffsets"]))
+    if ending == "earliest":
+        raise ConfigurationError("endingOffsets", "found 'earliest', allowed are latest and JSON")
+    topics = tuple(dict.fromkeys(name.strip() for name in cast("str", own["subscribe"]).split(",") if name.strip()))
+    if not topics:
+        raise ConfigurationError("subscribe", "names no topic")
+    return SourceSettings(
+        client=client,
+        topics=topics,
+        starting=None if starting is None else _offsets("startingOffsets", starting),
+        ending=ending,
+        include_headers=cast("bool", own["includeHeaders"]),
+        fail_on_loss=cast("bool", own["failOnDataLoss"]),
+        trigger_offsets=cast("int | None", own["maxOffsetsPerTrigger"]),
+        task_offsets=cast("int | None", own["maxRecordsPerPartition"]),
+        least_tasks=cast("int | None", own["minPartitions"]),
+        on_error=cast("OnError", own["onError"]),
+        inflater=inflater,
+        lookback=cast("int", own["chunkLookback"]),
+        limits=Limits(cast("int", own["max.pending.chunked.message"]), pending, min(largest, pending), expire_ms=0),
+    )
+
+
+def _taken(keys: Sequence[Key], given: dict[str, str]) -> dict[str, Value | None]:
+    """The values of the keys, which are taken out of `given`."""
+    found = {key.name: key.coerce(given.pop(key.name.lower())) for key in keys if key.name.lower() in given}
+    return read(keys, found)
+
+
+def _unwrap(own: Mapping[str, Any], table: Mapping[str, str]) -> Unwrap | None:
+    """How wrappers come off; None where they do not."""
+    if own["unwrap"]:
+        return Unwrap(HeaderTable.configured(table), own[_PLAIN_VALUE] or "fail")
+    for name in (*table, *((_PLAIN_VALUE,) if own[_PLAIN_VALUE] is not None else ())):
+        raise ConfigurationError(name, "is given, and wrappers stay where they are; it goes with unwrap=true")
+    return None
+
+
+def _store(given: Mapping[str, str]) -> dict[str, object]:
+    """What the store is opened with: every option that is left."""
+    name = given.get(STORE_CLASS)
+    if name is None:
+        own = [key.name for key in KEYS]
+        near = next((each for each in given if not each.startswith(("large.message.", "s3.", "filesystem."))), None)
+        if near is not None:
+            raise unknown(near, own)
+        raise ConfigurationError(STORE_CLASS, "is missing; give the keys of the worker's pipeline as options")
+    return coerced(name, given)
+
+
+def _offsets(name: str, text: str) -> Offsets:
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    try:
+        found = json.loads(text)
+        return {topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigurationError(
+            name, f'found {text[:100]!r}, allowed are earliest, latest and JSON as {{"orders": {{"0": 23}}}}'
+        ) from None

@@ -1,0 +1,104 @@
+"""Names that a job gives to Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs import audit, backfill, sweep
+from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
+from jobs.ingest import IngestSettings, main
+from transforms.errors import ConfigurationError
+
+FITS, OVER = "x" * 249, "x" * 250
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("kafka.client.id", "client id"),
+        ("kafka.group.id", "group id"),
+        ("kafka.group.instance.id", "group instance id"),
+        ("kafka.client.rack", "rack id"),
+        ("kafka.transactional.id", "transactional id"),
+    ],
+)
+def test_option_over_the_limit(name: str, kind: str) -> None:
+    """Each option that is a name is held to its limit; the message has kind, length, limit and option."""
+    check_names(["t"], {"kafka.client.id": "c", name: FITS})
+    with pytest.raises(ConfigurationError) as caught:
+        check_names(["t"], {"kafka.client.id": "c", name: OVER})
+    assert str(caught.value) == (
+        f"{name}: the {kind} has 250 characters, allowed are 249; shorten it, or set {LIMIT_OPTION}=false where the "
+        "brokers take it"
+    )
+    check_names(["t"], {name: OVER, LIMIT_OPTION: "false"})
+
+
+def test_options_in_capitals() -> None:
+    """Spark takes its options in whatever case, and gives Kafka's client the names in small letters."""
+    for name in ("kafka.Client.Id", "KAFKA.CLIENT.ID"):
+        with pytest.raises(ConfigurationError, match="the client id has 250 characters"):
+            check_names(["t"], {name: OVER})
+        check_names(["t"], {name: OVER, LIMIT_OPTION.upper(): "false"})
+
+
+def test_topic_over_the_limit() -> None:
+    """A topic has its limit in any case."""
+    check_names([FITS], {})
+    with pytest.raises(
+        ConfigurationError, match="--topic: the topic name has 250 characters, allowed are 249; shorten"
+    ):
+        check_names(["t", OVER], {LIMIT_OPTION: "false"})
+
+
+def test_derived_names() -> None:
+    """What Spark makes of a prefix, and Kafka's client of a group, has room for their numbers."""
+    check_names(["t"], {"groupIdPrefix": "p" * 162})
+    with pytest.raises(ConfigurationError, match="groupIdPrefix: the client id that is made of it has 250 characters"):
+        check_names(["t"], {"groupidprefix": "p" * 163})
+    check_names(["t"], {"kafka.group.id": "g" * 229})
+    with pytest.raises(ConfigurationError, match=r"kafka\.group\.id: the client id that is made of it has 250"):
+        check_names(["t"], {"kafka.group.id": "g" * 230})
+    check_names(["t"], {"kafka.group.id": "g" * 249, "kafka.client.id": "c"})
+
+
+def test_ingest_keeps_the_option() -> None:
+    """Spark, which knows no such option, does not see it."""
+    settings = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION: "false", "kafka.client.id": "c"})
+    options = settings.source_options()
+    assert LIMIT_OPTION not in options
+    loud = IngestSettings("b:1", "o", "c", ("t",), kafka_options={LIMIT_OPTION.upper(): "false"})
+    assert LIMIT_OPTION.upper() not in loud.source_options()
+    assert options["kafka.client.id"] == "c"
+
+
+def test_ingest_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job ends with status 2 and one line, before Spark is started or a broker is asked."""
+    arguments = ["--bootstrap-servers", "127.0.0.1:1", "--output", "o", "--checkpoint", "c", "--topic", OVER]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "ingest: --topic: the topic name has 250 characters, allowed are 249; shorten it\n"
+    )
+
+
+@pytest.mark.parametrize("option", ["--topic", "--carrier", "--source", "--sink"])
+def test_other_jobs(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each job says which option has the name that is too long."""
+    job, arguments = (
+        (sweep.main, ["--topic", "t"])
+        if option in {"--topic", "--carrier"}
+        else (backfill.main, ["--source", "t", "--sink", "u", "--to", "plain", "--checkpoint", "c"])
+    )
+    broker = ["--bootstrap-servers", "127.0.0.1:1", "--store", "large.message.payload.store.class=memory"]
+    assert job([*broker, *arguments, option, OVER]) == 2
+    assert f"{option}: the topic name has 250 characters, allowed are 249; shorten it" in capsys.readouterr().err
+
+
+def test_audit(capsys: pytest.CaptureFixture[str]) -> None:
+    """The audit holds names to their limits, and turns that off as the others do."""
+    broker = ["--bootstrap-servers", "127.0.0.1:1", "--store", "large.message.payload.store.class=memory"]
+    name = ["--topic", "t", "--kafka-option", f"kafka.client.id={OVER}"]
+    assert audit.main([*broker, *name]) == 2
+    assert "kafka.client.id: the client id has 250 characters" in capsys.readouterr().err
+    assert audit.main([*broker, *name, "--kafka-option", f"{LIMIT_OPTION}=false"]) == 2
+    assert "no broker answers" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""The connection of a worker's configuration, against a broker that asks for certificates, user and password."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from app.config.job_document import document
+from app.local.broker import EmbeddedBroker
+from jobs.driver.worker_config import Configured
+from jobs.reading.client import bounds
+from jobs.reading.ranges import Bounds
+from jobs.reading.source_options import settings_of
+from jobs.reading.topics import Kafka, describe, read
+from tests.app import configurations
+from tests.integration.topics import send
+from transforms.errors import WideloadError
+
+PASSWORD = 'p"9\\x'
+LISTENER = "listener.name.sasl_ssl"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with `cert`, which is its own authority, `key`, and both as a broker takes them."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    names = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    made = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
+    subprocess.run([openssl, "req", "-x509", "-newkey", "rsa:2048", *names, *made], check=True, capture_output=True)
+    (tmp_path / "both").write_text((tmp_path / "key").read_text() + (tmp_path / "cert").read_text())
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(files: Path) -> Iterator[EmbeddedBroker]:
+    """A broker that takes nobody without a certificate and a password."""
+    quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="{quoted}";'
+    properties = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        f"{LISTENER}.plain.sasl.jaas.config": login,
+        f"{LISTENER}.ssl.client.auth": "required",
+        f"{LISTENER}.ssl.keystore.type": "PEM",
+        f"{LISTENER}.ssl.keystore.location": str(files / "both"),
+        f"{LISTENER}.ssl.truststore.type": "PEM",
+        f"{LISTENER}.ssl.truststore.location": str(files / "cert"),
+    }
+    broker = EmbeddedBroker(properties, protocols=["SASL_SSL"])
+    try:
+        broker.start()
+    except WideloadError as exc:
+        pytest.fail(f"no broker: {exc}", pytrace=False)
+    with broker:
+        yield broker
+
+
+async def create(bootstrap: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1)])
+    finally:
+        await admin.close()
+
+
+def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files: Path) -> None:
+    """What the worker's file says of security lets in Kafka's own client, which Spark has, and aiokafka as well."""
+    asyncio.run(create(cluster.bootstrap_servers, "orders"))
+    send(cluster.bootstrap_servers, "orders", [(0, b"k", b"%d" % number, [], 1) for number in range(3)])
+    settings = configurations.settings_of(
+        f'bootstrap.servers = "{cluster.address("SASL_SSL")}"\nsecurity.protocol = "SASL_SSL"\n'
+        'sasl.username = "ann"\nsasl.password = "${env:PASSWORD}"\n'
+        f'ssl.ca.location = "{files}/cert"\nssl.certificate.location = "{files}/cert"\n'
+        f'ssl.key.location = "{files}/key"\n' + configurations.ORDERS,
+        {"PASSWORD": PASSWORD},
+    )
+    found = Configured.of(document(settings))
+    kafka = Kafka(found.servers, {name: value for name, value in found.java_options().items() if "limit" not in name})
+    (topic,) = describe(spark, kafka, ["orders"])
+    rows = read(spark, kafka, [topic])
+    assert rows is not None
+    assert rows.count() == 3
+    client = {name: value for name, value in found.client_options().items() if "limit" not in name}
+    store = {"large.message.payload.store.class": "memory"}
+    source = settings_of({"kafka.bootstrap.servers": found.servers, "subscribe": "orders", **store, **client})
+    assert bounds(source.client, ["orders"]) == {("orders", 0): Bounds(0, 3)}

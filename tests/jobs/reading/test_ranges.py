@@ -1,0 +1,76 @@
+"""Which offsets a task reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.driver.failures import JobFailedError
+from jobs.reading.ranges import (
+    Bounds,
+    OffsetRange,
+    advanced,
+    between,
+    check_forward,
+    position,
+    positions_json,
+    positions_of,
+    split,
+)
+from transforms.errors import ConfigurationError
+
+FOUND = {("t", 0): Bounds(5, 105), ("t", 1): Bounds(0, 10), ("t", 2): Bounds(7, 7)}
+
+
+def test_position_by_name_and_by_number() -> None:
+    """Offsets are given as Kafka's own source takes them, −2 and −1 included."""
+    assert position("o", "earliest", FOUND) == {("t", 0): 5, ("t", 1): 0, ("t", 2): 7}
+    assert position("o", "latest", FOUND) == {("t", 0): 105, ("t", 1): 10, ("t", 2): 7}
+    assert position("o", {"t": {"0": 50, "1": -2, "2": -1}}, FOUND) == {("t", 0): 50, ("t", 1): 0, ("t", 2): 7}
+    with pytest.raises(ConfigurationError, match="o: names each partition of the topics and no other; at fault: t 2"):
+        position("o", {"t": {"0": 50, "1": 3}}, FOUND)
+
+
+def test_positions_json_and_back() -> None:
+    """A checkpoint has them by topic and partition."""
+    positions = {("t", 10): 3, ("a", 0): 1, ("t", 2): 0}
+    assert positions_json(positions) == {"a": {"0": 1}, "t": {"2": 0, "10": 3}}
+    assert positions_of(positions_json(positions)) == positions
+
+
+def test_advanced_shares_the_limit() -> None:
+    """A limit is shared by what waits; a partition with little in it goes on too, and in the end all is read."""
+    at = position("o", "earliest", FOUND)
+    assert advanced(at, FOUND, None) == position("o", "latest", FOUND)
+    first = advanced(at, FOUND, 22)
+    assert first == {("t", 0): 25, ("t", 1): 2, ("t", 2): 7}
+    steps = 0
+    while at != position("o", "latest", FOUND):
+        at = advanced(at, FOUND, 2)
+        steps += 1
+        assert steps < 110
+
+
+def test_advanced_new_and_remade_partitions() -> None:
+    """A new partition begins at its first record; so does one that was made anew, which is a failure where it is."""
+    end = advanced({("t", 0): 20, ("t", 1): 500}, FOUND, None)
+    assert end == {("t", 0): 105, ("t", 1): 10, ("t", 2): 7}
+    first = {place: bounds.first for place, bounds in FOUND.items()}
+    assert between({("t", 0): 20, ("t", 1): 500}, end, first) == [
+        OffsetRange("t", 0, 20, 105),
+        OffsetRange("t", 1, 0, 10),
+    ]
+    with pytest.raises(JobFailedError, match="topic t partition 1 ends at offset 10, and was read up to 500 before"):
+        check_forward({("t", 1): 500}, FOUND)
+    check_forward({("t", 1): 10}, FOUND)
+
+
+def test_split_covers_everything_once() -> None:
+    """However ranges are cut, each offset is in one piece, and none is larger than allowed."""
+    ranges = [OffsetRange("t", 0, 5, 105), OffsetRange("t", 1, 0, 10)]
+    for most, least in ((None, None), (7, None), (None, 9), (30, 2), (1, 500)):
+        pieces = split(ranges, most, least)
+        offsets = [(p.partition, n) for p in pieces for n in range(p.start, p.end)]
+        assert offsets == [(r.partition, n) for r in ranges for n in range(r.start, r.end)]
+        assert all(p.end - p.start <= (most or 105) for p in pieces)
+        assert len(pieces) >= (least or 0) or len(pieces) == 110
+    assert split([], None, 4) == []

@@ -1,0 +1,36 @@
+"""The columns that jobs hand to one another."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from jobs.records.schemas import RECORD, conform
+
+
+def test_conform_selects_in_order(spark: SparkSession) -> None:
+    """The columns come in the schema's order and types, and no others come along."""
+    rows = spark.sql(
+        "SELECT 1 AS extra, 0 AS timestamp_type, timestamp_millis(7) AS timestamp, 5 AS offset, 0 AS partition, 't' AS "
+        "topic, array(named_struct('key', 'h', 'value', X'00')) AS headers, X'6b' AS key, CAST(NULL AS BINARY) AS value"
+    )
+    shaped = conform(rows, RECORD)
+    assert [(f.name, f.dataType.simpleString()) for f in shaped.schema] == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestamp_type", "int"),
+    ]
+    row = shaped.collect()[0]
+    assert (bytes(row.key), row.value, row.offset, row.headers[0]["key"]) == (b"k", None, 5, "h")
+
+
+def test_conform_names_missing_column(spark: SparkSession) -> None:
+    """A column that is not there is an error that names it."""
+    with pytest.raises(AnalysisException, match="key"):
+        conform(spark.range(1), RECORD)
