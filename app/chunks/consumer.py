@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
-from aiokafka.errors import ConsumerStoppedError, IllegalStateError
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
 from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
-from app.chunks.positions import Subscriptions
-from app.config.naming import check_topics
 from app.kafka.average import Average
+from app.kafka.delivering import DeliveringConsumer
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 
 __all__ = ["AssemblingConsumer"]
@@ -44,7 +44,7 @@ def _warn(discarded: Discarded) -> None:
     )
 
 
-class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+class AssemblingConsumer(DeliveringConsumer):
     """An `AIOKafkaConsumer` that gives whole messages, as `AssembledRecord`, between the ordinary records.
 
     A message comes when its last chunk does, with that one's offset. A commit, by the application or by itself, never
@@ -77,7 +77,6 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         on_discarded: Callable[[Discarded], Awaitable[None] | None] = _warn,
         **options: object,
     ) -> None:
-        check_topics(topics)
         values, client = apart(CONSUMER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
         arguments = _ARGUMENTS.read(client)
         self._own_key_deserializer = arguments.pop("key_deserializer", None)
@@ -86,13 +85,10 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self._pending = Pending(limits(values), quiet_evictions=quiet)
         self._on_discarded = on_discarded
         self._settling = asyncio.Lock()
-        super().__init__(**arguments)
-        self._reading = ReadingClock(self._loop.time)
-        self._rates: dict[str, Average] = defaultdict(lambda: Average(self._loop.time))
-        self._subscription = Subscriptions(self._pending, self._loop)
-        if topics:
-            self._client.set_topics(set(topics))
-            self._subscription.subscribe(topics=set(topics))
+        self._reading = ReadingClock(time.monotonic)
+        self._rates: dict[str, Average] = defaultdict(lambda: Average(time.monotonic))
+        self._most: int | None = arguments.get("max_poll_records")
+        super().__init__(self._pending, topics, **arguments)
 
     @property
     def counts(self) -> Counts:
@@ -121,27 +117,16 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """As `AIOKafkaConsumer.getmany`; waits until the time is over where nothing but chunks came."""
-        deadline = self._loop.time() + timeout_ms / 1000
-        most = max_records or self._max_poll_records
+        deadline = time.monotonic() + timeout_ms / 1000
+        most = max_records or self._most
         last = False
         while True:
             delivered = await self._delivered(partitions, most)
             if delivered or last:
                 return delivered
-            left_s = max(0.0, deadline - self._loop.time())
+            left_s = max(0.0, deadline - time.monotonic())
             last = not left_s
             await self._read(partitions, left_s, most)
-
-    def subscribe(
-        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
-    ) -> None:
-        """As `AIOKafkaConsumer.subscribe`.
-
-        Raises:
-            ConfigurationError: a topic's name is over its limit.
-        """
-        check_topics(topics)
-        super().subscribe(topics, pattern, listener)
 
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
         """As `AIOKafkaConsumer.seek`; an id of a message means its first chunk, so that the message comes next.
@@ -161,11 +146,7 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         """
         if offsets is not None:
             return self._pending.safe(commit_structure_validate(dict(offsets)))
-        subscription = self._subscription.subscription
-        if subscription is None or subscription.assignment is None:
-            raise IllegalStateError("No partitions assigned")
-        safe: dict[TopicPartition, OffsetAndMetadata] = subscription.assignment.all_consumed_offsets()
-        return safe
+        return self.delivered_offsets()
 
     async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
         """As `AIOKafkaConsumer.commit`, with `safe_offsets`; metadata of the application's own takes the note's place.
@@ -190,20 +171,19 @@ class AssemblingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         self._pending.expire(self._reading.now_ms())
 
     def _reads_all(self, partitions: tuple[TopicPartition, ...]) -> bool:
-        assigned = self._subscription.assigned_partitions()
-        return not (partitions and assigned - set(partitions)) and not self._subscription.paused_partitions()
+        return not (partitions and self.assignment() - set(partitions)) and not self.paused()
 
     async def _delivered(
         self, partitions: tuple[TopicPartition, ...], most: int | None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """What waits, up to `most` records, when all that was discarded is dealt with."""
-        if self._closed:
+        if self.closed:
             raise ConsumerStoppedError
         await self._settle()
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        if self._subscription.reassignment_in_progress:
-            return delivered  # what waits may be another's soon
-        paused = self._subscription.paused_partitions()
+        if self.rebalancing:
+            return delivered  # the partitions may go to another member
+        paused = self.paused()
         number = 0
         for partition in list(self._pending.ready):
             if (partitions and partition not in partitions) or partition in paused:

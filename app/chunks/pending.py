@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits
 from transforms.chunk import is_chunk
-from transforms.commit_metadata import Noted, note
+from transforms.commit_metadata import note, noted
 
 __all__ = ["AssembledRecord", "Pending", "ReadingClock"]
 
@@ -111,19 +111,20 @@ class Pending:
         delivered = self.assembler.delivered_below(partition, position)
         return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
 
-    def moved(self, partition: TopicPartition, noted: Noted | None = None) -> None:
-        """The partition is read from elsewhere; nothing that was read before counts.
+    def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
+        """Forgets what was read of a partition: reading goes on at another position.
 
         Args:
-            partition: which.
-            noted: what stands beside the commit at which reading begins.
+            partition: the partition.
+            metadata: of the commit at whose offset reading goes on; None for any other position.
         """
         self.assembler.clear(partition)
         self.ready.pop(partition, None)
         self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
         self._known.add(partition)
-        if noted is not None:
-            self.assembler.resume(partition, noted.delivered, noted.torn)
+        found = noted(metadata)
+        if found is not None:
+            self.assembler.resume(partition, found.delivered, found.torn)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Other partitions than before: all of them begin anew, and what was taken away is forgotten."""

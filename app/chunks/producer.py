@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -22,13 +21,13 @@ from aiokafka.errors import (
     ProducerClosed,
     RecordListTooLargeError,
 )
-from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
 from app.config.naming import check_name
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
+from app.kafka.producer import ProducerControls
 from app.kafka.topics import topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
@@ -103,9 +102,12 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates: dict[str, Average] = {}
         self._gap = False
+        self._idempotent = bool(arguments["enable_idempotence"])
+        timeout_ms = arguments.get("request_timeout_ms", _ARGUMENTS.defaults["request_timeout_ms"])
+        self._timeout_s = cast("int", timeout_ms) / 1000
         super().__init__(**arguments)
-        self._append_batch = self._message_accumulator._append_batch  # noqa: SLF001  # each batch passes it, whose ever
-        self._message_accumulator._append_batch = self._watched_batch  # noqa: SLF001
+        self._controls = ProducerControls(self)
+        self._controls.watch_batches(self._settled)
 
     async def send(
         self,
@@ -126,7 +128,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ConfigurationError: the topic does not say what it takes, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
-        if self._closed:
+        if self._controls.closed:
             raise ProducerClosed
         check_name("topic", topic, "topic")
         own = list(headers or ())
@@ -148,7 +150,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
         pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
-        place = TopicPartition(topic, self._partition(topic, partition, key, value, key_bytes, value_bytes))
+        place = TopicPartition(topic, await self._controls.partition(topic, partition, key_bytes))
         sent = await self._sent(place, chain([first], pieces))
         result = asyncio.create_task(self._result(topic, sent, stamped.timestamp))
         self._results.add(result)
@@ -157,7 +159,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
     def create_batch(self) -> Any:
         """As `AIOKafkaProducer.create_batch`; what is in a batch is never split."""
-        return self._message_accumulator.create_builder(
+        return self._controls.builder(
             key_serializer=self._own_key_serializer, value_serializer=self._own_value_serializer
         )
 
@@ -196,15 +198,14 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         }
 
     async def _sent(self, place: TopicPartition, pieces: Iterator[Record]) -> list[asyncio.Future[Any]]:
-        manager = self._txn_manager
-        if manager is not None and manager.transactional_id is not None and not manager.is_in_transaction():
+        if self._controls.transactional and not self._controls.in_transaction:
             raise IllegalOperation("Can't send messages while not in transaction")
         sent: list[asyncio.Future[Any]] = []
         try:
             for piece in pieces:
                 if any(future.done() and future.exception() is not None for future in sent):
                     break
-                batch = self._message_accumulator.create_builder()
+                batch = self._controls.builder()
                 batch.append(timestamp=piece.timestamp, key=piece.key, value=piece.value, headers=list(piece.headers))
                 batch.close()
                 sent.append(await self._queued(place, batch))
@@ -220,16 +221,13 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         aiokafka counts the time from the beginning again for each batch that goes before (tried: eight senders of 1 MB
         in chunks of 5 kB had waited for 20 s after half a second).
         """
-        deadline = self._loop.time() + self._request_timeout_ms / 1000
+        deadline = time.monotonic() + self._timeout_s
         while True:
-            left_s = deadline - self._loop.time()
             try:
-                queued: asyncio.Future[Any] = await self._message_accumulator.add_batch(batch, place, left_s)
+                return await self._controls.queue(batch, place, deadline - time.monotonic())
             except KafkaTimeoutError:
-                if self._loop.time() >= deadline:
+                if time.monotonic() >= deadline:
                     raise
-            else:
-                return queued
 
     async def _result(
         self, topic: str, sent: list[asyncio.Future[Any]], timestamp: int
@@ -238,50 +236,34 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for each in done:
             if isinstance(each, BaseException):
                 raise each
-        self._rates.setdefault(topic, Average(self._loop.time)).add()
+        self._rates.setdefault(topic, Average(time.monotonic)).add()
         first, last = done[0], done[-1]
         if last is None:  # acks=0
             return None
         return ChunkedRecordMetadata.of(first, last, timestamp)
 
-    def _watched_batch(self, builder: Any, place: TopicPartition) -> Any:
-        batch = self._append_batch(builder, place)
-        batch.future.add_done_callback(partial(self._settled, place.topic))
-        return batch
-
     def _settled(self, topic: str, batch: asyncio.Future[Any]) -> None:
-        """Looks at a batch of which all is known; where it was not written, what it has spoilt is made anew.
+        """Repairs the sequence numbers once a batch has failed.
 
-        It has used up sequence numbers, so its partition takes nothing more of this producer id, or of this epoch.
+        It has used up numbers, so its partition takes nothing more of this producer id, or of this epoch.
         """
         error = None if batch.cancelled() else batch.exception()
         if error is None:
             return
         if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
             self._described.pop(topic, None)
-        manager = self._txn_manager
-        if manager is not None and manager.transactional_id is None:
-            # aiokafka asks for another id before the next batch; what is under way keeps its own.
-            self._forget_producer_id()
-        else:
+        if self._controls.transactional:
             self._gap = True
-
-    def _forget_producer_id(self) -> None:
-        manager = self._txn_manager
-        manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)  # noqa: SLF001
-        manager._pid_waiter = self._loop.create_future()  # noqa: SLF001
-        manager._sequence_numbers.clear()  # noqa: SLF001
+        elif self._idempotent:
+            self._controls.forget_producer_id()
 
     def _close_gap(self) -> None:
-        """Between two transactions: aiokafka asks for another epoch before the next one can begin."""
         if self._gap:
             self._gap = False
-            self._forget_producer_id()
-            self._txn_manager.state = TransactionState.UNINITIALIZED
-            self._txn_manager.notify_task_waiter()
+            self._controls.renew_epoch()
 
     def _limit_bytes(self, topic: _Topic | None) -> int:
-        limits: list[int] = [self._max_request_size - _ESTIMATE_BYTES]
+        limits: list[int] = [self._controls.max_request_bytes - _ESTIMATE_BYTES]
         if self._chunk_bytes is not None:
             limits.append(self._chunk_bytes)
         if topic is not None:

@@ -136,7 +136,7 @@ def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
     position, delivered = 0, None
     while True:
         pending = Pending(Limits())
-        pending.moved(P0, None if delivered is None else Noted(delivered))
+        pending.moved(P0, None if delivered is None else note(0, delivered, ()))
         end = rng.randint(position, len(log))
         for record in log[position:end]:
             pending.take({P0: [record]}, 0)

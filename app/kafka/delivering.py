@@ -1,0 +1,73 @@
+"""aiokafka's consumer as a base for consumers that deliver records later than they fetch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import IllegalStateError
+from aiokafka.structs import OffsetAndMetadata
+
+from app.config.naming import check_topics
+from app.kafka.subscriptions import Subscriptions, Undelivered
+
+__all__ = ["DeliveringConsumer", "count_as_poll"]
+
+
+class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+    """An `AIOKafkaConsumer` whose commits, automatic ones too, are of delivered records only.
+
+    Args:
+        undelivered: the records that were fetched and not delivered.
+        topics: the topics to subscribe to.
+        arguments: of `AIOKafkaConsumer`.
+
+    Raises:
+        ConfigurationError: the name of a topic is over its limit.
+    """
+
+    def __init__(self, undelivered: Undelivered, topics: Iterable[str], **arguments: object) -> None:
+        check_topics(topics)
+        super().__init__(**arguments)
+        self._subscription = Subscriptions(undelivered, self._loop)
+        if topics:
+            self.subscribe(set(topics))
+
+    @property
+    def closed(self) -> bool:
+        """True once `stop` has been called."""
+        return bool(self._closed)
+
+    @property
+    def rebalancing(self) -> bool:
+        """True while the partitions may go to another member of the group."""
+        return bool(self._subscription.reassignment_in_progress)
+
+    def subscribe(
+        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
+    ) -> None:
+        """As `AIOKafkaConsumer.subscribe`.
+
+        Raises:
+            ConfigurationError: the name of a topic is over its limit.
+        """
+        check_topics(topics)
+        super().subscribe(topics, pattern, listener)
+
+    def delivered_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets that `commit` commits.
+
+        Raises:
+            IllegalStateError: no partitions are assigned.
+        """
+        subscription = self._subscription.subscription
+        if subscription is None or subscription.assignment is None:
+            raise IllegalStateError("No partitions assigned")
+        offsets: dict[TopicPartition, OffsetAndMetadata] = subscription.assignment.all_consumed_offsets()
+        return offsets
+
+
+def count_as_poll(consumer: AIOKafkaConsumer) -> None:
+    """Begins `max.poll.interval.ms` anew, without a poll."""
+    with consumer._subscription.fetch_context():  # noqa: SLF001
+        pass

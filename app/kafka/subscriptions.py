@@ -1,0 +1,100 @@
+"""aiokafka's assignments and positions, for a consumer that commits what it has delivered, not what it has fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.consumer.subscription_state import Assignment, SubscriptionState, TopicPartitionState
+from aiokafka.structs import OffsetAndMetadata
+
+__all__ = ["Subscriptions", "Undelivered"]
+
+
+class Undelivered(Protocol):
+    """The records that a consumer has fetched and not delivered yet."""
+
+    def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets to commit if all records below `offsets` have been fetched."""
+
+    def moved(self, partition: TopicPartition, metadata: str | None) -> None:
+        """Forgets the records of a partition: reading goes on at another position.
+
+        Args:
+            partition: the partition.
+            metadata: of the commit at whose offset reading goes on; None for any other position.
+        """
+
+    def assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets all records: the consumer has a new assignment."""
+
+
+class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no types
+    """Tells `undelivered` when the position of a partition is set."""
+
+    def __init__(self, assignment: Assignment, partition: TopicPartition, undelivered: Undelivered) -> None:
+        super().__init__(assignment)
+        self._partition = partition
+        self._undelivered = undelivered
+        self._committed: OffsetAndMetadata | None = None
+
+    def update_committed(self, offset_meta: OffsetAndMetadata) -> None:
+        self._committed = offset_meta
+        super().update_committed(offset_meta)
+
+    def await_reset(self, strategy: int) -> None:
+        super().await_reset(strategy)
+        self._moved(None)
+
+    def reset_to(self, position: int) -> None:
+        super().reset_to(position)
+        committed = self._committed
+        self._moved(committed.metadata if committed is not None and committed.offset == position else None)
+
+    def seek(self, position: int) -> None:
+        super().seek(position)
+        self._moved(None)
+
+    def _moved(self, metadata: str | None) -> None:
+        if self._assignment.active:  # the position of an earlier assignment says nothing about this one
+            self._undelivered.moved(self._partition, metadata)
+
+
+class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types
+    """Gives the safe offsets to `commit` and to auto-commit."""
+
+    def __init__(self, partitions: Iterable[TopicPartition], undelivered: Undelivered) -> None:
+        super().__init__(tuple(partitions))
+        self._undelivered = undelivered
+        self._tp_state = {partition: _State(self, partition, undelivered) for partition in self.tps}
+
+    def all_consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self._undelivered.safe(super().all_consumed_offsets())
+
+
+class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no types
+    """Tells `undelivered` of each assignment, and of each position that is set.
+
+    Args:
+        undelivered: the records that were fetched and not delivered.
+        loop: the client's.
+    """
+
+    def __init__(self, undelivered: Undelivered, loop: Any) -> None:
+        super().__init__(loop=loop)
+        self._undelivered = undelivered
+
+    def assign_from_subscribed(self, assignment: set[TopicPartition]) -> None:
+        super().assign_from_subscribed(assignment)
+        self._replace()
+
+    def assign_from_user(self, partitions: Iterable[TopicPartition]) -> None:
+        super().assign_from_user(partitions)
+        self._replace()
+
+    def _replace(self) -> None:
+        # Tasks that wait for the assignment run later, so none of them has seen the one that is replaced.
+        partitions = tuple(self._subscription.assignment.tps)
+        self._subscription._assignment = _Assignment(partitions, self._undelivered)  # noqa: SLF001
+        self._undelivered.assigned(partitions)
