@@ -1,7 +1,7 @@
 """Requests to a broker that aiokafka does not have, or has only in versions that lack a field.
 
-The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AIOKafkaAdminClient`
-sends a `Query` as it sends its own requests.
+The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AdminClient.send`
+sends a `Query` as it sends requests of aiokafka.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -28,7 +27,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "ask", "version"]
+__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "version"]
 
 TEXT = String("utf-8")
 _TAGS = ("tags", TaggedFields)
@@ -75,7 +74,7 @@ def _compact(kind: Any) -> Any:
 
 
 class Query:
-    """A request for `AIOKafkaAdminClient` to send, in the newest version that the broker knows too.
+    """A request for `AdminClient.send`, in the newest version that the broker knows too.
 
     Args:
         values: of the fields, by name. A version takes those that it has. Tagged fields of the request are empty.
@@ -162,17 +161,3 @@ class DescribeCluster(Query):
 
     def __init__(self) -> None:
         super().__init__(include_authorized_operations=True)
-
-
-async def ask(connection: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:
-    """Sends a request and returns the response. aiokafka's admin client has no public method for other requests.
-
-    Args:
-        connection: to the cluster.
-        request: a `Query`, or a request of aiokafka.
-        node: the id of the broker; None for any.
-
-    Raises:
-        KafkaError: there was no response.
-    """
-    return await connection._send_request(request, node)  # noqa: SLF001
