@@ -27,10 +27,20 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "version"]
+__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "fields", "rows", "version"]
 
 TEXT = String("utf-8")
 _TAGS = ("tags", TaggedFields)
+
+
+def fields(**kinds: Any) -> Schema:
+    """The fields of a request, a response or a row, in order."""
+    return Schema(*kinds.items())
+
+
+def rows(**kinds: Any) -> Array:
+    """An array of rows with these fields."""
+    return Array(fields(**kinds))
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:
@@ -48,14 +58,9 @@ def version(key: int, number: int, request: Schema, response: Schema, *, flexibl
         request = Schema(*_compact_fields(request), _TAGS)
         response = Schema(*_compact_fields(response))
     answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": response})
-    fields = {
-        "API_KEY": key,
-        "API_VERSION": number,
-        "SCHEMA": request,
-        "RESPONSE_TYPE": answer,
-        "FLEXIBLE_VERSION": flexible,
-    }
-    made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), fields)
+    members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number, "FLEXIBLE_VERSION": flexible}
+    members |= {"SCHEMA": request, "RESPONSE_TYPE": answer}
+    made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), members)
     return made
 
 
@@ -105,12 +110,12 @@ class ListTransactions(Query):
         version(
             66,
             0,
-            Schema(("states", Array(TEXT)), ("producer_ids", Array(Int64))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("unknown_states", Array(TEXT)),
-                ("transactions", Array(("transactional_id", TEXT), ("producer_id", Int64), ("state", TEXT))),
+            fields(states=Array(TEXT), producer_ids=Array(Int64)),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                unknown_states=Array(TEXT),
+                transactions=rows(transactional_id=TEXT, producer_id=Int64, state=TEXT),
             ),
         ),
     )
@@ -126,12 +131,8 @@ class ListConfigResources(Query):
         version(
             74,
             1,
-            Schema(("resource_types", Array(Int8))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("resources", Array(("resource_name", TEXT), ("resource_type", Int8))),
-            ),
+            fields(resource_types=Array(Int8)),
+            fields(throttle_time_ms=Int32, error_code=Int16, resources=rows(resource_name=TEXT, resource_type=Int8)),
         ),
     )
 
@@ -146,15 +147,15 @@ class DescribeCluster(Query):
         version(
             60,
             0,
-            Schema(("include_authorized_operations", Boolean)),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("error_message", TEXT),
-                ("cluster_id", TEXT),
-                ("controller_id", Int32),
-                ("brokers", Array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
-                ("authorized_operations", Int32),
+            fields(include_authorized_operations=Boolean),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                error_message=TEXT,
+                cluster_id=TEXT,
+                controller_id=Int32,
+                brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+                authorized_operations=Int32,
             ),
         ),
     )
