@@ -1,8 +1,8 @@
-"""What stands beside a committed offset of a topic of chunks: which messages above the offset were delivered already.
+"""The metadata of commits for a topic of chunks: which messages above the committed offset were delivered already.
 
     wideload:delivered=OFFSET[;torn=ID,...]
 
-A commit cannot pass the first chunk of an incomplete message, and other messages above it may be delivered by then. The
+A commit cannot pass the first chunk of an incomplete message, and later messages may be delivered before that one. The
 metadata says so, and a restart does not deliver them again. Brokers allow 4,096 bytes (seed 003).
 """
 
@@ -19,11 +19,11 @@ _NOTE = re.compile(r"wideload:delivered=([0-9]{1,19})(?:;torn=((?:[\w-]{22},){0,
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What stands beside a commit.
+    """The metadata of a commit, parsed.
 
     Attributes:
-        delivered: everything that ended below it has been delivered.
-        torn: of `Assembler.torn`.
+        delivered: all messages that end below this offset were delivered.
+        torn: as `Assembler.torn` returned it.
     """
 
     delivered: int
@@ -31,13 +31,13 @@ class Noted:
 
 
 def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
-    """Metadata of a commit of `offset`; empty where there is nothing to note. At most 785 bytes."""
+    """The metadata of a commit of `offset`; empty if there is nothing to note. At most 785 bytes."""
     if delivered <= offset and not torn:
         return ""
     return f"wideload:delivered={delivered}" + (f";torn={','.join(torn)}" if torn else "")
 
 
 def noted(metadata: str | None) -> Noted | None:
-    """The inverse of `note`; None where the metadata is something else."""
+    """The inverse of `note`; None if the metadata is not of this form."""
     match = _NOTE.fullmatch(metadata or "")
     return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())

@@ -1,14 +1,14 @@
-"""Dead letters: a record that can never succeed, whole, with what went wrong in its headers; written, and read again.
+"""Dead letters: a record that can never succeed, whole, with its error in headers. The format, written and read.
 
     whole    the record as it was read; behind its headers those of Kafka Connect, `__connect.errors.*`
-    value    the same, but its value is elsewhere: in the store, or in chunks
-    record   the value is the letter itself, as `transforms.wire` has it, here or elsewhere; its headers are the count
-             of replays, and Connect's again, as far as there is room
+    value    the same, but its value is in the store, or in chunks
+    record   the value is the whole letter in the format of `transforms.wire`, in the letter, in the store or in chunks;
+             the headers are the count of replays and Connect's again, as far as there is room
 
-A letter that is not whole says so in the header `wideload.dead-letter`, behind those of Connect, and behind that follow
-the headers of the reference or of the chunk. Where letters have no headers of Connect, the header says that too
-(`bare-value`), and a whole letter has it where it could be taken for another. So the last headers of a letter are
-always ours, and whatever the record's own headers are, they come back as they were.
+A letter that is not whole says so in the header `wideload.dead-letter`, behind those of Connect. Behind it are the
+headers of the reference or of the chunk. If letters have no headers of Connect, the header says that too
+(`bare-value`). A whole letter has the header if it could be taken for another form. So the last headers of a letter are
+always ours, and the headers of the record come back as they were, whatever they are.
 
 Source of Connect's headers: KIP-298 "Error Handling in Connect", `errors.deadletterqueue.context.headers`.
 """
@@ -32,25 +32,30 @@ __all__ = [
     "LEAST_BYTES",
     "MARK",
     "PREFIX",
+    "RECORD_FORMS",
     "REPLAYS",
     "Cause",
     "Form",
     "Letter",
     "context_of",
     "dead_letter",
+    "has_record",
+    "is_ambiguous",
     "is_bare",
     "is_letter_chunk",
     "is_letter_reference",
-    "marked",
+    "mark_of",
     "open_letter",
     "replays_of",
-    "resembles",
 ]
 
 PREFIX = "__connect.errors."
 MARK = "wideload.dead-letter"
+"""The header that says in which form a letter is."""
+RECORD_FORMS = (b"record", b"bare-record")
+"""The values of this header in a letter whose value is a whole record."""
 REPLAYS = "wideload.replays"
-"""The first header of a record that was replayed, and how often it was."""
+"""The first header of a record that was replayed: how often it was."""
 
 Form = Literal["whole", "value", "record"]
 
@@ -66,7 +71,7 @@ _INT64 = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Cause:
-    """Why records can never succeed; what is the same for each of them is written down once.
+    """Why records can never succeed. The headers that all their letters share are built once.
 
     Args:
         error: what was raised.
@@ -79,25 +84,25 @@ class Cause:
         self.error = error
         self._context = context
         trace = "".join(traceback.format_exception(error)) if context else ""
-        self._same: tuple[Header, ...] = (
+        self._shared: tuple[Header, ...] = (
             (PREFIX + "connector.name", pipeline.encode()),
             (PREFIX + "task.id", b"0"),
             (PREFIX + "stage", b"TRANSFORMATION"),
             (PREFIX + "class.name", stage.encode()),
             (PREFIX + "exception.class.name", f"{type(error).__module__}.{type(error).__qualname__}".encode()),
-            (PREFIX + "exception.message", _bounded(str(error), _MAX_MESSAGE_BYTES)),
-            (PREFIX + "exception.stacktrace", _bounded(trace, _MAX_TRACE_BYTES)),
+            (PREFIX + "exception.message", _shortened(str(error), _MAX_MESSAGE_BYTES)),
+            (PREFIX + "exception.stacktrace", _shortened(trace, _MAX_TRACE_BYTES)),
         )
 
     def headers(self, source: SourceRecord) -> tuple[Header, ...]:
-        """Connect's headers of a letter; none where it shall have none."""
+        """Connect's headers of a letter; none if they are turned off."""
         if not self._context:
             return ()
         return (
             (PREFIX + "topic", source.topic.encode()),
             (PREFIX + "partition", b"%d" % source.partition),
             (PREFIX + "offset", b"%d" % source.offset),
-            *self._same,
+            *self._shared,
         )
 
 
@@ -111,23 +116,23 @@ def dead_letter(source: SourceRecord, context: Sequence[Header]) -> Record:
     return Record(source.key, source.value, (*source.headers, *context), source.timestamp)
 
 
-def resembles(record: RecordLike) -> bool:
-    """True where a letter without Connect's headers would look like one that is not whole."""
+def is_ambiguous(record: RecordLike) -> bool:
+    """Whether a whole letter of the record, without Connect's headers, would look like a letter in another form."""
     return any(name in (MARK, VALUE.flag) or name.startswith((_CHUNK_PREFIX, PREFIX)) for name, _ in record.headers)
 
 
-def marked(form: Form, context: Sequence[Header] = ()) -> Header:
-    """The header that says how a letter is written, and whether it has Connect's headers."""
+def mark_of(form: Form, context: Sequence[Header] = ()) -> Header:
+    """The header that says in which form a letter is, and whether it has Connect's headers."""
     return MARK, (form if context else _BARE + form).encode()
 
 
 def is_bare(mark: Header) -> bool:
-    """True where it says that the letter has no headers of Connect, but for the record's own."""
+    """Whether the letter has no headers of Connect: those that look so are the record's own."""
     return (mark[1] or b"").startswith(_BARE.encode())
 
 
-def _bounded(text: str, limit: int) -> bytes:
-    """UTF-8 of no more than `limit` bytes, whatever stands in `text`; its end, where a trace says why."""
+def _shortened(text: str, limit: int) -> bytes:
+    """UTF-8 of no more than `limit` bytes, for any text. The end of a long text stays: there a trace says why."""
     encoded = text.encode(errors="backslashreplace")
     if len(encoded) <= limit:
         return encoded
@@ -140,11 +145,11 @@ def _bounded(text: str, limit: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A letter that is whole again.
+    """A letter, opened.
 
     Attributes:
         record: as it was read when it failed.
-        context: Connect's headers by their names behind `__connect.errors.`; empty where there are none.
+        context: Connect's headers, by their names behind `__connect.errors.`; empty if there are none.
         replays: how often the record had been replayed before it failed.
     """
 
@@ -153,31 +158,31 @@ class Letter:
     replays: int = 0
 
     def replayed(self) -> Record:
-        """The record as a replay writes it: with the count of replays before its own headers."""
+        """The record as a replay writes it: the count of replays is before its own headers."""
         own = self.record.headers[1:] if self.replays else self.record.headers
         count = (REPLAYS, b"%d" % (self.replays + 1))
         return Record(self.record.key, self.record.value, (count, *own), self.record.timestamp)
 
     @property
-    def place(self) -> tuple[str, int, int] | None:
-        """Topic, partition and offset of the record; None where the letter does not say."""
+    def origin(self) -> tuple[str, int, int] | None:
+        """Topic, partition and offset of the record; None if the letter does not have them."""
         topic, partition, offset = (self.context.get(name) for name in ("topic", "partition", "offset"))
         if topic is None or partition is None or offset is None:
             return None
-        # Anyone may have written them: Python refuses to read a number of 5,000 digits.
+        # The headers may be forged: Python refuses to parse a number of 5,000 digits.
         if not (_INT32.fullmatch(partition) and _INT64.fullmatch(offset)):
             return None
         return topic, int(partition), int(offset)
 
 
 def is_letter_chunk(record: RecordLike) -> bool:
-    """True where the record is a chunk of a letter, not a whole letter of a chunk: its last header is a chunk's."""
+    """Whether the record is a chunk of a letter, not a letter of a chunk: its last header is a chunk's."""
     headers = record.headers
     return bool(headers) and headers[-1][0].startswith(_CHUNK_PREFIX) and is_chunk(headers)
 
 
 def is_letter_reference(record: RecordLike) -> bool:
-    """True where the letter is in the store, not a whole letter of a reference."""
+    """Whether the letter is in the store, not a letter of a reference."""
     names = [name for name, _ in record.headers]
     while names and names[-1] in _REFERENCE:
         if names.pop() == VALUE.flag:
@@ -185,11 +190,16 @@ def is_letter_reference(record: RecordLike) -> bool:
     return False
 
 
+def has_record(headers: Sequence[Header]) -> bool:
+    """Whether these are headers of a letter whose value is a whole record, in the letter, in the store or in chunks."""
+    return any(name == MARK and value in RECORD_FORMS for name, value in headers)
+
+
 def open_letter(record: RecordLike) -> Letter:
-    """What a record of a dead-letter topic says, once its value has come from the store or out of its chunks.
+    """The letter in a record of a dead-letter topic. Its value was downloaded, or assembled from chunks, before.
 
     Raises:
-        MalformedError: it says that its value is a letter, and that is none.
+        MalformedError: the value should be a whole record, and is not.
     """
     headers = tuple(record.headers)
     form, bare = "whole", False
@@ -208,7 +218,7 @@ def open_letter(record: RecordLike) -> Letter:
 
 
 def context_of(headers: Sequence[Header]) -> tuple[tuple[Header, ...], dict[str, str]]:
-    """The record's own headers, and Connect's behind them: all from the last `topic` on, and no others between."""
+    """Splits headers: the record's own, and Connect's. Connect's are those from the last `topic` on, up to the end."""
     start = len(headers)
     for i in reversed(range(len(headers))):
         if not headers[i][0].startswith(PREFIX):
@@ -229,6 +239,6 @@ def replays_of(headers: Sequence[Header]) -> int:
 
 
 LEAST_BYTES = batch_of_one_bytes(
-    Record(None, b"v", (marked("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
+    Record(None, b"v", (mark_of("record"), *Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers()))
 )
-"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, as long as its numbers get."""
+"""The least `max.message.bytes` of a dead-letter topic: the smallest chunk of a letter, with the longest numbers."""

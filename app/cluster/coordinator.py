@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     CoordinatorLoadInProgressError,
@@ -18,6 +17,7 @@ from aiokafka.errors import (
 from app.config.guarantee import TIMEOUT
 from app.config.naming import check_name
 from app.config.settings import PipelineSettings
+from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, describe
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
@@ -32,7 +32,7 @@ _PAUSE_S = 0.1
 _NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 
-async def check_transactions(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> None:
+async def check_transactions(connection: AdminClient, pipeline: PipelineSettings) -> None:
     """Refuses a cluster that does not let an exactly-once pipeline have its transactions.
 
     No producer is fenced: whether the user may write with the ids is only known when a transaction begins.
@@ -64,7 +64,7 @@ async def check_transactions(connection: AIOKafkaAdminClient, pipeline: Pipeline
         )
 
 
-async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
+async def _find_coordinator(connection: AdminClient, name: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -85,7 +85,7 @@ async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
             return
 
 
-async def _longest_ms(connection: AIOKafkaAdminClient) -> int | None:
+async def _longest_ms(connection: AdminClient) -> int | None:
     """The brokers' `transaction.max.timeout.ms`; None if the user may not see it."""
     node = (await connection.describe_cluster())["brokers"][0]["node_id"]
     resource = ConfigResource(ConfigResourceType.BROKER, str(node), {_MAX_TIMEOUT: None})

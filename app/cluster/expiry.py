@@ -1,6 +1,6 @@
-"""Whether payloads stay as long as the records that refer to them, and no longer: a look at the store and the cluster.
+"""The expiry of payloads: whether a store keeps them as long as the records that refer to them, and not much longer.
 
-`wideload store lifecycle` shows it; the worker and `wideload check` warn of it.
+`wideload store lifecycle` shows it; the worker and `wideload check` warn of payloads that expire too early or never.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from stores.store import ExpiryRule, Lifecycle, PayloadStore, Store
 from transforms.errors import PayloadStoreError
 from transforms.retention import Retention, State
 
-__all__ = ["Row", "carriers", "references", "survey", "warn_in_background", "warnings_within", "with_carriers"]
+__all__ = [
+    "TopicExpiry",
+    "carriers",
+    "references",
+    "survey",
+    "warn_in_background",
+    "warnings_within",
+    "with_carriers",
+]
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +40,24 @@ _ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One topic whose records refer to payloads, and what the store does with those.
+class TopicExpiry:
+    """One topic whose records refer to payloads, and the expiry rules of the store for these payloads.
 
     Attributes:
         pipeline: the pipeline's name.
-        transform: `offload` where the pipeline publishes them, `inflate` where it reads them, `dead-letter` where they
+        transform: `offload` if the pipeline publishes the payloads, `inflate` if it reads them, `dead-letter` if they
             are values of its dead letters.
         topic: the topic's name.
-        retention: what the cluster says of the topic; None where there is no such topic.
-        payloads: where they live.
-        rules: what may delete them; empty where the store could not be asked.
-        state: as `Verdict.state`. `no-rules`: the store has no such rules; `unknown`: it, or the cluster, did not say.
-        message: what is to be said.
-        warns: whether to say it without having been asked.
-        wrong: whether it is to be set right.
-        changed: what `--apply` did; None where there was nothing to do.
-        notes: what is to be said besides.
+        retention: how long the topic keeps records; None if the topic does not exist.
+        payloads: where they are.
+        rules: those that may delete the payloads; empty if the store did not return them.
+        state: of `Verdict`. `no-rules`: the store has no expiry rules; `unknown`: the store, or the cluster, did not
+            answer.
+        message: explains the state.
+        warns: whether the worker and `wideload check` warn of it.
+        wrong: whether the user has to change something.
+        changed: the rule that `--apply` has set or removed; None if it had nothing to do.
+        notes: further sentences.
     """
 
     pipeline: str
@@ -65,13 +74,14 @@ class Row:
     notes: Sequence[str] = ()
 
 
-def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[Row]:
-    """A row for each topic whose records refer to payloads: see `references`. Blocks.
+def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[TopicExpiry]:
+    """The expiry of each topic whose records refer to payloads: see `references`. Blocks.
 
     Args:
-        pipeline: whose store is asked.
-        found: what the cluster says of the topics, by name.
-        apply: whether to set the project's own rules, or to remove those that must not be. No other rule is touched.
+        pipeline: its store is asked for the rules.
+        found: the topics that exist, by name.
+        apply: whether to set Wideload's own rules, and to remove them from topics that keep records for ever. No other
+            rule is changed.
 
     Raises:
         ConfigurationError: the store cannot be opened.
@@ -79,18 +89,18 @@ def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: boo
     if not pipeline.store:
         return []
     with closing(open_store(pipeline.store)) as store:
-        return list(_rows(pipeline, found, store, apply=apply))
+        return list(_survey(pipeline, found, store, apply=apply))
 
 
-def _rows(
+def _survey(
     pipeline: PipelineSettings, found: Mapping[str, Topic], store: PayloadStore, *, apply: bool = False
-) -> Iterator[Row]:
+) -> Iterator[TopicExpiry]:
     for transform, name in references(pipeline):
-        yield _row(pipeline, transform, name, found.get(name), store, apply=apply)
+        yield _expiry(pipeline, transform, name, found.get(name), store, apply=apply)
 
 
 def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
-    """The topics whose records refer to payloads: those that are inflated, and those that large values are kept for."""
+    """The topics whose records refer to payloads: inflated topics, sinks of offload, dead-letter topics."""
     if "inflate" in pipeline.transforms:
         for name in pipeline.topics:
             yield "inflate", name
@@ -100,7 +110,7 @@ def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
         yield "dead-letter", pipeline.dead_letter_topic
 
 
-def _row(
+def _expiry(
     pipeline: PipelineSettings,
     transform: Transform,
     name: str,
@@ -108,28 +118,26 @@ def _row(
     store: PayloadStore,
     *,
     apply: bool,
-) -> Row:
+) -> TopicExpiry:
     payloads = f"{store.root.uri}{name}/" if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
-    row = Row(pipeline.name, transform, name, None, payloads, (), "unknown", "")
-    if topic is None:
-        message = f"topic {name} does not exist, so nobody knows how long its records stay; create it first"
-        return dataclasses.replace(row, message=message, wrong=True)
-    retention = _retention(topic)
-    row = dataclasses.replace(row, retention=retention)
+    retention = None if topic is None else _retention(topic)
+    expiry = TopicExpiry(pipeline.name, transform, name, retention, payloads, (), "unknown", "")
+    if retention is None:
+        message = f"topic {name} does not exist, so it is not known how long its records stay; create it first"
+        return dataclasses.replace(expiry, message=message, wrong=True)
     if not isinstance(store, Lifecycle):
         message = "this store has no expiry rules: payloads stay until those without a record are swept"
-        message += _forbidding(retention)
-        return dataclasses.replace(row, state="no-rules", message=message)
+        return dataclasses.replace(expiry, state="no-rules", message=message + _forbidding(retention))
     try:
         rules = store.expiry_rules(name)
         changed = _apply(store, retention, rules) if apply else None
         if changed is not None:
             rules = store.expiry_rules(name)
     except PayloadStoreError as exc:
-        return dataclasses.replace(row, message=f"{exc}{_forbidding(retention)}", wrong=True)
+        return dataclasses.replace(expiry, message=f"{exc}{_forbidding(retention)}", wrong=True)
     verdict = retention.judge(rules)
     return dataclasses.replace(
-        row,
+        expiry,
         rules=rules,
         state=verdict.state,
         message=f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message,
@@ -141,7 +149,7 @@ def _row(
 
 
 def _forbidding(retention: Retention) -> str:
-    """What has to be known of a topic also where the store cannot tell its rules."""
+    """That a topic must have no TTL is said even if the store does not return its rules."""
     return f"; {retention.judge(()).message}" if retention.forever else ""
 
 
@@ -158,18 +166,18 @@ def _is_set(rules: Sequence[ExpiryRule], days: int | None) -> bool:
 
 
 def _advice(retention: Retention, rules: Sequence[ExpiryRule]) -> str:
-    """What sets it right: `--apply`, where that can, and whoever made the other rules, where those are at fault."""
+    """How to mend it: with `--apply`, and by changing rules that are not ours."""
     days = retention.own_days(rules)
     advice = []
     if not _is_set(rules, days):
         advice.append(f"`wideload store lifecycle --apply` {'removes' if days is None else 'sets'} our own rule")
     if retention.judge(rule for rule in rules if not rule.own).state in ("too-short", "forbidden"):
-        advice.append("a rule that is not ours is left as it is: change it where it was made")
+        advice.append("--apply does not change rules that are not ours: change such a rule where it was made")
     return "; ".join(advice or ["--apply makes it no shorter, as another cluster may need it: remove it to begin anew"])
 
 
 def carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
-    """The topics into which the pipelines carry records of `topic` with their references still in them."""
+    """The topics to which the pipelines forward records of `topic` with their references."""
     found: list[str] = []
     waiting = [topic]
     while waiting:
@@ -184,29 +192,30 @@ def carriers(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
     return found
 
 
-def with_carriers(row: Row, pipelines: Sequence[PipelineSettings], found: Mapping[str, Topic]) -> Row:
-    """The row, with a note on each topic that keeps references for longer than the store keeps the payloads."""
-    if row.state not in ("ok", "too-long"):
-        return row
-    reached = [found[name] for name in carriers(row.topic, pipelines) if name in found]
+def with_carriers(
+    expiry: TopicExpiry, pipelines: Sequence[PipelineSettings], found: Mapping[str, Topic]
+) -> TopicExpiry:
+    """The expiry, with a note on each further topic that keeps the references longer than the store their payloads."""
+    if expiry.state not in ("ok", "too-long"):
+        return expiry
     notes = [
-        f"references of topic {row.topic} are also carried into topic {topic.name}, where they outlive their payloads: "
-        f"retention.ms is {topic.retention_ms}, cleanup.policy is {topic.cleanup_policy}"
-        for topic in reached
-        if _retention(topic).judge(row.rules).wrong
+        f"references of topic {expiry.topic} are also forwarded to topic {topic.name}, where they outlive their "
+        f"payloads: retention.ms is {topic.retention_ms}, cleanup.policy is {topic.cleanup_policy}"
+        for topic in (found[name] for name in carriers(expiry.topic, pipelines) if name in found)
+        if _retention(topic).judge(expiry.rules).wrong
     ]
-    return dataclasses.replace(row, notes=[*row.notes, *notes])
+    return dataclasses.replace(expiry, notes=[*expiry.notes, *notes])
 
 
 def _retention(topic: Topic) -> Retention:
     return Retention(topic.name, topic.retention_ms, topic.cleanup_policy, topic.segment_ms)
 
 
-# --- said without being asked -----------------------------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _ASK_S) -> list[str]:
-    """What is to be warned of, a sentence each; none where the store cannot be asked, or does not answer in time."""
+    """The warnings, a sentence each; none if the store fails, or does not answer in time."""
     if not pipeline.store:
         return []
     told: list[str] = []
@@ -220,10 +229,9 @@ def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _AS
 
 
 def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> None:
-    """Writes what is to be warned of to the log, in one line, once the store has said.
+    """Logs the warnings in one line when the store has answered.
 
-    Returns at once, and never fails: where the store cannot be asked, perhaps for want of a permission, the log says so
-    at DEBUG.
+    It returns at once, and never fails: if the store fails, as without a permission, the log says so at DEBUG.
     """
 
     def warn() -> None:
@@ -237,15 +245,18 @@ def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadSto
 
 def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[str]:
     dead = () if plan.dead_letters is None else (plan.dead_letters,)
-    rows = list(_rows(pipeline, {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}, store))
-    for row in rows:
-        if row.state == "unknown":
-            log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, row.message)
-    return [row.message for row in rows if row.warns]
+    found = {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}
+    told = []
+    for expiry in _survey(pipeline, found, store):
+        if expiry.state == "unknown":
+            log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, expiry.message)
+        if expiry.warns:
+            told.append(expiry.message)
+    return told
 
 
 def _in_background(pipeline: PipelineSettings, ask: Callable[[], object]) -> threading.Thread:
-    """A thread of its own, which holds up nobody: not a record, and not the end of the process."""
+    """Runs in a daemon thread, which delays neither a record nor the end of the process."""
 
     def run() -> None:
         try:

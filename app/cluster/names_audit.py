@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.admin import DescribeAclsRequest, DescribeClientQuotasRequest
@@ -19,9 +18,10 @@ from aiokafka.protocol.types import Array, Bytes, Int16, Int32, Schema, String
 
 from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
+from app.kafka.admin import AdminClient
 from app.kafka.clients import admin, describe
 from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeShareGroups, ListGroups
-from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions, ask
+from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY, Kind
 from transforms.text import brief
 
@@ -92,7 +92,7 @@ class _RefusedError(Exception):
 class _Reading:
     """One audit. Each part is read by itself; a part that fails is noted, and the next one is read."""
 
-    def __init__(self, connection: AIOKafkaAdminClient) -> None:
+    def __init__(self, connection: AdminClient) -> None:
         self._connection = connection
         self._seen: dict[tuple[Kind, bool], dict[str, _Seen]] = defaultdict(dict)
         self._not_read: list[NotRead] = []
@@ -157,7 +157,7 @@ class _Reading:
             self._miss(what, describe(exc))
 
     async def _ask(self, request: Any, node: int | None = None) -> Any:
-        response = await ask(self._connection, request, node)
+        response = await self._connection.send(request, node)
         code = getattr(response, "error_code", 0)
         if code not in (0, _NO_AUTHORIZER):
             raise _RefusedError(code, getattr(response, "error_message", None))
@@ -286,7 +286,7 @@ class _Reading:
 
     async def _offsets(self, node: int, ids: Sequence[str]) -> None:
         # aiokafka's `list_consumer_group_offsets` hides the coordinator's error: it returns that there are no offsets.
-        requests = (ask(self._connection, OffsetFetchRequest(group, None), node) for group in ids)
+        requests = (self._connection.send(OffsetFetchRequest(group, None), node) for group in ids)
         responses = dict(zip(ids, await asyncio.gather(*requests), strict=True))
         self._refused("offset commit metadata", ((group, each.error_code, None) for group, each in responses.items()))
         for group, response in responses.items():

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
+from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.topics import Topic, topics
 from stores.keys import REQUIRED
@@ -144,7 +145,7 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
             raise exc.within(pipeline.name) from exc
 
 
-async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:
+async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:
     targets = {"output.topic": pipeline.output_topic}
     if pipeline.dead_letter_topic is not None:
         targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
@@ -179,7 +180,7 @@ async def _plan(connection: AIOKafkaAdminClient, pipeline: PipelineSettings, *, 
     return Plan(pipeline.name, sources, sink, dead_letters, created)
 
 
-async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
+async def _create(connection: AdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
     topic = NewTopic(name, partitions, 1)
     topic.replication_factor = replicas  # NewTopic refuses -1, the cluster's default (KIP-464)
     response = await connection.create_topics([topic])
@@ -190,7 +191,7 @@ async def _create(connection: AIOKafkaAdminClient, key: str, name: str, partitio
             raise ConfigurationError(key, f"topic {name} cannot be created: {reason}")
 
 
-async def _until_known(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
+async def _until_known(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
     """The topics that were just created, as soon as the brokers know them."""
     deadline = time.monotonic() + _CREATION_S
     while True:

@@ -1,4 +1,4 @@
-"""What the topics of a pipeline must be like: which ones the preflight refuses, and why."""
+"""The checks of a pipeline's topics: which topics the preflight refuses, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_chunks", "check_dead_letters", "check_limits", "check_wrappers
 _MAX_BYTES = "chunk.max.bytes"
 _STRATEGY = "large.message.strategy"
 _NULL = "wrap.on.null.value"
-# The smallest chunk: no key, no headers of its own; its uuid and its numbers are as long as they can be.
+# The smallest chunk: no key, no headers of the record; its uuid and its numbers have their greatest length.
 _LEAST_CHUNK_BYTES = batch_of_one_bytes(
     Record(None, b"v", Chunk("0" * 36, 2**31 - 2, 2**31 - 1, 2**31 - 1, "0" * 64).headers())
 )
@@ -29,12 +29,12 @@ def check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
     Raises:
         ConfigurationError: one of them is.
     """
-    limit = f"{MAX_MESSAGE_BYTES} of topic {sink.name} is {sink.max_message_bytes:,}"
+    limit = _limit_of(sink)
     if pipeline.offloads and pipeline.threshold_bytes > sink.max_message_bytes:
         raise ConfigurationError(
             "large.message.threshold.bytes",
-            f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the one or raise the "
-            "other",
+            f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the threshold, or "
+            "raise the limit",
         )
     batch = pipeline.producer["producer.batch.size"]
     assert isinstance(batch, int)
@@ -42,14 +42,19 @@ def check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
         raise ConfigurationError(
             "producer.batch.size", f"found {batch:,}, allowed is no more than the sink takes: {limit}"
         )
-    _check_chunk_size(pipeline, sink)
+    chunks = pipeline.chunks
+    # `limit_bytes` would make the chunks small enough; a size that has no effect is refused all the same.
+    if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
+        raise ConfigurationError(
+            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {limit}"
+        )
 
 
 def check_chunks(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Topic) -> None:
-    """Refuses topics that would not keep the chunks, or not take them.
+    """Refuses topics that would delete chunks, or not take them.
 
     Raises:
-        ConfigurationError: a topic of chunks is compacted, or the sizes do not go together.
+        ConfigurationError: a topic of chunks is compacted, or a chunk or the threshold does not fit the limit.
     """
     chunks = pipeline.chunks
     if chunks.assembles:
@@ -63,31 +68,18 @@ def check_chunks(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Top
         own = chunks.max_bytes is not None and chunks.max_bytes == limit
         key, found = (_MAX_BYTES, f"found {limit:,}") if own else ("output.topic", _limit_of(sink))
         raise ConfigurationError(
-            key, f"{found}; a chunk takes {_LEAST_CHUNK_BYTES:,} bytes without key and own headers"
+            key, f"{found}; a chunk takes {_LEAST_CHUNK_BYTES:,} bytes without key and headers of the record"
         )
     if "chunk" in pipeline.transforms and "offload" in pipeline.transforms and limit >= pipeline.threshold_bytes:
         raise ConfigurationError(
             "transforms",
-            f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, so "
-            f"chunk, for records over {limit:,}, gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
-        )
-
-
-def _check_chunk_size(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses chunks that are larger than the sink takes.
-
-    Raises:
-        ConfigurationError: they are; `limit_bytes` makes them smaller all the same.
-    """
-    chunks = pipeline.chunks
-    if chunks.splits and chunks.max_bytes is not None and chunks.max_bytes > sink.max_message_bytes:
-        raise ConfigurationError(
-            _MAX_BYTES, f"found {chunks.max_bytes:,}, allowed is no more than the sink takes: {_limit_of(sink)}"
+            f"found {list(pipeline.transforms)}; offload takes all values over {pipeline.threshold_bytes:,} bytes, and "
+            f"chunk takes only records over {limit:,}, so it gets none; lower {_MAX_BYTES}, or use {_STRATEGY}",
         )
 
 
 def _limit_of(sink: Topic) -> str:
-    return f"max.message.bytes of topic {sink.name} is {sink.max_message_bytes:,}"
+    return f"{MAX_MESSAGE_BYTES} of topic {sink.name} is {sink.max_message_bytes:,}"
 
 
 def _check_kept(key: str, topic: Topic) -> None:
@@ -100,10 +92,10 @@ def _check_kept(key: str, topic: Topic) -> None:
 
 
 def check_wrappers(pipeline: PipelineSettings, sink: Topic) -> None:
-    """Refuses a compacted topic in which a deleted key would stay for ever.
+    """Refuses a compacted sink if tombstones are wrapped: deleted keys would stay in it for ever.
 
     Raises:
-        ConfigurationError: tombstones are wrapped, and only true ones delete.
+        ConfigurationError: the sink is compacted, and tombstones are wrapped.
     """
     wrapper = pipeline.wrapper
     if wrapper.wraps and wrapper.wrap.null == "wrap" and "compact" in sink.cleanup_policy:
@@ -115,17 +107,17 @@ def check_wrappers(pipeline: PipelineSettings, sink: Topic) -> None:
 
 
 def check_dead_letters(topic: Topic) -> None:
-    """Refuses a topic that could not keep, or not take, every letter.
+    """Refuses a dead-letter topic that would delete letters, or not take them.
 
     Raises:
-        ConfigurationError: it is compacted, or takes too little.
+        ConfigurationError: the topic is compacted, or its limit is too low.
     """
     key = "errors.deadletterqueue.topic.name"
     if "compact" in topic.cleanup_policy:
         raise ConfigurationError(
             key,
             f"topic {topic.name} has cleanup.policy {topic.cleanup_policy}; it would refuse letters without a key, and "
-            "of those with one delete all but the last; take a topic with cleanup.policy delete",
+            "keep only the last letter of each key; take a topic with cleanup.policy delete",
         )
     if topic.max_message_bytes < LEAST_BYTES:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`wideload dlq`: the letters of a pipeline's dead-letter topic, shown, and replayed to where they came from."""
+"""`wideload dlq`: shows the letters of a pipeline's dead-letter topic, and replays their records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.config.naming import check_name
 from app.config.parsing import load
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, open_log
-from app.deadletters.reader import Found, LetterReader, Summary
+from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
 from app.kafka.sender import find_topic
 from stores.registry import open_store
@@ -49,10 +49,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def moment_ms(text: str, now_s: float) -> int:
-    """A moment as users give it, in milliseconds since the epoch: ISO 8601, or an age: `90s`, `30m`, `2h`, `7d`.
+    """The time that a user gives, in milliseconds since the epoch: ISO 8601, or an age: `90s`, `30m`, `2h`, `7d`.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: the text is neither.
     """
     age = _AGE.fullmatch(text)
     if age is not None:
@@ -70,13 +70,13 @@ def _filter_options(command: _Function) -> _Function:
     options = (
         config_option,
         click.option("--pipeline", metavar="NAME", help="The pipeline, if several have a dead-letter topic."),
-        click.option("--error", metavar="CLASS", help="Only with this exception: PayloadNotFoundError."),
+        click.option("--error", metavar="CLASS", help="Only letters with this exception: PayloadNotFoundError."),
         click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
         click.option("--topic", metavar="NAME", help="Only records that came from this topic."),
-        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition of the dead letters."),
+        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition of the dead-letter topic."),
         click.option("--from-offset", type=click.IntRange(0), help="Only from this offset on; needs --partition."),
         click.option("--to-offset", type=click.IntRange(0), help="Only up to this offset; needs --partition."),
-        click.option("-n", "--limit", type=click.IntRange(1), help="So many letters at most."),
+        click.option("-n", "--limit", type=click.IntRange(1), help="At most so many letters."),
         click.option("--json", "as_json", is_flag=True, help="JSON on a terminal too."),
     )
     for option in reversed(options):
@@ -88,7 +88,8 @@ def _filters(given: dict[str, Any]) -> Filters:
     for option in ("from_offset", "to_offset"):
         if given[option] is not None and given["partition"] is None:
             raise ConfigurationError(
-                f"--{option.replace('_', '-')}", f"found {given[option]}, which is of one partition; add --partition N"
+                f"--{option.replace('_', '-')}",
+                f"found {given[option]}, which is an offset of one partition; add --partition",
             )
     since = given["since"]
     return Filters(
@@ -109,14 +110,15 @@ def _pipeline(
     pipelines = {each.name: each for each in settings.pipelines if each.dead_letter_topic is not None}
     if not pipelines:
         raise ConfigurationError(
-            "--config", 'is a configuration of which no pipeline has a dead-letter topic and errors.tolerance = "all"'
+            "--config",
+            'is a configuration without a pipeline that has a dead-letter topic and errors.tolerance = "all"',
         )
     names = ", ".join(pipelines)
     if name is None and len(pipelines) > 1:
         raise ConfigurationError("--pipeline", f"is missing; name one of: {names}")
     pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
     if pipeline is None:
-        raise ConfigurationError("--pipeline", f"found {name!r}; with a dead-letter topic there are: {names}")
+        raise ConfigurationError("--pipeline", f"found {name!r}; the pipelines with a dead-letter topic are: {names}")
     if not pipeline.store:
         return settings.client, pipeline, None
     try:
@@ -129,7 +131,7 @@ def _pipeline(
 
 @click.group("dlq")
 def command() -> None:
-    """Look at dead letters, and send their records through the pipeline again.
+    """Show dead letters, and send their records through the pipeline again.
 
     \b
     Examples:
@@ -148,7 +150,7 @@ class _Printer:
         self.shown = 0
         self.unreadable = 0
 
-    def show(self, found: Found, summary: Summary) -> None:
+    def show(self, found: FoundLetter, summary: LetterSummary) -> None:
         """Shows one letter."""
         self.shown += 1
         self.unreadable += summary.letter is None
@@ -157,14 +159,14 @@ class _Printer:
             return
         letter = summary.letter
         context = {} if letter is None else letter.context
-        place = None if letter is None else letter.place
+        origin = None if letter is None else letter.origin
         key = found.record.key if letter is None else letter.record.key
         message = f"! {summary.error}" if summary.error else context.get("exception.message", "-")
         self._rows.add(
             str(found.partition),
             str(found.offset),
             _when(found.timestamp),
-            "-" if place is None else printable(f"{place[0]}-{place[1]}@{place[2]}".encode(errors="replace"), 32),
+            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}".encode(errors="replace"), 32),
             printable(context.get("exception.class.name", "-").rpartition(".")[2].encode(errors="replace"), 26),
             "-" if summary.size is None else bytes_text(summary.size),
             printable(key, 20),
@@ -176,22 +178,22 @@ def _when(timestamp_ms: int) -> str:
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
-        return "-"  # any 64 bits may stand there
+        return "-"  # the timestamp may be any 64 bits
 
 
-def _line(found: Found, summary: Summary) -> dict[str, Any]:
+def _line(found: FoundLetter, summary: LetterSummary) -> dict[str, Any]:
     letter = summary.letter
     context = {} if letter is None else letter.context
-    place = None if letter is None else letter.place
+    origin = None if letter is None else letter.origin
     record = found.record if letter is None else letter.record
     return {
         "partition": found.partition,
         "offset": found.offset,
         "last_offset": found.offsets[-1],
         "timestamp": found.timestamp,
-        "topic": None if place is None else place[0],
-        "original_partition": None if place is None else place[1],
-        "original_offset": None if place is None else place[2],
+        "topic": None if origin is None else origin[0],
+        "original_partition": None if origin is None else origin[1],
+        "original_offset": None if origin is None else origin[2],
         "pipeline": context.get("connector.name"),
         "error": context.get("exception.class.name"),
         "message": context.get("exception.message"),
@@ -210,9 +212,9 @@ async def _list(
     assert pipeline.dead_letter_topic is not None
     topic = await find_topic(client, pipeline.dead_letter_topic)
 
-    async def show(reader: LetterReader, found: Found) -> bool:
-        summary = await asyncio.to_thread(reader.look, found)
-        if filters.take(found, summary):
+    async def show(reader: LetterReader, found: FoundLetter) -> bool:
+        summary = await asyncio.to_thread(reader.summarize, found)
+        if filters.match(found, summary):
             printer.show(found, summary)
         return filters.limit is None or printer.shown < filters.limit
 
@@ -224,7 +226,7 @@ async def _list(
                     for found in reader.add(record):
                         if not await show(reader, found):
                             return
-            for found in reader.rest():
+            for found in reader.incomplete():
                 if not await show(reader, found):
                     return
 
@@ -234,7 +236,8 @@ async def _list(
 def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> int:
     """Show dead letters: a table on a terminal, JSON lines elsewhere.
 
-    A letter has the timestamp of its record. The status is 1 where a letter cannot be read, as its payload is missing.
+    A letter has the timestamp of its record. The status is 1 if a letter cannot be read, for instance for a
+    missing payload.
 
     \b
     Examples:
@@ -288,7 +291,7 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     for name, count in tally.errors.most_common():
         click.echo(f"  failed with {_safe(name)}: {count:,}")
     for reason, count in tally.skipped.most_common():
-        click.echo(f"  left out, {_safe(reason)}: {count:,}")
+        click.echo(f"  skipped, {_safe(reason)}: {count:,}")
     for each in tally.failed:
         click.echo(f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {_safe(each.reason)}")
     if tally.failures > len(tally.failed):
@@ -306,15 +309,17 @@ def _safe(text: str) -> str:
 
 @command.command("replay")
 @_filter_options
-@click.option("--to", metavar="TOPIC", help="Write all records to this topic, not to where they came from.")
-@click.option("--yes", is_flag=True, help="Do it; else it is only said what would be done.")
-@click.option("-g", "--group", help="The group that remembers what was replayed; else the pipeline's, and -dlq-replay.")
+@click.option("--to", metavar="TOPIC", help="Write all records to this topic, not to the topics that they came from.")
+@click.option("--yes", is_flag=True, help="Write the records; without it the command only says what it would do.")
+@click.option(
+    "-g", "--group", help="The group that remembers replayed letters; else group.id of the pipeline, and -dlq-replay."
+)
 @click.option(
     "--max-replays",
     type=click.IntRange(1),
     default=3,
     show_default=True,
-    help="Leave out records that were replayed so often, and failed again.",
+    help="Skip records that were replayed so often, and failed again.",
 )
 def replay(
     config: str,
@@ -329,10 +334,10 @@ def replay(
 ) -> int:
     """Write the records of dead letters back to their topics and partitions; a dry run without --yes.
 
-    Each record goes as it was read when it failed: key, value, headers and timestamp, and before its headers
-    wideload.replays says how often it was replayed. What was replayed is committed once it is durable, so run again it
-    goes on, and repeats nothing; letters that a filter leaves out wait for another time. Run one replay at a time: the
-    one that began last goes on, the others end. The status is 1 where a letter cannot be replayed.
+    Each record has the key, value, headers and timestamp with which it failed, and a first header wideload.replays:
+    how often it was replayed. Offsets of replayed letters are committed as soon as their records are durable, so the
+    next run continues there and repeats nothing. Letters that a filter excludes can be replayed later. Run one replay
+    at a time: the one that began last continues, the others end. The status is 1 if a letter cannot be replayed.
 
     \b
     Examples:
@@ -359,7 +364,7 @@ def replay(
                         await work.run(None)
                 except BaseException:
                     if yes and work.tally.replayed:
-                        click.echo(f"wideload: {work.tally.replayed:,} letters were replayed before", err=True)
+                        click.echo(f"wideload: {work.tally.replayed:,} letters were replayed before this", err=True)
                     raise
                 return work.tally
 

@@ -1,4 +1,4 @@
-"""`wideload store lifecycle`: how long payloads stay, how long they should, and the rule that makes it so."""
+"""`wideload store lifecycle`: how long payloads stay, how long they should, and Wideload's own expiry rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from app.cluster.expiry import Row, carriers, references, survey, with_carriers
+from app.cluster.expiry import TopicExpiry, carriers, references, survey, with_carriers
 from app.commands.connection import config_option
 from app.commands.consume import json_line
 from app.config.parsing import load
@@ -29,7 +29,7 @@ async def _topics(client: ClientSettings, names: Sequence[str]) -> dict[str, Top
         return await topics(connection, names)
 
 
-def _line(row: Row) -> dict[str, object]:
+def _line(row: TopicExpiry) -> dict[str, object]:
     retention = row.retention
     return {
         "pipeline": row.pipeline,
@@ -52,7 +52,7 @@ def _rule(rule: ExpiryRule) -> str:
     return f"{age}: our own" if rule.own else f"{age}: {rule.id}{'' if rule.whole else ', ' + rule.scope}"
 
 
-def _cells(row: Row) -> Iterator[str]:
+def _cells(row: TopicExpiry) -> Iterator[str]:
     retention = row.retention
     yield row.pipeline
     yield row.topic
@@ -64,7 +64,7 @@ def _cells(row: Row) -> Iterator[str]:
     yield row.state
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[TopicExpiry]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -88,7 +88,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 
 def _printable(text: str) -> str:
-    """The ID of a rule may hold what a terminal would obey."""
+    """The text without control characters: the ID of a rule may have some."""
     return "\n".join(printable(line.encode(errors="replace"), 2_000) for line in text.split("\n"))
 
 
@@ -109,8 +109,8 @@ def command() -> None:
 def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
     """Show how long topics keep records, how long the store keeps payloads, and how long it should.
 
-    Should is retention.ms and 15 %, in whole days. The status is 1 where payloads go too early, or never, or go though
-    records stay for ever; and where the store or the topic could not be asked. See docs/lifecycle.md.
+    It should keep them for retention.ms and 15 %, in whole days. The status is 1 if payloads expire too early, or
+    never, or though their records stay for ever, or if the store or the topic could not be read. See docs/lifecycle.md.
 
     \b
     Examples:
@@ -125,7 +125,7 @@ def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
         found = asyncio.run(_topics(settings.client, sorted(names)))
     except ClusterError as exc:
         raise ConfigurationError("bootstrap.servers", str(exc)) from exc
-    rows: list[Row] = []
+    rows: list[TopicExpiry] = []
     for pipeline in settings.pipelines:
         try:
             rows += (with_carriers(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply))

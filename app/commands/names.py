@@ -1,4 +1,4 @@
-"""`wideload names`: which names are longer than Kafka takes, or will take."""
+"""`wideload names`: finds names that are longer than the limits of Kafka."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN_ROWS = 50
 
 @click.group("names")
 def command() -> None:
-    """Hold names to the limits that Kafka 5.0 enforces.
+    """Check names against the limits that Kafka 5.0 enforces.
 
     \b
     Examples:
@@ -37,13 +37,13 @@ def command() -> None:
 
 @command.command("audit")
 @connection_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON document, with every name whole.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document; names are not shortened.")
 def audit(bootstrap_servers: str | None, config: str | None, extra: tuple[str, ...], *, as_json: bool) -> int:
-    """Show which names of a live cluster are over a limit, and the longest of each kind.
+    """Show the names of a live cluster that are over a limit, and the longest of each kind.
 
-    Topics, groups with their members, transactional ids, ACLs, configs, quotas, offset commit metadata. Nothing is
-    changed. What the brokers, or the rights of the user, do not let it read is listed. The status is 1 where a name is
-    over its limit. See docs/limits.md.
+    It reads topics, groups with their members, transactional ids, ACLs, configs, quotas and offset commit metadata, and
+    changes nothing. It lists what it could not read, for lack of a right or with these brokers. The status is 1 if a
+    name is over its limit. See docs/limits.md.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def check_one(kind: str, name: str, *, as_json: bool) -> int:
     """Say whether NAME is within the limit of its KIND, without a cluster.
 
     KIND is topic, group-id, member-id, group-instance-id, client-id, transactional-id, offset-metadata, rack-id,
-    resource-name, acl-principal or acl-host. The status is 1 where it is not.
+    resource-name, acl-principal or acl-host. The status is 1 if it is over the limit.
 
     \b
     Example:
@@ -97,7 +97,7 @@ def _refused(kind: Kind, name: str) -> bool:
 
 def _answers(row: Identifier) -> str:
     new, old = row.answer(new_client=True), row.answer(new_client=False)
-    answer = str(new) if new == old else f"{new}, and {old} to clients that do not know that"
+    answer = str(new) if new == old else f"{new}, and {old} to older clients"
     if row.enforced:
         return f"brokers answer {answer}"
     return f"brokers answer {answer}, from Kafka {FIRST_VERSION}.0 on or with {LIMIT_KEY}=true"
@@ -141,10 +141,10 @@ def _show(found: Audit) -> None:
 
 def _enforcement(found: Audit) -> str:
     if found.enforced is None:
-        return f"whether the brokers enforce the limits ({LIMIT_KEY}) is not known"
+        return f"it is not known whether the brokers enforce the limits ({LIMIT_KEY})"
     if found.enforced:
         return f"the brokers enforce the limits: {LIMIT_KEY} is true"
-    return f"the brokers do not enforce the limits: {LIMIT_KEY} is false, or not known to this version"
+    return f"the brokers do not enforce the limits: {LIMIT_KEY} is false, or this version does not know it"
 
 
 def _cells(use: Use) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterator[tuple[str, ...]] |
     for column in columns:
         table.add_column(column, overflow="fold", justify="right" if column in ("names", "length", "limit") else "left")
     for row in rows:
-        table.add_row(*(Text(brief(cell, 200)) for cell in row))  # a string would be read as markup, with emoji codes
+        table.add_row(*(Text(brief(cell, 200)) for cell in row))  # rich parses a string as markup, with emoji codes
     out = Console() if sys.stdout.isatty() else Console(width=160)
     with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
         out.print(table)

@@ -1,4 +1,4 @@
-"""The dead-letter topic as commands read it: partition by partition, up to its end, beside what was replayed of it."""
+"""The dead-letter topic as commands read it: partition by partition, with the offsets that were replayed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.settings import ClientSettings
-from app.deadletters.reader import Found, Summary
-from app.deadletters.replay_offsets import Replayed, TooManyGapsError
-from app.kafka.clients import security_arguments, translated
-from app.kafka.topic_reader import TopicRecord
+from app.deadletters.reader import FoundLetter, LetterSummary
+from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
+from app.kafka.clients import translated
+from app.kafka.topic_reader import TopicConsumer
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
+from transforms.record import SourceRecord
 
 __all__ = ["Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 
@@ -27,15 +28,15 @@ _POLL_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which letters.
+    """The letters that a command selects.
 
     Attributes:
         error: the class of the exception, with or without its module; None for any.
         since_ms: the least timestamp, in milliseconds; None for any.
-        topic: where the records came from; None for any topic.
+        topic: the topic of the original records; None for any.
         partition: of the dead-letter topic; None for all.
-        start: the least offset there.
-        end: the greatest; None for the last.
+        start: the least offset in the partition.
+        end: the greatest offset; None for the last.
         limit: how many letters at most; None for all.
     """
 
@@ -47,8 +48,8 @@ class Filters:
     end: int | None = None
     limit: int | None = None
 
-    def take(self, found: Found, summary: Summary) -> bool:
-        """Whether a letter is one of them; `partition` and `limit` are for who reads."""
+    def match(self, found: FoundLetter, summary: LetterSummary) -> bool:
+        """Whether they select a letter. The caller heeds `partition` and `limit`."""
         if not self.start <= found.offset <= (found.offset if self.end is None else self.end):
             return False
         if self.since_ms is not None and found.timestamp < self.since_ms:
@@ -63,7 +64,7 @@ class Filters:
 
 
 class ReplayTakenOverError(WideloadError):
-    """Another replay has committed to the group of this one since it began."""
+    """Another replay with the same group has begun, and committed to it."""
 
     def __init__(self, topic: str, partition: int, group: str, written: int) -> None:
         super().__init__(topic, partition, group, written)
@@ -73,10 +74,10 @@ class ReplayTakenOverError(WideloadError):
         self.written = written
 
     def __str__(self) -> str:
-        twice = f"; {self.written:,} letters that this one wrote last may come twice" if self.written else ""
+        twice = f"; the last {self.written:,} letters that this one wrote may come twice" if self.written else ""
         return (
             f"topic {self.topic}, partition {self.partition}: another replay with group {self.group} has begun "
-            f"meanwhile, and goes on; this one ends{twice}"
+            f"meanwhile, and continues; this one ends{twice}"
         )
 
 
@@ -85,25 +86,25 @@ class LetterLog:
 
     Args:
         consumer: started, with all partitions.
-        topic: what the cluster says of it.
-        group: of the consumer; None where it has none.
+        topic: as the cluster describes it.
+        group: of the consumer; None if it has none.
     """
 
-    # State that changes: `_noted`, what the group was seen to have committed last, or was given, and `_claimed`, the
-    # partitions in which that has this run's name. For one caller.
+    # State that changes: `_commits`, the last commit of each partition that this run has read or made, and `_claimed`,
+    # the partitions whose last commit bears the id of this run. For one caller.
 
-    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
+    def __init__(self, consumer: TopicConsumer, topic: Topic, group: str | None) -> None:
         self.topic = topic
         self._consumer = consumer
         self._group = group
         self._run = secrets.token_hex(4)
-        self._noted: dict[int, OffsetAndMetadata | None] = {}
+        self._commits: dict[int, OffsetAndMetadata | None] = {}
         self._claimed: set[int] = set()
-        self._unreadable = UndecodableBatches(consumer)
+        self._undecodable = UndecodableBatches(consumer)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:
-        """Of each partition that is wanted, the first offset that there is, and the one behind the last.
+        """For each selected partition its first offset, and the one behind its last.
 
         Raises:
             ConfigurationError: there is no such partition.
@@ -119,68 +120,68 @@ class LetterLog:
         ends = await self._consumer.end_offsets(wanted)
         return {partition.partition: (first[partition], ends[partition]) for partition in wanted}
 
-    async def records(self, partition: int, start: int, end: int) -> AsyncIterator[Sequence[TopicRecord]]:
-        """The records of a partition from `start` on and before `end`, in order, some at a time."""
+    async def records(self, partition: int, start: int, end: int) -> AsyncIterator[Sequence[SourceRecord]]:
+        """The records of a partition from `start` on and before `end`, in order, in batches."""
         wanted = self._partitions[partition]
         self._consumer.pause(*self._partitions.values())
         self._consumer.resume(wanted)
         self._consumer.seek(wanted, start)
         while await self._consumer.position(wanted) < end:
-            polled = await self._unreadable.read((wanted,))
+            polled = await self._undecodable.read((wanted,))
             for records in (polled or await self._consumer.getmany(wanted, timeout_ms=_POLL_MS)).values():
                 within = [record for record in records if record.offset < end]
                 if within:
                     yield within
 
-    async def replayed(self, partition: int, first: int, end: int) -> Replayed:
-        """What the group has replayed of a partition.
+    async def replayed(self, partition: int, first: int, end: int) -> ReplayedOffsets:
+        """The offsets of a partition that the group has replayed.
 
         Args:
             partition: which.
-            first: the first offset that there is.
-            end: the one behind the last; where more was committed, the topic was made anew, and nothing counts.
+            first: its first offset.
+            end: the offset behind its last. A commit above it is of a deleted topic of the same name, and is ignored.
 
         Raises:
-            ConfigurationError: what is committed is another program's.
+            ConfigurationError: the commit is of another program.
         """
-        commit = self._noted[partition] = await self._committed(partition)
+        commit = self._commits[partition] = await self._consumer.last_commit(self._partitions[partition])
         if commit is None or commit.offset > end:
-            return Replayed(first)
-        found = Replayed.read(commit.offset, commit.metadata)
+            return ReplayedOffsets(first)
+        found = ReplayedOffsets.parse(commit.offset, commit.metadata)
         if found is None:
             raise ConfigurationError("--group", "is a group whose commits have the metadata of another program")
         found.add(0, first)
         return found
 
-    async def commit(self, partition: int, replayed: Replayed, written: int = 0) -> None:
-        """Commits what was replayed of a partition; `replayed` was called before.
+    async def commit(self, partition: int, replayed: ReplayedOffsets, written: int = 0) -> None:
+        """Commits the replayed offsets of a partition; `replayed` was called before.
 
         Args:
             partition: which.
-            replayed: of it.
+            replayed: its offsets.
             written: how many letters were written that are not committed yet.
 
         Raises:
-            TooManyGapsError: it cannot be said in a commit.
-            ReplayTakenOverError: another run has committed since; nothing is committed here then.
-            ConfigurationError: the group is another program's, and in use.
+            TooManyGapsError: the metadata of a commit has no room for them.
+            ReplayTakenOverError: another run has committed since then; this one has not.
+            ConfigurationError: the group has members.
         """
-        note = self._note(partition, replayed)
+        metadata = self._metadata(partition, replayed)
         await self._check(partition, written)
         try:
-            await self._consumer.commit({self._partitions[partition]: (replayed.offset, note)})
+            await self._consumer.commit({self._partitions[partition]: (replayed.offset, metadata)})
         except CommitFailedError as exc:
             raise ConfigurationError(
                 "--group",
-                f"group {self._group} has members, such as a worker that runs, and they alone may commit; give another",
+                f"group {self._group} has members, such as a worker that runs, and only they may commit; give another",
             ) from exc
-        self._noted[partition] = OffsetAndMetadata(replayed.offset, note)
+        self._commits[partition] = OffsetAndMetadata(replayed.offset, metadata)
         self._claimed.add(partition)
 
-    async def claim(self, partition: int, replayed: Replayed) -> None:
-        """Puts this run's name beside what is committed, before it writes: another sees it, and that it may is known.
+    async def claim(self, partition: int, replayed: ReplayedOffsets) -> None:
+        """Commits the id of this run before it writes: another run sees it, and this one knows that it may commit.
 
-        Kafka has no commit on a condition: two that look at the same moment both go on, until one looks again.
+        Kafka has no conditional commit: two runs that claim at the same moment both go on until one checks again.
 
         Raises:
             TooManyGapsError: as `commit`.
@@ -190,52 +191,38 @@ class LetterLog:
             await self.commit(partition, replayed)
         await self._check(partition)
 
-    def check_note(self, partition: int, replayed: Replayed) -> None:
-        """Returns where a commit has room for this.
+    def check_room(self, partition: int, replayed: ReplayedOffsets) -> None:
+        """Checks that the metadata of a commit has room for these offsets.
 
         Raises:
             TooManyGapsError: it has not.
         """
-        self._note(partition, replayed)
+        self._metadata(partition, replayed)
 
-    def _note(self, partition: int, replayed: Replayed) -> str:
-        note = replayed.note(self._run)
-        if note is None:
+    def _metadata(self, partition: int, replayed: ReplayedOffsets) -> str:
+        metadata = replayed.metadata(self._run)
+        if metadata is None:
             raise TooManyGapsError(self.topic.name, partition)
-        return note
+        return metadata
 
     async def _check(self, partition: int, written: int = 0) -> None:
-        if await self._committed(partition) != self._noted[partition]:
+        if await self._consumer.last_commit(self._partitions[partition]) != self._commits[partition]:
             raise ReplayTakenOverError(self.topic.name, partition, str(self._group), written)
-
-    async def _committed(self, partition: int) -> OffsetAndMetadata | None:
-        wanted = self._partitions[partition]
-        # `committed` keeps the metadata to itself.
-        commits = await self._consumer._coordinator.fetch_committed_offsets([wanted])  # noqa: SLF001
-        commit: OffsetAndMetadata | None = commits.get(wanted)
-        return commit
 
 
 @asynccontextmanager
 async def open_log(client: ClientSettings, topic: Topic, group: str | None = None) -> AsyncIterator[LetterLog]:
-    """The topic for the length of a block.
+    """The log of the dead-letter topic; it is closed at the end of the block.
 
     Args:
         client: how to reach the cluster.
         topic: the dead-letter topic.
-        group: which knows what was replayed.
+        group: the group to which replayed offsets are committed.
 
     Raises:
         ClusterError: the cluster failed.
     """
-    consumer = AIOKafkaConsumer(
-        **security_arguments(client),
-        client_id=client.client_id,
-        group_id=group,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    )
+    consumer = TopicConsumer(client, group)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()

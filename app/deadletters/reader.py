@@ -1,4 +1,4 @@
-"""Reading letters: records of a dead-letter topic become letters again, whether they are whole, stored or chunks."""
+"""The reader of letters: it makes letters from the records of a dead-letter topic, also from chunks and references."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import cast
 
 from app.config.reference_scope import ReferenceScope
-from app.kafka.topic_reader import TopicRecord
 from stores.payload import download
 from stores.registry import STORE_CLASS
 from stores.store import PayloadStore, Store
@@ -22,25 +21,25 @@ from transforms.errors import (
 )
 from transforms.inflate import Inflate
 from transforms.letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
-from transforms.record import Record, RecordLike
+from transforms.record import Record, RecordLike, SourceRecord
 from transforms.reference import Reference
 from transforms.signing import Signing
 
-__all__ = ["Found", "LetterReader", "Summary"]
+__all__ = ["FoundLetter", "LetterReader", "LetterSummary"]
 
-_PENDING = 10_000  # letters of other pipelines may lie between the chunks of one
+_PENDING = 10_000  # letters of other pipelines may stand between the chunks of a letter
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A letter as it stands in the topic.
+class FoundLetter:
+    """A letter in the dead-letter topic, not opened yet.
 
     Attributes:
         partition: of the dead-letter topic.
         offsets: of its records there, in order; a chunked letter has several.
-        record: put together from its chunks.
-        timestamp: that of the topic.
-        error: why it cannot be put together; None where it is.
+        record: the record of the letter, assembled if it was chunked; the first chunk if it cannot be assembled.
+        timestamp: of the last record.
+        error: why it cannot be assembled; None if nothing is wrong.
     """
 
     partition: int
@@ -51,19 +50,19 @@ class Found:
 
     @property
     def offset(self) -> int:
-        """The place of the letter: that of its first record."""
+        """The offset of its first record."""
         return self.offsets[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """What is told of a letter.
+class LetterSummary:
+    """What a list of letters shows of one.
 
     Attributes:
-        letter: without its value where that is in the store; None where it cannot be read.
+        letter: without its value if that is in the store; None if it cannot be read.
         form: `whole`, `store` or `chunks`: where its value is.
-        size: bytes of the value; of a letter that is stored as one, of the letter; None for a null.
-        error: what is in the way of reading it; None where nothing is.
+        size: bytes of the value, or of the letter if that is stored whole; None for a null.
+        error: why it cannot be read; None if it can.
     """
 
     letter: Letter | None
@@ -73,16 +72,17 @@ class Summary:
 
 
 class LetterReader:
-    """Puts letters together, and fetches them.
+    """Assembles letters from chunks, and downloads them from the store.
 
     Args:
-        store: of the pipeline; None where it has none.
+        store: of the pipeline; None if it has none.
         max_bytes: the largest letter that is read.
-        signing: says which references are genuine; None where all are taken.
-        topics: below whose names the store has payloads of letters: that of the letters.
+        signing: the keys of signed references; None if references need no signature.
+        topics: the topics whose payloads letters may refer to.
     """
 
-    # State that changes: `_assembler`. One caller at a time of `add` and `rest`; the others may be called by threads.
+    # State that changes: `_assembler` and `_incomplete`. One caller at a time of `add` and `incomplete`; the other
+    # methods may be called by threads.
 
     def __init__(
         self,
@@ -94,26 +94,26 @@ class LetterReader:
     ) -> None:
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
-        # Whoever writes letters may not have payloads of other topics copied to a source, whatever inflate may read.
-        self._reach = ReferenceScope(store.root, frozenset(topics)) if isinstance(store, Store) else None
+        # A forged letter must not copy payloads of other topics to a source, even if inflate may read these topics.
+        self._scope = ReferenceScope(store.root, frozenset(topics)) if isinstance(store, Store) else None
         limits = Limits(messages=_PENDING, pending_bytes=2 * max_bytes, message_bytes=max_bytes, expire_ms=0)
         self._assembler = Assembler(limits)
-        self._incomplete: dict[tuple[int, str], list[TopicRecord]] = {}
+        self._incomplete: dict[tuple[int, str], list[SourceRecord]] = {}
 
     @property
     def pending(self) -> int:
-        """Letters of which chunks are missing."""
+        """How many letters lack chunks."""
         return len(self._incomplete)
 
     @property
     def duplicates(self) -> int:
-        """Chunks so far that were there already: their writer began again in the middle."""
+        """How many chunks have come twice: their writer began again after an error."""
         return self._assembler.counts.duplicates
 
-    def add(self, record: TopicRecord) -> Iterator[Found]:
-        """Takes the next record of a partition, in the order of offsets; gives the letters that are complete now."""
+    def add(self, record: SourceRecord) -> Iterator[FoundLetter]:
+        """Adds the next record of a partition, in the order of offsets; yields the letters that are complete now."""
         if not is_letter_chunk(record):
-            yield Found(record.partition, (record.offset,), record, record.timestamp)
+            yield FoundLetter(record.partition, (record.offset,), record, record.timestamp)
             return
         duplicates = self.duplicates
         events = self._assembler.add(record.partition, record, 0)
@@ -122,30 +122,30 @@ class LetterReader:
             self._incomplete.setdefault((record.partition, uuid), []).append(record)
         for event in events:
             if isinstance(event, Assembled):
-                assert uuid is not None, "it is whole"
+                assert uuid is not None, "it is complete"
                 chunks = self._incomplete.pop((record.partition, uuid))
-                yield Found(record.partition, _offsets(chunks), event.record, record.timestamp)
+                yield FoundLetter(record.partition, _offsets(chunks), event.record, record.timestamp)
             else:
                 yield self._discarded(event)
 
-    def _discarded(self, event: Discarded) -> Found:
-        chunks = cast("Sequence[TopicRecord]", event.records)
+    def _discarded(self, event: Discarded) -> FoundLetter:
+        chunks = cast("Sequence[SourceRecord]", event.records)
         self._incomplete.pop((chunks[0].partition, event.uuid or ""), None)
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
-        return Found(chunks[0].partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
+        return FoundLetter(chunks[0].partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 
-    def rest(self) -> Iterator[Found]:
-        """The letters of which chunks are missing at the end of what was read."""
+    def incomplete(self) -> Iterator[FoundLetter]:
+        """The letters that lack chunks after the last record was added."""
         for (partition, uuid), chunks in self._incomplete.items():
             error = DiscardedChunkError(uuid, "expired", "its other chunks are not in what was read")
-            yield Found(partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
+            yield FoundLetter(partition, _offsets(chunks), chunks[0], chunks[0].timestamp, error)
 
-    def open(self, found: Found) -> Letter:
-        """The letter, its value fetched from the store where it is there. Blocks.
+    def open(self, found: FoundLetter) -> Letter:
+        """The letter, with its value downloaded if it is in the store. Blocks.
 
         Raises:
             TransformError: it cannot be read.
-            PayloadStoreError: the store; `retriable` says whether to try again. Or the payload is none of a letter's.
+            PayloadStoreError: the store failed, or the reference is to a payload of another topic.
             ConfigurationError: it is in a store, and the pipeline has none.
         """
         if found.error is not None:
@@ -155,13 +155,13 @@ class LetterReader:
             if self._store is None:
                 raise ConfigurationError(STORE_CLASS, "is missing, and the letter is in a store")
             inflation = self._inflate.begin(record)
-            if self._reach is not None:
-                self._reach.check_letter(inflation.reference.path)
+            if self._scope is not None:
+                self._scope.check_letter(inflation.reference.path)
             record = self._inflate.finish(record, inflation, download(self._store, inflation.reference, self._inflate))
         return open_letter(record)
 
-    def look(self, found: Found) -> Summary:
-        """What can be told of the letter; the store is asked only where nothing else says what is wrong. Blocks."""
+    def summarize(self, found: FoundLetter) -> LetterSummary:
+        """The summary of the letter. The payload is downloaded only if the context is not in the headers. Blocks."""
         record = found.record
         form = "whole" if len(found.offsets) == 1 and not is_letter_chunk(record) else "chunks"
         size = None if record.value is None else len(record.value)
@@ -171,21 +171,21 @@ class LetterReader:
             if form == "store":
                 reference, headers = Reference.parse(record)
                 size = reference.size
-                own, context = context_of(headers[:-1])  # behind them is the mark
+                own, context = context_of(headers[:-1])  # the last one is the mark
                 if context and not is_bare(headers[-1]):
-                    bare = Record(record.key, None, own, record.timestamp)
-                    return Summary(Letter(bare, context, replays_of(own)), form, size)
+                    valueless = Record(record.key, None, own, record.timestamp)
+                    return LetterSummary(Letter(valueless, context, replays_of(own)), form, size)
             letter = self.open(found)
         except (TransformError, PayloadStoreError, ConfigurationError) as exc:
-            return Summary(None, form, size, str(exc))
-        return Summary(letter, form, None if letter.record.value is None else len(letter.record.value))
+            return LetterSummary(None, form, size, str(exc))
+        return LetterSummary(letter, form, None if letter.record.value is None else len(letter.record.value))
 
 
-def _offsets(chunks: Sequence[TopicRecord]) -> tuple[int, ...]:
+def _offsets(chunks: Sequence[SourceRecord]) -> tuple[int, ...]:
     return tuple(chunk.offset for chunk in chunks)
 
 
-def _uuid(record: TopicRecord) -> str | None:
+def _uuid(record: SourceRecord) -> str | None:
     try:
         return Chunk.parse(record)[0].uuid
     except MalformedChunkError:

@@ -1,11 +1,10 @@
-"""Replay: letters of a dead-letter topic are written back to where their records came from, each once.
+"""The replay: it writes the records of dead letters back to the topics and partitions that they came from, each once.
 
-What was replayed is committed in a group of its own once it is durable: see `app.deadletters.replay_offsets`. So a
-replay that is cut short goes on where it was, and repeats at most what was on its way then. Of two replays at once the
-one that began last goes on, and the other ends as soon as it sees that.
+The offsets of replayed letters are committed to a group of their own as soon as the records are durable: see
+`app.deadletters.replay_offsets`. So an interrupted replay continues where it was, and repeats at most one batch. Of two
+replays at once the one that began last continues, and the other ends as soon as it sees that.
 
-Whoever may write to the topic may have forged letters. What one says decides about that one alone: no letter keeps the
-others from being replayed.
+Letters may be forged. A letter decides about itself only: none keeps the others from being replayed.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from aiokafka.partitioner import murmur2
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
-from app.deadletters.reader import Found, LetterReader
-from app.deadletters.replay_offsets import Replayed
+from app.deadletters.reader import FoundLetter, LetterReader
+from app.deadletters.replay_offsets import ReplayedOffsets
 from app.kafka.batches.batch import Builder
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import translated, writing_producer
@@ -45,11 +44,11 @@ from transforms.record import Record, RecordLike
 from transforms.size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.wire import is_writable, serialize
 
-__all__ = ["Failure", "Replay", "Tally", "Writer", "letter_reader", "open_writer"]
+__all__ = ["Failure", "RecordWriter", "Replay", "Tally", "letter_reader", "open_writer"]
 
-_SLICE = 200  # letters that are written, and committed, together
-_SLICE_BYTES = 32 * 1024 * 1024
-_SHOWN = 20
+_BATCH = 200  # letters that are written, and committed, together
+_BATCH_VALUE_BYTES = 32 * 1024 * 1024
+_MOST_FAILED = 20  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Failure:
 
     Attributes:
         partition: of the dead-letter topic.
-        offset: there.
-        reason: in words.
+        offset: in the partition.
+        reason: why not.
     """
 
     partition: int
@@ -69,14 +68,14 @@ class Failure:
 
 @dataclass(slots=True)
 class Tally:
-    """What a replay did, or would do.
+    """The letters that a replay has replayed, skipped and not been able to replay; of a dry run, that it would.
 
     Attributes:
-        targets: letters by the topic and the partition that their records go to.
+        targets: replayed letters by the topic and the partition of their records.
         errors: the same letters by the class of the exception.
-        skipped: letters that the filters take and that are left out, by the reason.
-        failed: letters that cannot be replayed, the first of them.
-        failures: how many those are.
+        skipped: letters that the filters match and that are skipped, by the reason.
+        failed: the first letters that cannot be replayed.
+        failures: how many letters cannot be replayed.
     """
 
     targets: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -87,19 +86,19 @@ class Tally:
 
     @property
     def replayed(self) -> int:
-        """How many letters were, or would be, replayed."""
+        """How many letters are replayed."""
         return self.targets.total()
 
-    def fail(self, found: Found, reason: str) -> None:
-        """Counts one that cannot be."""
+    def fail(self, found: FoundLetter, reason: str) -> None:
+        """Counts a letter that cannot be replayed."""
         self.failures += 1
-        if len(self.failed) < _SHOWN:
+        if len(self.failed) < _MOST_FAILED:
             self.failed.append(Failure(found.partition, found.offset, reason))
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    found: Found
+class _Replayable:
+    found: FoundLetter
     letter: Letter
     topic: Topic
     partition: int
@@ -107,7 +106,7 @@ class _Item:
     size: int
 
 
-class Writer:
+class RecordWriter:
     """Writes records to partitions, in order. Use `open_writer`."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
@@ -117,10 +116,10 @@ class Writer:
         """Writes all, and waits until they are durable.
 
         Args:
-            records: each with the topic and the partition that it goes to.
+            records: each with its topic and its partition.
 
         Raises:
-            ClusterError: some may not be.
+            ClusterError: some may not be durable.
         """
         batches: dict[tuple[str, int], Builder] = {}
         futures = []
@@ -130,22 +129,22 @@ class Writer:
 
         try:
             for topic, partition, record in records:
-                place = topic.name, partition
+                key = topic.name, partition
                 if not is_writable(record):
-                    if place in batches:
-                        await send(*place, batches.pop(place))
-                    await send(*place, raw_batch([record]))
+                    if key in batches:
+                        await send(*key, batches.pop(key))
+                    await send(*key, raw_batch([record]))
                     continue
-                batch = batches.get(place)
+                batch = batches.get(key)
                 if batch is None or not _append(batch, record):
                     if batch is not None:
-                        await send(*place, batch)
+                        await send(*key, batch)
                     room = min(BATCH_BYTES, topic.max_message_bytes)
-                    batch = batches[place] = Builder(room, 0, transactional=False)
+                    batch = batches[key] = Builder(room, 0, transactional=False)
                     _append(batch, record)
-            for place, batch in batches.items():
+            for key, batch in batches.items():
                 batch.close()
-                await send(*place, batch)
+                await send(*key, batch)
             await asyncio.gather(*futures)
         except KafkaError as exc:
             raise translated(exc, "writing") from exc
@@ -159,18 +158,18 @@ def _append(batch: Builder, record: RecordLike) -> bool:
 
 
 @asynccontextmanager
-async def open_writer(client: ClientSettings) -> AsyncIterator[Writer]:
-    """A writer for the length of a block.
+async def open_writer(client: ClientSettings) -> AsyncIterator[RecordWriter]:
+    """A writer; it is closed at the end of the block.
 
     Raises:
         ClusterError: the producer cannot start.
     """
     async with writing_producer(client) as producer:
-        yield Writer(producer)
+        yield RecordWriter(producer)
 
 
 def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic: str) -> LetterReader:
-    """A reader for the letters of a pipeline in a topic."""
+    """A reader of the letters of a pipeline in a topic."""
     topics = {topic, *settings.reference_scope.topics}
     return LetterReader(store, settings.max_bytes, settings.signing, topics=topics)
 
@@ -182,15 +181,17 @@ class Replay:
         client: how to reach the cluster.
         settings: of the pipeline.
         log: its dead-letter topic, with a group.
-        store: of the pipeline; None where it has none.
-        filters: which letters.
-        to: a topic for all records; None for those where they came from.
-        max_replays: letters of records that were replayed so often are left out.
-        done: hears of each letter that was replayed.
+        store: of the pipeline; None if it has none.
+        filters: select the letters.
+        to: a topic for all records; None to write each to the topic that it came from.
+        max_replays: a record that was replayed so often is skipped.
+        done: called with the number of letters after each batch.
 
     Attributes:
-        tally: what it did, or would do.
+        tally: counts the letters.
     """
+
+    # State that changes: `tally`, `_topics`, and `_batch`, the letters that are written next. For one caller.
 
     def __init__(
         self,
@@ -214,59 +215,61 @@ class Replay:
         self._max_replays = max_replays
         self._done = done
         self._topics: dict[str, Topic | ConfigurationError] = {}
-        self._slice: list[_Item] = []
+        self._batch: list[_Replayable] = []
 
-    async def run(self, writer: Writer | None) -> None:
-        """Replays partition by partition; without a writer nothing is written, and nothing committed.
+    async def run(self, writer: RecordWriter | None) -> None:
+        """Replays partition by partition; without a writer it writes and commits nothing.
 
         Raises:
             ConfigurationError: there is no such partition or topic.
-            ClusterError: the cluster failed; what was committed stays.
-            TooManyGapsError: before anything of a partition is written that could not be committed.
+            ClusterError: the cluster failed; the commits stay.
+            TooManyGapsError: the offsets of a batch could not be committed; none of it was written.
             ReplayTakenOverError: another replay with the same group has begun.
         """
         if self._to is not None:
             await self._check_target(self._to)
         for partition, (first, end) in (await self._log.ranges(self._filters)).items():
             replayed = await self._log.replayed(partition, first, end)
-            if self._full:
+            if self._limit_reached:
                 return
-            await self._partition(writer, partition, replayed, end)
+            await self._replay_partition(writer, partition, replayed, end)
 
     @property
-    def _full(self) -> bool:
+    def _limit_reached(self) -> bool:
         limit = self._filters.limit
-        return limit is not None and self.tally.replayed + len(self._slice) >= limit
+        return limit is not None and self.tally.replayed + len(self._batch) >= limit
 
-    async def _partition(self, writer: Writer | None, partition: int, replayed: Replayed, end: int) -> None:
+    async def _replay_partition(
+        self, writer: RecordWriter | None, partition: int, replayed: ReplayedOffsets, end: int
+    ) -> None:
         reader = letter_reader(self._store, self._settings, self._log.topic.name)
         start = max(replayed.offset, self._filters.start)
         last = replayed.offset - 1 if start == replayed.offset else None
         async for records in self._log.records(partition, start, end):
             for record in records:
                 if last is not None:
-                    replayed.add(last + 1, record.offset)  # what is no record needs no replay
+                    replayed.add(last + 1, record.offset)  # an offset without a record needs no replay
                 last = record.offset
                 duplicates = reader.duplicates
                 for found in reader.add(record):
                     await self._take(reader, found, replayed)
                 if reader.duplicates > duplicates:
                     replayed.add(record.offset, record.offset + 1)
-                if self._full or self._slice_is_full:
+                if self._limit_reached or self._batch_is_full:
                     await self._flush(writer, partition, replayed)
-                if self._full or self._behind(record.offset, reader):
+                if self._limit_reached or self._past_end(record.offset, reader):
                     return await self._flush(writer, partition, replayed)
-        for found in reader.rest():
+        for found in reader.incomplete():
             await self._take(reader, found, replayed)
         return await self._flush(writer, partition, replayed)
 
-    def _behind(self, offset: int, reader: LetterReader) -> bool:
+    def _past_end(self, offset: int, reader: LetterReader) -> bool:
         end = self._filters.end
         return end is not None and offset >= end and not reader.pending
 
-    async def _take(self, reader: LetterReader, found: Found, replayed: Replayed) -> None:
-        summary = await asyncio.to_thread(reader.look, found)
-        if self._full or not self._filters.take(found, summary):
+    async def _take(self, reader: LetterReader, found: FoundLetter, replayed: ReplayedOffsets) -> None:
+        summary = await asyncio.to_thread(reader.summarize, found)
+        if self._limit_reached or not self._filters.match(found, summary):
             return
         if found.offset in replayed:
             self.tally.skipped["replayed before"] += 1
@@ -275,14 +278,14 @@ class Replay:
             self.tally.fail(found, summary.error or "it cannot be read")
             return
         try:
-            left_out = self._left_out(summary.letter)
-            if left_out is None:
+            skipped = self._skip_reason(summary.letter)
+            if skipped is None:
                 letter = await asyncio.to_thread(reader.open, found)
-                left_out = self._left_out(letter)
-            if left_out is not None:
-                self.tally.skipped[left_out] += 1
+                skipped = self._skip_reason(letter)
+            if skipped is not None:
+                self.tally.skipped[skipped] += 1
                 return
-            self._slice.append(await self._item(found, letter))
+            self._batch.append(await self._replayable(found, letter))
         except (TransformError, PayloadStoreError) as exc:
             self.tally.fail(found, str(exc))
         except ConfigurationError as exc:
@@ -290,32 +293,32 @@ class Replay:
                 raise
             self.tally.fail(found, exc.reason)
 
-    def _left_out(self, letter: Letter) -> str | None:
+    def _skip_reason(self, letter: Letter) -> str | None:
         if letter.replays >= self._max_replays:
             return f"replayed {letter.replays} times already, and failed again (--max-replays)"
-        topic = self._topic(letter)
+        topic = self._target(letter)
         if topic is None:
-            return "of no topic that they say (--to)"
+            return "the letter does not say of which topic (--to)"
         if self._to is None and topic not in self._settings.topics:
             return f"of topic {topic}, which this pipeline does not read (--to)"
         return None
 
-    def _topic(self, letter: Letter) -> str | None:
+    def _target(self, letter: Letter) -> str | None:
         if self._to is not None:
             return self._to
-        if letter.place is not None:
-            return letter.place[0]
+        if letter.origin is not None:
+            return letter.origin[0]
         return self._settings.topics[0] if len(self._settings.topics) == 1 else None
 
-    async def _item(self, found: Found, letter: Letter) -> _Item:
-        name = self._topic(letter)
+    async def _replayable(self, found: FoundLetter, letter: Letter) -> _Replayable:
+        name = self._target(letter)
         assert name is not None
-        topic = await self._found_topic(name)
+        topic = await self._describe(name)
         record = letter.replayed()
         _check_timestamp(topic, record.timestamp)
         if record.key is None and "compact" in topic.cleanup_policy:
             raise KeyMissingError(topic.name)
-        partition = found.partition if letter.place is None else letter.place[1]
+        partition = found.partition if letter.origin is None else letter.origin[1]
         if partition >= topic.partitions:
             partition = partition if record.key is None else murmur2(record.key) & 0x7FFFFFFF
             partition %= topic.partitions
@@ -326,14 +329,14 @@ class Replay:
         if size > limit:
             if self._to is not None or not self._settings.chunks.assembles or not record.value or not writable:
                 raise RecordTooLargeError(topic.name, size, limit)
-            # It was put together from chunks, and goes as chunks again.
+            # It was assembled from chunks, and is split into chunks again.
             chunking, digest = Chunking(limit), checksum(record.value)
             origin = ("replay", self._log.topic.name, found.partition, found.offset)
             records = tuple(chunking.split(record, chunking.uuid(record, digest, origin), digest))
-        return _Item(found, letter, topic, partition, records, sum(len(each.value or b"") for each in records))
+        return _Replayable(found, letter, topic, partition, records, sum(len(each.value or b"") for each in records))
 
-    async def _found_topic(self, name: str) -> Topic:
-        """What the cluster says of a topic; asked once, as there may be a letter of it at each offset."""
+    async def _describe(self, name: str) -> Topic:
+        """The topic as the cluster describes it; asked for once, not for each letter."""
         if name not in self._topics:
             try:
                 self._topics[name] = await find_topic(self._client, name)
@@ -348,61 +351,62 @@ class Replay:
         if name == self._log.topic.name:
             raise ConfigurationError("--to", f"found {name}, the topic of the dead letters itself; give another one")
         try:
-            await self._found_topic(name)
+            await self._describe(name)
         except ConfigurationError as exc:
             raise exc if exc.key != "TOPIC" else ConfigurationError("--to", exc.reason) from exc
 
     @property
-    def _slice_is_full(self) -> bool:
-        return len(self._slice) >= _SLICE or sum(item.size for item in self._slice) >= _SLICE_BYTES
+    def _batch_is_full(self) -> bool:
+        return len(self._batch) >= _BATCH or sum(each.size for each in self._batch) >= _BATCH_VALUE_BYTES
 
-    async def _flush(self, writer: Writer | None, partition: int, replayed: Replayed) -> None:
-        """Writes the slice, and commits it. That it can be committed is known before it is written.
+    async def _flush(self, writer: RecordWriter | None, partition: int, replayed: ReplayedOffsets) -> None:
+        """Writes the batch, and commits its offsets. A batch whose offsets cannot be committed is not written.
 
-        Where this is cancelled (Ctrl-C), that happens behind the commit, so that nothing is written twice for it.
+        It is cancelled (Ctrl-C) only after the commit, or the next replay would write the batch again.
         """
-        items, self._slice = self._slice, []
-        if writer is None or not items:
-            self._count(items)
+        letters, self._batch = self._batch, []
+        if writer is None or not letters:
+            self._count(letters)
             return
-        writing = asyncio.ensure_future(self._write(writer, items, partition, replayed))
+        writing = asyncio.ensure_future(self._write(writer, letters, partition, replayed))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             await writing
             raise
 
-    async def _write(self, writer: Writer, items: Sequence[_Item], partition: int, replayed: Replayed) -> None:
+    async def _write(
+        self, writer: RecordWriter, letters: Sequence[_Replayable], partition: int, replayed: ReplayedOffsets
+    ) -> None:
+        offsets = [offset for each in letters for offset in each.found.offsets]
         after = deepcopy(replayed)
-        for item in items:
-            for offset in item.found.offsets:
-                after.add(offset, offset + 1)
-        self._log.check_note(partition, after)
+        for offset in offsets:
+            after.add(offset, offset + 1)
+        self._log.check_room(partition, after)
         await self._log.claim(partition, replayed)
-        await writer.write([(item.topic, item.partition, record) for item in items for record in item.records])
-        await self._log.commit(partition, after, len(items))
-        for item in items:
-            for offset in item.found.offsets:
-                replayed.add(offset, offset + 1)
-        self._count(items)
+        await writer.write([(each.topic, each.partition, record) for each in letters for record in each.records])
+        await self._log.commit(partition, after, len(letters))
+        for offset in offsets:
+            replayed.add(offset, offset + 1)
+        self._count(letters)
 
-    def _count(self, items: Sequence[_Item]) -> None:
-        for item in items:
-            self.tally.targets[item.topic.name, item.partition] += 1
-            self.tally.errors[item.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
-        self._done(len(items))
+    def _count(self, letters: Sequence[_Replayable]) -> None:
+        for each in letters:
+            self.tally.targets[each.topic.name, each.partition] += 1
+            self.tally.errors[each.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
+        self._done(len(letters))
 
 
 def _raw_batch_of_one_bytes(record: RecordLike) -> int:
-    """As `batch_of_one_bytes`, where the name of a header is not UTF-8."""
+    """As `batch_of_one_bytes`, for a record that has a header whose name is not UTF-8."""
     return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
 
 
 def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:
-    """Refuses what brokers would refuse, and the whole batch with it.
+    """Refuses a timestamp that brokers would refuse: they would refuse the whole batch.
 
     Raises:
-        RecordUnfitError: the topic takes no such timestamp.
+        RecordUnfitError: the timestamp is too old or too new for the topic.
     """
     if not topic.takes_timestamp(timestamp_ms):
         raise RecordUnfitError(

@@ -1,8 +1,8 @@
-"""What was replayed of a partition of a dead-letter topic: an offset below which all is, and what is above it.
+"""The replayed offsets of a partition of a dead-letter topic: all below an offset, and some above it.
 
-The offset is what a consumer group commits, and the rest stands beside it, as the metadata of the commit:
-`wideload:replayed=` and, in base 64, compressed, pairs of varints: offsets not replayed, and replayed, in turn. Behind
-a colon follows which run has committed it, so that one of two that go on at once sees the other.
+A consumer group commits the offset. The metadata of the commit has the rest: `wideload:replayed=` and, compressed and
+in base 64, pairs of varints: how many offsets were not replayed, and how many were, in turn. A colon and the id of the
+run that has committed follow, so that one of two runs sees the other.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from transforms.errors import WideloadError
 from transforms.identifiers import IDENTIFIERS
 
-__all__ = ["Replayed", "TooManyGapsError"]
+__all__ = ["ReplayedOffsets", "TooManyGapsError"]
 
 _PREFIX = "wideload:replayed="
-_MOST_BYTES = 1_000_000  # of what a note decompresses to
+_MOST_BYTES = 1_000_000  # after decompression
 _LIMIT = IDENTIFIERS["offset-metadata"].limit
 
 
 class TooManyGapsError(WideloadError):
-    """More was left out between what was replayed than fits beside a commit."""
+    """The replayed offsets have more gaps than the metadata of a commit has room for."""
 
     def __init__(self, topic: str, partition: int) -> None:
         super().__init__(topic, partition)
@@ -33,17 +33,17 @@ class TooManyGapsError(WideloadError):
 
     def __str__(self) -> str:
         return (
-            f"topic {self.topic}, partition {self.partition}: so many letters that are left out lie between those that "
-            f"were replayed that a commit has no room to say which ({_LIMIT:,} bytes); replay those too, from the "
-            "beginning, or give another --group, which begins with nothing replayed"
+            f"topic {self.topic}, partition {self.partition}: there are too many gaps between the letters that were "
+            f"replayed: the metadata of a commit ({_LIMIT:,} bytes) has no room for them; replay the letters in the "
+            "gaps too, from the beginning, or give another --group, which begins with nothing replayed"
         )
 
 
-class Replayed:
-    """The offsets of one partition that are done with.
+class ReplayedOffsets:
+    """The replayed offsets of one partition.
 
     Attributes:
-        offset: all below it are.
+        offset: all offsets below it were replayed.
     """
 
     def __init__(self, offset: int = 0) -> None:
@@ -58,7 +58,7 @@ class Replayed:
         return i >= 0 and offset < self._ends[i]
 
     def add(self, start: int, end: int) -> None:
-        """All from `start` on and before `end` are done with."""
+        """Adds all offsets from `start` on and before `end`."""
         first = bisect_right(self._ends, start - 1)
         while first < len(self._starts) and self._starts[first] <= end:
             start, end = min(start, self._starts.pop(first)), max(end, self._ends.pop(first))
@@ -71,11 +71,11 @@ class Replayed:
         self._starts.insert(first, start)
         self._ends.insert(first, end)
 
-    def note(self, run: str = "") -> str | None:
-        """The metadata of a commit of `offset`; None where there is more to say than it has room for.
+    def metadata(self, run: str = "") -> str | None:
+        """The metadata of a commit of `offset`; None if it would be too long.
 
         Args:
-            run: which one commits it; letters and digits.
+            run: the id of the run that commits; letters and digits.
         """
         if not self._starts:
             return f"{_PREFIX}:{run}" if run else ""
@@ -91,8 +91,8 @@ class Replayed:
         return text if len(text) <= _LIMIT else None
 
     @classmethod
-    def read(cls, offset: int, metadata: str | None) -> Replayed | None:
-        """What was committed; None where the metadata is not ours."""
+    def parse(cls, offset: int, metadata: str | None) -> ReplayedOffsets | None:
+        """The offsets of a commit; None if its metadata is of another program."""
         found = cls(offset)
         if not metadata:
             return found

@@ -1,4 +1,4 @@
-"""Letters: dead letters in a form that their topic takes, however large the records are."""
+"""The writer of letters: it puts dead letters, however large, into a form that their topic takes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from stores.store import PayloadStore
 from transforms import wire
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
-from transforms.letter import LEAST_BYTES, Cause, dead_letter, marked, replays_of, resembles
+from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, replays_of
 from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Reference
 from transforms.size import batch_of_one_bytes
 
-__all__ = ["Letters"]
+__all__ = ["LetterWriter"]
 
 log = logging.getLogger(__name__)
 
-_AVOID_S = 5.0  # how long letters go without a store that has failed, before it is asked again
-_LONGEST_PATH = "p" * 1_024  # of S3's keys; a store whose paths are longer has its letters sent as chunks
+_AVOID_S = 5.0  # how long letters are sent as chunks after the store has failed
+_LONGEST_PATH = "p" * 1_024  # of S3's keys; if a store has longer paths, its letters are sent as chunks
 
 
-class Letters:
-    """Writes the letters of a pipeline. Its methods may be called from several threads at once.
+class LetterWriter:
+    """Makes the letters of a pipeline. Several threads may call its methods at once.
 
     Args:
         settings: of the pipeline.
         topic: the dead-letter topic.
-        store: of the pipeline; None where it has none.
-        clock: seconds that do not go back.
+        store: of the pipeline; None if it has none.
+        clock: monotonic seconds.
     """
 
-    # State that changes: `_avoid_until_s`. It is one value, and what is read of it may be old.
+    # State that changes: `_avoid_until_s`. It is one value, and a thread may read an old one.
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Letters:
         self._avoid_until_s = 0.0
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
-        """The letter as the record is; None where the topic would not take it, or no client could write it."""
+        """The whole letter; None if the topic would not take it, or if no client can write it."""
         if not wire.is_writable(source):
             return None
         context = cause.headers(source)
         letter = dead_letter(source, context)
-        if not context and resembles(source):
-            letter = _behind(letter, marked("whole"))
+        if not context and is_ambiguous(source):
+            letter = _with_header(letter, mark_of("whole"))
         return letter if batch_of_one_bytes(letter) <= self._limit else None
 
     def any(self, source: SourceRecord, cause: Cause) -> Sequence[Record]:
-        """The letter in whatever form the topic takes; asks the store where it is large, and blocks.
+        """The letter in the first form that the topic takes. A large letter may be stored, which blocks.
 
         Raises:
             RecordTooLargeError: the topic takes less than `LEAST_BYTES`.
@@ -76,9 +76,9 @@ class Letters:
         letter = self.whole(source, cause)
         if letter is not None:
             return (letter,)
-        if source.value and wire.is_writable(source) and not resembles(source):
+        if source.value and wire.is_writable(source) and not is_ambiguous(source):
             context = cause.headers(source)
-            value = (_behind(dead_letter(source, context), marked("value", context)),)
+            value = (_with_header(dead_letter(source, context), mark_of("value", context)),)
             letters = self._stored(value) or self._chunks(value, source)
             if letters:
                 return letters
@@ -107,7 +107,7 @@ class Letters:
             except (PayloadStoreError, TransformError) as exc:
                 self._avoid_until_s = self._clock() + _AVOID_S
                 log.warning(
-                    "pipeline %s: dead letters go to topic %s as chunks, for the store failed: %s",
+                    "pipeline %s: dead letters go to topic %s as chunks, because the store failed: %s",
                     self._settings.name,
                     self.topic.name,
                     exc,
@@ -129,17 +129,17 @@ class Letters:
 
 
 def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
-    """The letter as a value; each next form has less beside it."""
+    """The letter as a value, in several forms; each has fewer headers than the one before."""
     context = cause.headers(source)
     data = wire.serialize(dead_letter(source, context))
-    mark = marked("record", context)
-    told = (*source.headers[: bool(replays_of(source.headers))], *context, mark)
+    mark = mark_of("record", context)
+    headers = (*source.headers[: bool(replays_of(source.headers))], *context, mark)
     return (
-        Record(source.key, data, told, source.timestamp),
-        Record(None, data, told, source.timestamp),
+        Record(source.key, data, headers, source.timestamp),
+        Record(None, data, headers, source.timestamp),
         Record(None, data, (mark,), source.timestamp),
     )
 
 
-def _behind(record: Record, header: Header) -> Record:
+def _with_header(record: Record, header: Header) -> Record:
     return Record(record.key, record.value, (*record.headers, header), record.timestamp)

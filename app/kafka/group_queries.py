@@ -8,58 +8,42 @@ from typing import Any
 from aiokafka.protocol.admin import ListGroupsRequest_v1
 from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Int64, Schema
 
-from app.kafka.queries import TEXT, Query, version
+from app.kafka.queries import TEXT, Query, fields, rows, version
 
 __all__ = ["DescribeConsumerGroups", "DescribeGroups", "DescribeShareGroups", "ListGroups"]
 
-_GROUPS = Schema(("groups", Array(TEXT)), ("include_authorized_operations", Boolean))
-_CLASSIC = Schema(
-    ("throttle_time_ms", Int32),
-    (
-        "groups",
-        Array(
-            ("error_code", Int16),
-            ("group_id", TEXT),
-            ("state", TEXT),
-            ("protocol_type", TEXT),
-            ("protocol", TEXT),
-            (
-                "members",
-                Array(
-                    ("member_id", TEXT),
-                    ("instance_id", TEXT),
-                    ("client_id", TEXT),
-                    ("client_host", TEXT),
-                    ("metadata", Bytes),
-                    ("assignment", Bytes),
-                ),
-            ),
-            ("authorized_operations", Int32),
+_GROUPS = fields(groups=Array(TEXT), include_authorized_operations=Boolean)
+_CLASSIC = fields(
+    throttle_time_ms=Int32,
+    groups=rows(
+        error_code=Int16,
+        group_id=TEXT,
+        state=TEXT,
+        protocol_type=TEXT,
+        protocol=TEXT,
+        members=rows(
+            member_id=TEXT, instance_id=TEXT, client_id=TEXT, client_host=TEXT, metadata=Bytes, assignment=Bytes
         ),
+        authorized_operations=Int32,
     ),
 )
-_ASSIGNMENT = Schema(
-    ("partitions", Array(("id_high", Int64), ("id_low", Int64), ("topic", TEXT), ("partitions", Array(Int32)))),
-)
+_ASSIGNMENT = fields(partitions=rows(id_high=Int64, id_low=Int64, topic=TEXT, partitions=Array(Int32)))
 
 
-def _described(*member: tuple[str, Any]) -> Schema:
+def _described(**member: Any) -> Schema:
     """The response about groups of the newer protocols, whose members have these fields."""
-    return Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "groups",
-            Array(
-                ("error_code", Int16),
-                ("error_message", TEXT),
-                ("group_id", TEXT),
-                ("state", TEXT),
-                ("group_epoch", Int32),
-                ("assignment_epoch", Int32),
-                ("assignor", TEXT),
-                ("members", Array(*member)),
-                ("authorized_operations", Int32),
-            ),
+    return fields(
+        throttle_time_ms=Int32,
+        groups=rows(
+            error_code=Int16,
+            error_message=TEXT,
+            group_id=TEXT,
+            state=TEXT,
+            group_epoch=Int32,
+            assignment_epoch=Int32,
+            assignor=TEXT,
+            members=rows(**member),
+            authorized_operations=Int32,
         ),
     )
 
@@ -72,11 +56,11 @@ class ListGroups(Query):
         version(
             16,
             5,
-            Schema(("states_filter", Array(TEXT)), ("types_filter", Array(TEXT))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("groups", Array(("group_id", TEXT), ("protocol_type", TEXT), ("state", TEXT), ("type", TEXT))),
+            fields(states_filter=Array(TEXT), types_filter=Array(TEXT)),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                groups=rows(group_id=TEXT, protocol_type=TEXT, state=TEXT, type=TEXT),
             ),
         ),
     )
@@ -107,16 +91,16 @@ class DescribeConsumerGroups(DescribeGroups):
             0,
             _GROUPS,
             _described(
-                ("member_id", TEXT),
-                ("instance_id", TEXT),
-                ("rack_id", TEXT),
-                ("member_epoch", Int32),
-                ("client_id", TEXT),
-                ("client_host", TEXT),
-                ("topics", Array(TEXT)),
-                ("topic_regex", TEXT),
-                ("assignment", _ASSIGNMENT),
-                ("target_assignment", _ASSIGNMENT),
+                member_id=TEXT,
+                instance_id=TEXT,
+                rack_id=TEXT,
+                member_epoch=Int32,
+                client_id=TEXT,
+                client_host=TEXT,
+                topics=Array(TEXT),
+                topic_regex=TEXT,
+                assignment=_ASSIGNMENT,
+                target_assignment=_ASSIGNMENT,
             ),
         ),
     )
@@ -131,13 +115,13 @@ class DescribeShareGroups(DescribeGroups):
             1,
             _GROUPS,
             _described(
-                ("member_id", TEXT),
-                ("rack_id", TEXT),
-                ("member_epoch", Int32),
-                ("client_id", TEXT),
-                ("client_host", TEXT),
-                ("topics", Array(TEXT)),
-                ("assignment", _ASSIGNMENT),
+                member_id=TEXT,
+                rack_id=TEXT,
+                member_epoch=Int32,
+                client_id=TEXT,
+                client_host=TEXT,
+                topics=Array(TEXT),
+                assignment=_ASSIGNMENT,
             ),
         ),
     )

@@ -1,7 +1,7 @@
 """Requests to a broker that aiokafka does not have, or has only in versions that lack a field.
 
-The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AIOKafkaAdminClient`
-sends a `Query` as it sends its own requests.
+The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AdminClient.send`
+sends a `Query` as it sends requests of aiokafka.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.api import RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -28,10 +27,20 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "ask", "version"]
+__all__ = ["TEXT", "DescribeCluster", "ListConfigResources", "ListTransactions", "Query", "fields", "rows", "version"]
 
 TEXT = String("utf-8")
 _TAGS = ("tags", TaggedFields)
+
+
+def fields(**kinds: Any) -> Schema:
+    """The fields of a request, a response or a row, in order."""
+    return Schema(*kinds.items())
+
+
+def rows(**kinds: Any) -> Array:
+    """An array of rows with these fields."""
+    return Array(fields(**kinds))
 
 
 def version(key: int, number: int, request: Schema, response: Schema, *, flexible: bool = True) -> type[RequestStruct]:
@@ -49,14 +58,9 @@ def version(key: int, number: int, request: Schema, response: Schema, *, flexibl
         request = Schema(*_compact_fields(request), _TAGS)
         response = Schema(*_compact_fields(response))
     answer = type(f"Response{key}v{number}", (Response,), {"API_KEY": key, "API_VERSION": number, "SCHEMA": response})
-    fields = {
-        "API_KEY": key,
-        "API_VERSION": number,
-        "SCHEMA": request,
-        "RESPONSE_TYPE": answer,
-        "FLEXIBLE_VERSION": flexible,
-    }
-    made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), fields)
+    members: dict[str, Any] = {"API_KEY": key, "API_VERSION": number, "FLEXIBLE_VERSION": flexible}
+    members |= {"SCHEMA": request, "RESPONSE_TYPE": answer}
+    made: type[RequestStruct] = type(f"Request{key}v{number}", (RequestStruct,), members)
     return made
 
 
@@ -75,7 +79,7 @@ def _compact(kind: Any) -> Any:
 
 
 class Query:
-    """A request for `AIOKafkaAdminClient` to send, in the newest version that the broker knows too.
+    """A request for `AdminClient.send`, in the newest version that the broker knows too.
 
     Args:
         values: of the fields, by name. A version takes those that it has. Tagged fields of the request are empty.
@@ -106,12 +110,12 @@ class ListTransactions(Query):
         version(
             66,
             0,
-            Schema(("states", Array(TEXT)), ("producer_ids", Array(Int64))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("unknown_states", Array(TEXT)),
-                ("transactions", Array(("transactional_id", TEXT), ("producer_id", Int64), ("state", TEXT))),
+            fields(states=Array(TEXT), producer_ids=Array(Int64)),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                unknown_states=Array(TEXT),
+                transactions=rows(transactional_id=TEXT, producer_id=Int64, state=TEXT),
             ),
         ),
     )
@@ -127,12 +131,8 @@ class ListConfigResources(Query):
         version(
             74,
             1,
-            Schema(("resource_types", Array(Int8))),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("resources", Array(("resource_name", TEXT), ("resource_type", Int8))),
-            ),
+            fields(resource_types=Array(Int8)),
+            fields(throttle_time_ms=Int32, error_code=Int16, resources=rows(resource_name=TEXT, resource_type=Int8)),
         ),
     )
 
@@ -147,32 +147,18 @@ class DescribeCluster(Query):
         version(
             60,
             0,
-            Schema(("include_authorized_operations", Boolean)),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("error_code", Int16),
-                ("error_message", TEXT),
-                ("cluster_id", TEXT),
-                ("controller_id", Int32),
-                ("brokers", Array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
-                ("authorized_operations", Int32),
+            fields(include_authorized_operations=Boolean),
+            fields(
+                throttle_time_ms=Int32,
+                error_code=Int16,
+                error_message=TEXT,
+                cluster_id=TEXT,
+                controller_id=Int32,
+                brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+                authorized_operations=Int32,
             ),
         ),
     )
 
     def __init__(self) -> None:
         super().__init__(include_authorized_operations=True)
-
-
-async def ask(connection: AIOKafkaAdminClient, request: Any, node: int | None = None) -> Any:
-    """Sends a request and returns the response. aiokafka's admin client has no public method for other requests.
-
-    Args:
-        connection: to the cluster.
-        request: a `Query`, or a request of aiokafka.
-        node: the id of the broker; None for any.
-
-    Raises:
-        KafkaError: there was no response.
-    """
-    return await connection._send_request(request, node)  # noqa: SLF001

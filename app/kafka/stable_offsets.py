@@ -8,21 +8,15 @@ from typing import Any
 
 from aiokafka import TopicPartition
 from aiokafka.errors import for_code
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64, Schema
+from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 from aiokafka.structs import OffsetAndMetadata
 
-from app.kafka.queries import TEXT, Query, version
+from app.kafka.queries import TEXT, Query, fields, rows, version
 
 __all__ = ["FetchStableOffsets"]
 
 _UNSTABLE = 88  # UNSTABLE_OFFSET_COMMIT, which aiokafka does not know
-_PARTITION = (
-    ("partition", Int32),
-    ("offset", Int64),
-    ("leader_epoch", Int32),
-    ("metadata", TEXT),
-    ("error_code", Int16),
-)
+_COMMITS = rows(partition=Int32, offset=Int64, leader_epoch=Int32, metadata=TEXT, error_code=Int16)
 
 
 class FetchStableOffsets(Query):
@@ -37,16 +31,8 @@ class FetchStableOffsets(Query):
         version(
             9,
             7,
-            Schema(
-                ("group_id", TEXT),
-                ("topics", Array(("topic", TEXT), ("partitions", Array(Int32)))),
-                ("require_stable", Boolean),
-            ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("topics", Array(("topic", TEXT), ("partitions", Array(*_PARTITION)))),
-                ("error_code", Int16),
-            ),
+            fields(group_id=TEXT, topics=rows(topic=TEXT, partitions=Array(Int32)), require_stable=Boolean),
+            fields(throttle_time_ms=Int32, topics=rows(topic=TEXT, partitions=_COMMITS), error_code=Int16),
         ),
     )
 
@@ -54,9 +40,8 @@ class FetchStableOffsets(Query):
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in partitions:
             by_topic[partition.topic].append(partition.partition)
-        topics: list[tuple[str, list[int], dict[int, bytes]]] = [
-            (topic, numbers, {}) for topic, numbers in by_topic.items()
-        ]
+        no_tags: Mapping[int, bytes] = {}
+        topics = [(topic, numbers, no_tags) for topic, numbers in by_topic.items()]
         super().__init__(group_id=group, topics=topics, require_stable=True)
 
     @staticmethod

@@ -6,10 +6,11 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
@@ -19,15 +20,7 @@ from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
-
-class TopicRecord(SourceRecord, Protocol):
-    """A record, where it stands, and whose clock it bears."""
-
-    @property
-    def timestamp_type(self) -> int: ...
-
-
-__all__ = ["Reader", "Selection", "TopicRecord", "open_reader"]
+__all__ = ["Reader", "Selection", "TopicConsumer", "open_reader"]
 
 _POLL_MS = 200
 _MAX_RECORDS = 500  # of one batch, so that a command shows and commits often enough
@@ -54,6 +47,34 @@ class Selection:
     timeout_ms: int | None = None
 
 
+class TopicConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+    """A consumer that reads committed records, and commits only what it is told to.
+
+    Args:
+        client: how to reach the cluster.
+        group: its id; None for no group.
+        reset: where to begin without a committed offset.
+    """
+
+    def __init__(
+        self, client: ClientSettings, group: str | None, reset: Literal["earliest", "latest"] = "earliest"
+    ) -> None:
+        super().__init__(
+            **security_arguments(client),
+            client_id=client.client_id,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset=reset,
+            isolation_level="read_committed",
+        )
+
+    async def last_commit(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """The committed offset of a partition, with its metadata, which `committed` leaves out."""
+        commits = await self._coordinator.fetch_committed_offsets([partition])
+        commit: OffsetAndMetadata | None = commits.get(partition)
+        return commit
+
+
 class Reader:
     """The chosen records, in order by partition. Use `open_reader`.
 
@@ -61,7 +82,7 @@ class Reader:
         waiting: how many offsets lie between the start and the end of the log as it was; None for a group.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(self, consumer: TopicConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
         self.waiting: int | None = None
         self._consumer = consumer
         self._selection = selection
@@ -100,7 +121,7 @@ class Reader:
             )
         return start
 
-    async def batches(self) -> AsyncIterator[Sequence[TopicRecord]]:
+    async def batches(self) -> AsyncIterator[Sequence[SourceRecord]]:
         """The records as they come, some at a time, until the selection's end.
 
         With a group, offsets are committed when the next batch is asked for, or at the end.
@@ -161,14 +182,7 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
         )
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
-    consumer = AIOKafkaConsumer(
-        **security_arguments(client),
-        client_id=client.client_id,
-        group_id=selection.group,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest" if selection.start == "earliest" else "latest",
-        isolation_level="read_committed",
-    )
+    consumer = TopicConsumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")
     if selection.group is None:
         consumer.assign(partitions)
     else:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64, Schema
+from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
+from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, describe
-from app.kafka.queries import TEXT, Query, ask, version
+from app.kafka.queries import TEXT, Query, fields, rows, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 
@@ -33,16 +32,18 @@ _EITHER_WAY = "message.timestamp.difference.max.ms"  # before
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What the cluster says of a topic.
+    """A topic as the cluster describes it.
 
     Attributes:
+        name: of the topic.
+        partitions: how many it has.
         max_message_bytes: the most bytes of one batch.
         cleanup_policy: `delete`, `compact`, or both.
-        retention_ms: how long records stay where the policy has `delete`; -1 for ever.
-        segment_ms: how much longer they may, since segments go as a whole; 0 where the cluster does not say.
-        id: tells it from a later topic of the same name; None where the cluster gives none.
-        oldest_ms: how long ago the timestamp of a record may be at most; None where it may be any.
-        newest_ms: how far ahead; None likewise.
+        retention_ms: how long records stay if the policy has `delete`; -1 for ever.
+        segment_ms: how much longer they may stay, since whole segments are deleted; 0 if the cluster does not say.
+        id: of the topic; a later topic of the same name has another. None if the cluster gives none.
+        oldest_ms: how old the timestamp of a record may be; None for no limit.
+        newest_ms: how far ahead the timestamp of a record may be; None for no limit.
     """
 
     name: str
@@ -56,11 +57,11 @@ class Topic:
     newest_ms: int | None = None
 
     def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
-        """Whether brokers take a record with this timestamp now, if their clocks go with ours.
+        """Whether brokers take a record with this timestamp now, if their clocks agree with ours.
 
         Args:
             timestamp_ms: of the record.
-            margin_ms: how much nearer than the topic allows it has to be; below 0, how much further it may be.
+            margin_ms: subtracted from the topic's limits; below 0 it extends them.
         """
         if timestamp_ms == _NO_TIMESTAMP:
             return True
@@ -70,19 +71,19 @@ class Topic:
         )
 
 
-async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """Those of the topics that exist, by name.
+async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
+    """The topics that exist, by name.
 
     Raises:
-        ConfigurationError: the user may not look at one of them.
+        ConfigurationError: the user may not describe one of them.
         ClusterError: the cluster did not answer.
     """
     try:
-        # All topics are asked for: asking for one by name makes it, on clusters that create topics by themselves.
+        # All topics are requested: a request for one by name would create it if auto.create.topics.enable is set.
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
         present = [name for name in dict.fromkeys(names) if name in described]
         configs = await _configs(connection, present)
-        found_ids = await identities(partial(ask, connection), present)
+        found_ids = await identities(connection.send, present)
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
     found = {}
@@ -106,7 +107,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
     return found
 
 
-async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     if not names:
         return {}
     timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
@@ -129,7 +130,7 @@ async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dic
 
 
 def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
-    """How far from now a timestamp may be; None where brokers set it themselves, or do not say."""
+    """How far from now a timestamp may be; None if brokers set timestamps themselves, or do not say."""
     if config.get(_TIMESTAMP_TYPE) == "LogAppendTime":
         return None
     value = config.get(name) or config.get(_EITHER_WAY)
@@ -138,11 +139,11 @@ def _timestamp_bound_ms(config: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells one topic from a later one of the same name.
+    """Tells a topic from a later one of the same name.
 
     Attributes:
-        id: given by the cluster; None where it gives none.
-        partitions: how many there are.
+        id: of the topic; None if the cluster gives none.
+        partitions: how many it has.
     """
 
     id: str | None
@@ -156,38 +157,32 @@ class _TopicIds(Query):
         version(
             3,
             12,
-            Schema(
-                ("topics", Array(("id_high", Int64), ("id_low", Int64), ("name", TEXT))),
-                ("allow_auto_topic_creation", Boolean),
-                ("include_topic_authorized_operations", Boolean),
+            fields(
+                topics=rows(id_high=Int64, id_low=Int64, name=TEXT),
+                allow_auto_topic_creation=Boolean,
+                include_topic_authorized_operations=Boolean,
             ),
-            Schema(
-                ("throttle_time_ms", Int32),
-                ("brokers", Array(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT))),
-                ("cluster_id", TEXT),
-                ("controller_id", Int32),
-                (
-                    "topics",
-                    Array(
-                        ("error_code", Int16),
-                        ("name", TEXT),
-                        ("id_high", Int64),
-                        ("id_low", Int64),
-                        ("is_internal", Boolean),
-                        (
-                            "partitions",
-                            Array(
-                                ("error_code", Int16),
-                                ("partition", Int32),
-                                ("leader", Int32),
-                                ("leader_epoch", Int32),
-                                ("replicas", Array(Int32)),
-                                ("isr", Array(Int32)),
-                                ("offline_replicas", Array(Int32)),
-                            ),
-                        ),
-                        ("authorized_operations", Int32),
+            fields(
+                throttle_time_ms=Int32,
+                brokers=rows(node_id=Int32, host=TEXT, port=Int32, rack=TEXT),
+                cluster_id=TEXT,
+                controller_id=Int32,
+                topics=rows(
+                    error_code=Int16,
+                    name=TEXT,
+                    id_high=Int64,
+                    id_low=Int64,
+                    is_internal=Boolean,
+                    partitions=rows(
+                        error_code=Int16,
+                        partition=Int32,
+                        leader=Int32,
+                        leader_epoch=Int32,
+                        replicas=Array(Int32),
+                        isr=Array(Int32),
+                        offline_replicas=Array(Int32),
                     ),
+                    authorized_operations=Int32,
                 ),
             ),
         ),
@@ -202,22 +197,22 @@ class _TopicIds(Query):
 
 
 async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, Identity | None]:
-    """The topics by name, None for each that does not exist; without those of which the user may not know.
+    """The topics by name, None for a topic that does not exist; without topics that the user may not describe.
 
     Args:
-        send: sends a request to a broker, and returns the answer.
+        send: sends a request to a broker, and returns the response.
         names: of the topics.
 
     Raises:
-        KafkaError: there was no answer.
+        KafkaError: there was no response.
     """
     names = list(dict.fromkeys(names))
     try:
-        answer = await send(_TopicIds(names))
+        response = await send(_TopicIds(names))
     except IncompatibleBrokerVersion:
-        answer = await send(MetadataRequest(names, allow_auto_topic_creation=False))
+        response = await send(MetadataRequest(names, allow_auto_topic_creation=False))
     found: dict[str, Identity | None] = {}
-    for topic in answer.to_object()["topics"]:
+    for topic in response.to_object()["topics"]:
         name = topic.get("name") or topic.get("topic")
         error = for_code(topic["error_code"])
         if error is UnknownTopicOrPartitionError:
@@ -230,13 +225,13 @@ async def identities(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]
 
 
 async def limits(send: Callable[[Any], Awaitable[Any]], names: Iterable[str]) -> Mapping[str, int]:
-    """The `max.message.bytes` of the topics, without those of which the user may not know."""
-    answer = await send(
+    """The `max.message.bytes` of the topics, without topics that the user may not describe."""
+    response = await send(
         DescribeConfigsRequest([(ConfigResourceType.TOPIC, name, [MAX_MESSAGE_BYTES]) for name in names])
     )
     return {
         topic["resource_name"]: int(entry["config_value"])
-        for topic in answer.to_object()["resources"]
+        for topic in response.to_object()["resources"]
         for entry in topic["config_entries"]
         if topic["error_code"] == 0 and entry["config_names"] == MAX_MESSAGE_BYTES
     }

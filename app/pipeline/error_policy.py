@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.settings import PipelineSettings
-from app.deadletters.writer import Letters
+from app.deadletters.writer import LetterWriter
 from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
 from app.pipeline.lane import Slot, held_bytes
@@ -59,7 +59,7 @@ class ErrorPolicy:
     def __init__(
         self,
         settings: PipelineSettings,
-        letters: Letters | None,
+        letters: LetterWriter | None,
         share: Share,
         *,
         executor: Executor | None = None,

@@ -29,7 +29,7 @@ from aiokafka.errors import (
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
-from app.deadletters.writer import Letters
+from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
 from app.kafka.consumer import GroupConsumer
@@ -135,7 +135,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             )
         self._starts = OffsetReset(self._intake, settings, lanes, stats=stats, renewed=renewed)
         self._attempts = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
-        letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
+        letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
         passage = Dispatcher(
             chain,
             lanes,

@@ -18,7 +18,7 @@ import pytest
 from app.cli import main
 from app.config.parsing import load
 from app.deadletters.log import Filters, ReplayTakenOverError, open_log
-from app.deadletters.replay import Replay, Writer, open_writer
+from app.deadletters.replay import RecordWriter, Replay, open_writer
 from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
@@ -167,13 +167,13 @@ def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTop
     assert "there is no payload" not in json.dumps(desk.dlq("list")), "what went wrong is told without the payload"
 
 
-class Failing(Writer):
+class Failing(RecordWriter):
     """A writer whose cluster is gone after so many calls."""
 
     calls = 2
 
     async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
-        """See `Writer.write`."""
+        """See `RecordWriter.write`."""
         self.calls -= 1
         if self.calls < 0:
             raise ClusterError("gone", retriable=True)
@@ -224,7 +224,7 @@ def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tm
 
 
 @asynccontextmanager
-async def replaying(desk: Desk) -> AsyncIterator[tuple[Replay, Writer]]:
+async def replaying(desk: Desk) -> AsyncIterator[tuple[Replay, RecordWriter]]:
     """A replay of all letters, which has not begun, and a writer for it."""
     settings = load(desk.config)
     (pipeline,) = settings.pipelines
@@ -237,16 +237,16 @@ async def replaying(desk: Desk) -> AsyncIterator[tuple[Replay, Writer]]:
         )
 
 
-class Interrupted(Writer):
+class Interrupted(RecordWriter):
     """A writer that does something at its second call, before it writes."""
 
-    def __init__(self, writer: Writer, act: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, writer: RecordWriter, act: Callable[[], Awaitable[object]]) -> None:
         super().__init__(writer._producer)
         self._act = act
         self._calls = 0
 
     async def write(self, records: Sequence[tuple[Topic, int, RecordLike]]) -> None:
-        """See `Writer.write`."""
+        """See `RecordWriter.write`."""
         self._calls += 1
         if self._calls == 2:
             await self._act()
@@ -300,8 +300,8 @@ def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tm
     done, others, told = asyncio.run(overtaken())
     assert (done, others) == (200, 500)
     assert told.endswith(
-        "-dlq-replay has begun meanwhile, and goes on; this one ends; 200 letters that this one wrote "
-        "last may come twice"
+        "-dlq-replay has begun meanwhile, and continues; this one ends; the last 200 letters that this one wrote "
+        "may come twice"
     )
     found = [int(record.key or b"") for record in read_all(broker, desk.raw)[0]]
     assert found == [*range(200), *range(200, 700), *range(200, 400)]
@@ -360,10 +360,13 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["list", "--from-offset", 3], "--from-offset: found 3, which is of one partition; add --partition N"),
+        (
+            ["list", "--from-offset", 3],
+            "--from-offset: found 3, which is an offset of one partition; add --partition",
+        ),
         (["list", "--since", "yesterday"], "--since: found 'yesterday', allowed is a time such as"),
         (["replay", "--partition", 9], "--partition: found 9, topic "),
-        (["replay", "--pipeline", "x"], "--pipeline: found 'x'; with a dead-letter topic there are: p"),
+        (["replay", "--pipeline", "x"], "--pipeline: found 'x'; the pipelines with a dead-letter topic are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
         (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
     ],

@@ -156,7 +156,7 @@ def test_apply_leaves_rules_of_others_and_says_which_is_too_early(place: Place) 
     assert row["message"] == (
         "rule 'cheap' (keys that begin with p/) deletes payloads after 3 d; "
         f"records of topic {topic} stay for 7 d, payloads should for 9 d; "
-        "a rule that is not ours is left as it is: change it where it was made"
+        "--apply does not change rules that are not ours: change such a rule where it was made"
     )
     rules = place.rules()
     assert (rules.pop("cheap"), rules.pop("elsewhere"), list(rules.values())) == (3, 1, [9])
@@ -201,7 +201,7 @@ def test_apply_removes_our_own_rule_where_records_stay(place: Place) -> None:
     assert f"but our own rule {own} deletes payloads after 9 d; it must go" in row["message"]
     assert row["message"].endswith(
         "; `wideload store lifecycle --apply` removes our own rule; "
-        "a rule that is not ours is left as it is: change it where it was made"
+        "--apply does not change rules that are not ours: change such a rule where it was made"
     )
     (row,) = place.rows(pipelines, "--apply", status=1)
     assert (row["changed"], row["verdict"]) == ("our own rule is removed", "forbidden")
@@ -235,7 +235,7 @@ def test_topics_that_references_are_carried_into(place: Place) -> None:
     }
     rows = place.rows(pipelines, "--apply", status=0)
     note = (
-        f"references of topic {orders} are also carried into topic {dead}, where they outlive their payloads: "
+        f"references of topic {orders} are also forwarded to topic {dead}, where they outlive their payloads: "
         f"retention.ms is {30 * DAY}, cleanup.policy is delete"
     )
     assert [(row["topic"], row["transform"], row["changed"], row["notes"]) for row in rows] == [

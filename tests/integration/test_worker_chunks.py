@@ -21,13 +21,12 @@ from aiokafka.structs import TopicPartition
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
-from app.kafka.topic_reader import TopicRecord
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.chunk import Chunk, Chunking
 from transforms.errors import ConfigurationError
-from transforms.record import Header, Record
+from transforms.record import Header, Record, SourceRecord
 from transforms.size import batch_of_one_bytes
 
 CHUNK = 20_000
@@ -524,10 +523,10 @@ def test_chunks_dead_letter_topic_as_small_as_theirs(make_chunks: MakeChunks, ma
         assert worker.get("/pipelines")[1][0]["failed_records"] == {"discarded-chunk": 1}
         assert worker.terminate() == 0
     reader = LetterReader(None, 1_000_000)
-    (found,) = [each for record in read_all(chunks.broker, small)[0] for each in reader.add(cast(TopicRecord, record))]
+    (found,) = [each for record in read_all(chunks.broker, small)[0] for each in reader.add(cast(SourceRecord, record))]
     letter = reader.open(found)
     assert letter.record == Record(late[1], late[2], tuple(late[3]), STAMP)
-    assert letter.place == (chunks.chunked, 0, 0)
+    assert letter.origin == (chunks.chunked, 0, 0)
     assert letter.context["exception.class.name"] == "transforms.errors.DiscardedChunkError"
 
 

@@ -20,7 +20,6 @@ from app.config.parsing import parse
 from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
-from app.kafka.topic_reader import TopicRecord
 from app.pipeline.budget import Budget, Share
 from app.pipeline.flow import Flow
 from app.pipeline.offset_tracker import OffsetTracker
@@ -32,7 +31,7 @@ from tests.integration.test_dlq import run as command
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
-from transforms.record import Header, Record, RecordLike
+from transforms.record import Header, Record, RecordLike, SourceRecord
 
 
 @dataclass(frozen=True)
@@ -188,10 +187,10 @@ def test_worker_buries_header_names_not_utf8(make_way: Callable[..., Way]) -> No
     letters = [
         reader.open(found)
         for record in read_all(way.broker, way.dead)[0]
-        for found in reader.add(cast(TopicRecord, record))
+        for found in reader.add(cast(SourceRecord, record))
     ]
     assert [letter.record for letter in letters] == [raws[0][1], raws[1][0], raws[2][0]]
-    assert [letter.place for letter in letters] == [(way.raw, 0, offset) for offset in (1, 3, 6)]
+    assert [letter.origin for letter in letters] == [(way.raw, 0, offset) for offset in (1, 3, 6)]
     status, told, _ = command("dlq", "replay", "--yes", "-c", worker.config)
     assert (status, json.loads(told)["replayed"]) == (0, 3)
     _, told, _ = command("consume", way.raw, "--from-beginning", "--until-end", "-c", worker.config)

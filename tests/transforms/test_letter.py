@@ -128,4 +128,4 @@ def test_trace_shows_no_values() -> None:
 def test_place_that_is_none(number: str) -> None:
     """What Connect's headers say of a place is anybody's: a number that Kafka cannot have is no place, and no error."""
     letter = Letter(Record(None, b""), {"topic": "raw", "partition": number, "offset": "7"})
-    assert letter.place is None
+    assert letter.origin is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.cluster.topic_checks import check_dead_letters, check_wrappers
+from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
@@ -58,3 +58,53 @@ def test_dead_letter_topic_is_refused(topic: Topic, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         check_dead_letters(topic)
     check_dead_letters(Topic("dlq", 1, LEAST_BYTES, "delete"))
+
+
+@pytest.mark.parametrize(
+    ("transforms", "keys", "told"),
+    [
+        (
+            ["offload"],
+            {"large.message.threshold.bytes": 10_001},
+            r"large\.message\.threshold\.bytes: found 10,001, .*10,000",
+        ),
+        (["wrap"], {"producer.batch.size": 10_001}, r"producer\.batch\.size: found 10,001, .* topic orders is 10,000"),
+        (["chunk"], {"chunk.max.bytes": 10_001}, r"chunk\.max\.bytes: found 10,001, .* topic orders is 10,000"),
+    ],
+)
+def test_sizes_over_the_limit_of_the_sink_are_refused(transforms: list[str], keys: dict[str, Any], told: str) -> None:
+    """One byte less is taken."""
+    store = {"large.message.payload.store.class": "memory"} if "offload" in transforms else {}
+    settings = {"producer.batch.size": 10_000, **store, **keys}
+    sink = Topic("orders", 1, 10_000, "delete")
+    with pytest.raises(ConfigurationError, match=told):
+        check_limits(settings_of(*transforms, **settings), sink)
+    check_limits(settings_of(*transforms, **{**settings, **dict.fromkeys(keys, 10_000)}), sink)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "source", "sink", "told"),
+    [
+        (
+            ["assemble"],
+            Topic("raw", 1, 10_000, "compact"),
+            Topic("orders", 1, 10_000, "compact"),
+            "topics: topic raw has",
+        ),
+        (
+            ["chunk"],
+            Topic("raw", 1, 10_000, "compact"),
+            Topic("orders", 1, 10_000, "compact"),
+            "output.topic: topic ord",
+        ),
+        (["chunk"], Topic("raw", 1, 10_000, "delete"), Topic("orders", 1, 100, "delete"), "a chunk takes [0-9]+ bytes"),
+    ],
+)
+def test_topics_that_lose_or_refuse_chunks_are_refused(
+    transforms: list[str], source: Topic, sink: Topic, told: str
+) -> None:
+    """A topic of chunks is not compacted, and takes the smallest chunk."""
+    with pytest.raises(ConfigurationError, match=told):
+        check_chunks(settings_of(*transforms), [source], sink)
+    kept = Topic("kept", 1, 10_000, "delete")
+    check_chunks(settings_of(*transforms), [kept], kept)

@@ -193,7 +193,7 @@ def test_faust_names(tmp_path: Path) -> None:
     assert refusal(lambda: schema._opened(app)).startswith(reason)
 
 
-TOO_LARGE = "brokers answer RESOURCE_IDENTIFIER_TOO_LARGE, and INVALID_REQUEST (42) to clients that do not know that"
+TOO_LARGE = "brokers answer RESOURCE_IDENTIFIER_TOO_LARGE, and INVALID_REQUEST (42) to older clients"
 SINCE = "from Kafka 5.0 on or with resource.identifier.limit.enable=true"
 
 

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.deadletters.replay_offsets import Replayed
+from app.deadletters.replay_offsets import ReplayedOffsets
 
 
 @given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)), max_size=30))
 def test_replayed_is_a_set_of_offsets(begin: int, ranges: list[tuple[int, int]]) -> None:
     """In whatever order offsets are added, those and no others are in it, also when it comes back from a commit."""
-    replayed = Replayed(begin)
+    replayed = ReplayedOffsets(begin)
     expected = set(range(begin))
     for start, length in ranges:
         replayed.add(start, start + length)
         expected.update(range(start, start + length))
-    read = [Replayed.read(replayed.offset, replayed.note(run)) for run in ("", "0a1b2c3d")]
+    read = [ReplayedOffsets.parse(replayed.offset, replayed.metadata(run)) for run in ("", "0a1b2c3d")]
     for each in (replayed, *read):
         assert each is not None
         assert {offset for offset in range(80) if offset in each} == expected
@@ -28,15 +28,15 @@ def test_replayed_is_a_set_of_offsets(begin: int, ranges: list[tuple[int, int]])
 
 def test_note_says_when_it_has_no_room() -> None:
     """Thousands of gaps in a row fit beside a commit; random ones come to an end, and are not cut."""
-    regular, wild = Replayed(), Replayed()
+    regular, wild = ReplayedOffsets(), ReplayedOffsets()
     rng = random.Random(1)
     at = 0
     for number in range(20_000):
         regular.add(3 * number + 1, 3 * number + 2)
         at += rng.randrange(2, 10_000)
         wild.add(at, at + 1)
-    assert len(regular.note() or "") in range(1, 4_097)
-    assert wild.note() is None
+    assert len(regular.metadata() or "") in range(1, 4_097)
+    assert wild.metadata() is None
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_note_says_when_it_has_no_room() -> None:
 )
 def test_note_of_another_program(metadata: str) -> None:
     """Metadata that is not ours is none, and no error of another kind."""
-    assert Replayed.read(5, metadata) is None
+    assert ReplayedOffsets.parse(5, metadata) is None

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.deadletters.reader import Found, LetterReader
-from app.deadletters.writer import Letters
+from app.deadletters.reader import FoundLetter, LetterReader
+from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
@@ -61,7 +61,7 @@ class Desk:
         self.settings = pipeline(store=store, context=context)
         self.store = open_store(self.settings.store) if store else None
         self.topic = Topic("dlq", 1, limit, "delete")
-        self.letters = Letters(self.settings, self.topic, self.store)
+        self.letters = LetterWriter(self.settings, self.topic, self.store)
         self.reader = LetterReader(self.store, 10_000_000, topics=["dlq"])
         self.cause = Cause(ERROR, pipeline="p", stage="inflate", context=context)
 
@@ -74,7 +74,7 @@ class Desk:
                 name.encode()
         return [Source(r.key, r.value, tuple(r.headers), r.timestamp, "dlq", 0, 100 + n) for n, r in enumerate(written)]
 
-    def found(self, written: list[Source]) -> Found:
+    def found(self, written: list[Source]) -> FoundLetter:
         """The letter in them."""
         (found,) = [found for record in written for found in self.reader.add(record)]
         assert found.offsets == tuple(record.offset for record in written)
@@ -112,7 +112,7 @@ def test_letter_comes_back_as_it_was(  # each is another way to be odd
     letter = desk.reader.open(desk.found(desk.write(source)))
     count = letter.replays
     assert letter.record == record_of(source)
-    assert letter.place == (("raw", 3, 7) if context else None)
+    assert letter.origin == (("raw", 3, 7) if context else None)
     assert letter.replayed().headers[0] == (REPLAYS, b"%d" % (count + 1))
     assert letter.replayed().headers[1:] == source.headers[bool(count) :]
 
@@ -133,10 +133,10 @@ def test_letter_too_large_goes_to_the_store() -> None:
     assert (reference.size, reference.path.split("/")[-2]) == (20_000, "dlq")
     assert own[0] == ("own", b"1")
     assert own[-1] == ("wideload.dead-letter", b"value")
-    summary = desk.reader.look(desk.found([written]))
+    summary = desk.reader.summarize(desk.found([written]))
     assert (summary.form, summary.size, summary.error) == ("store", 20_000, None)
     assert summary.letter is not None
-    assert summary.letter.place == ("raw", 3, 7)
+    assert summary.letter.origin == ("raw", 3, 7)
 
 
 class FailingStore(MemoryStore):
@@ -160,7 +160,7 @@ def test_letter_goes_as_chunks_where_the_store_fails() -> None:
     now = [0.0]
     FailingStore.asked = 0
     store = FailingStore()
-    desk.letters = Letters(desk.settings, desk.topic, store, clock=lambda: now[0])
+    desk.letters = LetterWriter(desk.settings, desk.topic, store, clock=lambda: now[0])
     sources = [Source(value=b"v" * 20_000, offset=offset) for offset in (1, 2)]
     first, second = (desk.write(source) for source in sources)
     assert FailingStore.asked == 1
@@ -194,10 +194,10 @@ def test_letter_that_anybody_wrote(value: bytes | None, mark: bytes | None, head
     reader = LetterReader(None, 1_000)
     record = Source(value=value, headers=(*headers, (MARK, mark)), topic="dlq")
     for found in reader.add(record):
-        summary = reader.look(found)
+        summary = reader.summarize(found)
         assert (summary.letter is None) == (summary.error is not None)
         if summary.letter is not None:
-            assert summary.letter.place is None
+            assert summary.letter.origin is None
             assert len(summary.letter.replayed().headers) <= len(headers) + 1
 
 
@@ -208,9 +208,9 @@ def test_letter_reader_tells_of_missing_chunks() -> None:
     assert len(written) > 2
     cut = [*written[:-1], *(replace(record, offset=record.offset + 50) for record in written[:-1])]
     assert [found for record in cut for found in desk.reader.add(record)] == []
-    (found,) = desk.reader.rest()
+    (found,) = desk.reader.incomplete()
     assert found.offsets == tuple(record.offset for record in written[:-1])
-    assert "not in what was read" in (desk.reader.look(found).error or "")
+    assert "not in what was read" in (desk.reader.summarize(found).error or "")
     assert desk.reader.duplicates == len(written) - 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from aiokafka import TopicPartition
 
-from app.deadletters.writer import Letters
+from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.dispatch import Dispatcher
@@ -56,7 +56,7 @@ class Bench:
         self.stats = PipelineStats()
         self.ending = Termination("p", lambda: None)
         pipeline = settings()
-        letters = Letters(pipeline, Topic("dlq", 1, limit, "delete"), None)
+        letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
         self.passage = Dispatcher(
             cast(Any, SimpleNamespace()),
             self.lanes,

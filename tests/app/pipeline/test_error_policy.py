@@ -11,7 +11,7 @@ import pytest
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.deadletters.writer import Letters
+from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from app.pipeline.budget import Budget, Share
 from app.pipeline.error_policy import ErrorPolicy
@@ -54,7 +54,7 @@ class Bench:
         self.stats = PipelineStats()
         self.ending = Termination("p", lambda: None)
         pipeline = settings(**keys)
-        writer = None if letters is None else Letters(pipeline, letters, None)
+        writer = None if letters is None else LetterWriter(pipeline, letters, None)
         self.verdicts = ErrorPolicy(pipeline, writer, self.share, stats=self.stats, ending=self.ending)
 
     def slot(self, held: int = 5_000) -> Slot:
