@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, cast
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     IllegalOperation,
     KafkaError,
@@ -27,6 +26,7 @@ from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
 from app.config.naming import check_name
+from app.kafka.admin import AdminClient
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.topics import topics
@@ -38,7 +38,7 @@ from transforms.record import Header, Record
 __all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
 
 _ARGUMENTS = arguments_of(AIOKafkaProducer)
-_ADMIN = frozenset(inspect.signature(AIOKafkaAdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
+_ADMIN = frozenset(inspect.signature(AdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
 # aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
 _ESTIMATE_BYTES = 21
 
@@ -307,7 +307,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         return self._described[topic]
 
     async def _asked(self, topic: str) -> _Topic:
-        admin = AIOKafkaAdminClient(**self._admin_arguments)
+        admin = AdminClient(**self._admin_arguments)
         try:
             await admin.start()
             found = (await topics(admin, [topic]))[topic]

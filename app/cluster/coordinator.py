@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import CoordinationType
 from aiokafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -19,6 +17,7 @@ from aiokafka.errors import (
 from app.config.guarantee import TIMEOUT
 from app.config.naming import check_name
 from app.config.settings import PipelineSettings
+from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, describe
 from transforms.errors import ConfigurationError
 from transforms.identifiers import transactional_id
@@ -29,10 +28,11 @@ _GUARANTEE = "processing.guarantee"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
 _PATIENCE_S = 15.0  # the first who asks has the brokers make the topic of transactions
 _PAUSE_S = 0.1
+_TRANSACTION = 1  # the type of coordinator, in Kafka's protocol
 _NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 
-async def check_transactions(connection: AIOKafkaAdminClient, pipeline: PipelineSettings) -> None:
+async def check_transactions(connection: AdminClient, pipeline: PipelineSettings) -> None:
     """Refuses a cluster where the pipeline's transactions could not be.
 
     Nothing is fenced by this: that the user may write with the ids, which takes a producer, is seen when one begins.
@@ -64,11 +64,11 @@ async def check_transactions(connection: AIOKafkaAdminClient, pipeline: Pipeline
         )
 
 
-async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
+async def _find_coordinator(connection: AdminClient, name: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            await connection._client.coordinator_lookup(CoordinationType.TRANSACTION, name)  # noqa: SLF001
+            await connection.find_coordinator(name, _TRANSACTION)
         except TransactionalIdAuthorizationFailed as exc:
             told = f'found "exactly_once", and the brokers refuse transactional.id {name}: {describe(exc)}'
             raise ConfigurationError(_GUARANTEE, told) from exc
@@ -85,10 +85,10 @@ async def _find_coordinator(connection: AIOKafkaAdminClient, name: str) -> None:
             return
 
 
-async def _longest_ms(connection: AIOKafkaAdminClient) -> int | None:
+async def _longest_ms(connection: AdminClient) -> int | None:
     """The brokers' `transaction.max.timeout.ms`; None where the user may not see it."""
-    node = connection._client.get_random_node()  # noqa: SLF001
-    resource = ConfigResource(ConfigResourceType.BROKER, str(node), {_MAX_TIMEOUT: None})
+    broker, *_ = (await connection.describe_cluster())["brokers"]
+    resource = ConfigResource(ConfigResourceType.BROKER, str(broker["node_id"]), {_MAX_TIMEOUT: None})
     (response,) = await connection.describe_configs([resource])
     (found,) = response.to_object()["resources"]
     values = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.types import Array, Bytes, Int16, Int32, Schema, String
 
 from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
+from app.kafka.admin import AdminClient
 from app.kafka.clients import admin, describe
 from app.kafka.group_queries import (
     DescribeConsumerGroups,
@@ -96,7 +96,7 @@ class _RefusedError(Exception):
 class _Reading:
     """One audit: every part is asked for by itself, and one that fails is noted."""
 
-    def __init__(self, connection: AIOKafkaAdminClient) -> None:
+    def __init__(self, connection: AdminClient) -> None:
         self._connection = connection
         self._seen: dict[tuple[Kind, bool], dict[str, _Seen]] = defaultdict(dict)
         self._not_read: list[NotRead] = []
@@ -161,8 +161,7 @@ class _Reading:
             self._miss(what, describe(exc))
 
     async def _ask(self, query: Query, node: int | None = None) -> Any:
-        # aiokafka's admin client has no public way to send a request of one's own.
-        answer = await self._connection._send_request(query, node)  # noqa: SLF001
+        answer = await self._connection.send(query, node)
         code = getattr(answer, "error_code", 0)
         if code not in (0, _NO_AUTHORIZER):
             raise _RefusedError(code, getattr(answer, "error_message", None))

@@ -11,11 +11,12 @@ from typing import Any
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import collect_hosts, create_conn
 
 from app.config.naming import client_id
 from app.config.settings import ClientSettings, PipelineSettings
+from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -267,7 +268,7 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
 
 
 @asynccontextmanager
-async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AIOKafkaAdminClient]:
+async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AdminClient]:
     """An admin client, started; closed at the end.
 
     Raises:
@@ -275,7 +276,7 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
             cannot be reached.
     """
     arguments = security_arguments(settings)
-    client = AIOKafkaAdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
+    client = AdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
     try:
         try:
             await asyncio.wait_for(client.start(), timeout_s)
@@ -284,18 +285,22 @@ async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncItera
         try:
             yield client
         except (ClusterError, kafka_errors.NodeNotReadyError, kafka_errors.KafkaConnectionError) as exc:
-            misled = await _misled(client, settings, arguments)
+            misled = await _misled(settings, arguments)
             raise (exc if misled is None else misled) from exc
     finally:
         await client.close()
 
 
-async def _misled(
-    client: AIOKafkaAdminClient, settings: ClientSettings, arguments: Mapping[str, Any]
-) -> ConfigurationError | None:
-    """What is wrong where brokers answer, and cannot be reached where they say that they are."""
-    brokers = client._client.cluster.brokers()  # noqa: SLF001
-    addresses = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+async def _misled(settings: ClientSettings, arguments: Mapping[str, Any]) -> ConfigurationError | None:
+    """The error if brokers answer, but cannot be reached at the addresses that they give."""
+    client = AIOKafkaClient(**arguments, request_timeout_ms=int(_PROBE_S * 1000))
+    try:
+        await client.bootstrap()
+        addresses = ",".join(f"{broker.host}:{broker.port}" for broker in client.cluster.brokers())
+    except (kafka_errors.KafkaError, OSError):
+        return None
+    finally:
+        await client.close()
     reason = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else None
     if reason is None:
         return None

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Int64, Schema
 
+from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, describe
 from app.kafka.queries import TAGS, TEXT, Query, version
 from transforms.errors import ConfigurationError
@@ -69,7 +69,7 @@ class Topic:
         )
 
 
-async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Topic]:
+async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
     """Those of the topics that exist, by name.
 
     Raises:
@@ -81,7 +81,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
         present = [name for name in dict.fromkeys(names) if name in described]
         configs = await _configs(connection, present)
-        found_ids = await identities(connection._send_request, present)  # noqa: SLF001  # nothing else takes a `Query`
+        found_ids = await identities(connection.send, present)
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
     found = {}
@@ -105,7 +105,7 @@ async def topics(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[
     return found
 
 
-async def _configs(connection: AIOKafkaAdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
+async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
     if not names:
         return {}
     timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
