@@ -15,6 +15,7 @@ from app.config.settings import ClientSettings
 from app.deadletters.reader import Found, Summary
 from app.deadletters.replay_offsets import Replayed, TooManyGapsError
 from app.kafka.clients import security_arguments, translated
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.topic_reader import TopicRecord
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
@@ -95,6 +96,7 @@ class LetterLog:
     def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
         self.topic = topic
         self._consumer = consumer
+        self._controls = ConsumerControls(consumer)
         self._group = group
         self._run = secrets.token_hex(4)
         self._noted: dict[int, OffsetAndMetadata | None] = {}
@@ -210,10 +212,7 @@ class LetterLog:
 
     async def _committed(self, partition: int) -> OffsetAndMetadata | None:
         wanted = self._partitions[partition]
-        # `committed` keeps the metadata to itself.
-        commits = await self._consumer._coordinator.fetch_committed_offsets([wanted])  # noqa: SLF001
-        commit: OffsetAndMetadata | None = commits.get(wanted)
-        return commit
+        return (await self._controls.commits([wanted])).get(wanted)
 
 
 @asynccontextmanager

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError,
-    IllegalGenerationError,
-    IncompatibleBrokerVersion,
-    KafkaError,
-    NoOffsetForPartitionError,
-    NotCoordinatorError,
-    OffsetOutOfRangeError,
-)
-from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
 from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import FetchErrors
-from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.undecodable import UndecodableBatches
 from transforms.record import SourceRecord
 
 __all__ = ["GroupConsumer"]
-
-_STOP_S = 3.0
-_LEAVE_S = 2.0
 
 
 class GroupConsumer:
@@ -61,8 +47,9 @@ class GroupConsumer:
         self._backoff_s = max(0.01, backoff_ms / 1000)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
-        brokers.watch(self._consumer._client)  # noqa: SLF001
-        self._fetches = FetchErrors(self._consumer._client, self._backoff_s)  # noqa: SLF001
+        self._controls = ConsumerControls(self._consumer)
+        brokers.watch(self._controls.client)
+        self._fetches = FetchErrors(self._controls.client, self._backoff_s)
         self._unreadable: UndecodableBatches | None = None
         self._waits: dict[object, tuple[str, float]] = {}
 
@@ -70,42 +57,16 @@ class GroupConsumer:
         """Joins the group; `listener` hears of each rebalance, the first one too."""
         self._consumer.subscribe(self._topics, listener=listener)
         await self._consumer.start()
-        _commit_as_member(self._consumer._coordinator)  # noqa: SLF001
+        self._controls.commit_as_member()
         self._unreadable = UndecodableBatches(self._consumer)
 
     async def stop(self) -> None:
-        """Leaves the group, and lets go of the consumer, within seconds.
-
-        aiokafka first waits for the group where that is rebalancing, which takes as long as its slowest member.
-        """
-        # It fails with what its fetcher has failed with, and would leave the rest as it is.
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self._consumer.stop(), _STOP_S)
-            return
-        coordinator = self._consumer._coordinator  # noqa: SLF001
-        fetcher = self._consumer._fetcher  # noqa: SLF001
-        tasks: list[asyncio.Task[None] | None] = []
-        if fetcher is not None:
-            tasks += [fetcher._fetch_task, *fetcher._pending_tasks]  # noqa: SLF001
-        if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
-        for task in filter(None, tasks):
-            task.cancel()
-        if coordinator is not None:
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
-        await self._consumer._client.close()  # noqa: SLF001
+        """Leaves the group, unless it is a static member, and stops, within seconds."""
+        await self._controls.stop(leave=not self._static)
 
     def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise this that waits for the end of a rebalance, which takes as long as its slowest member."""
-        self._consumer._subscription.abort_waiters(error)  # noqa: SLF001
-
-    async def _leave(self, coordinator: GroupCoordinator) -> None:
-        """Asks out of the group, past the answer to a request to join: brokers answer a connection in order."""
-        if self._static or not coordinator.member_id or coordinator.coordinator_id is None:
-            return
-        request = LeaveGroupRequest(self._group_id, coordinator.member_id)
-        await self._consumer._client.send(coordinator.coordinator_id, request)  # noqa: SLF001
+        """Lets a poll raise `error` if it waits for a rebalance, which takes as long as the slowest member."""
+        self._controls.interrupt(error)
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
@@ -125,19 +86,13 @@ class GroupConsumer:
             KafkaError: there will be nothing any more, as aiokafka's fetcher has died of something unforeseen.
         """
         assert self._unreadable is not None, "it has started"
-        self._look_at_fetcher()
+        self._controls.check_fetcher()
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
         polled = await self._unreadable.read(wanted := list(partitions))
         if not polled:
             with self._waiting("rebalances"):  # which is what takes longer than the time-out
                 polled = await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
         return polled
-
-    def _look_at_fetcher(self) -> None:
-        # A poll of aiokafka does not: it waits for ever for what nobody fetches.
-        fetching = self._consumer._fetcher._fetch_task  # noqa: SLF001
-        if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
-            raise error
 
     async def keep_membership(self) -> None:
         """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
@@ -189,15 +144,12 @@ class GroupConsumer:
 
     def position(self, partition: TopicPartition) -> int | None:
         """The offset in an assigned partition from which the next poll reads; None where it is not known."""
-        assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001
-        state = assignment.state_value(partition) if assignment is not None else None
-        position: int | None = state._position if state is not None else None  # noqa: SLF001
-        return position
+        return self._controls.position(partition)
 
     @property
     def send(self) -> Callable[[Any], Awaitable[Any]]:
         """Sends a request to any broker, and returns the answer."""
-        client = self._consumer._client  # noqa: SLF001
+        client = self._controls.client
 
         async def send(request: Any) -> Any:
             return await client.send(client.get_random_node(), request)
@@ -248,47 +200,5 @@ class GroupConsumer:
             stable: whether to wait for transactions that have sent offsets and have not ended (KIP-447).
         """
         if stable:
-            return await self._stable_commits(partitions)
-        # `committed` keeps the metadata to itself.
-        found: Mapping[TopicPartition, OffsetAndMetadata]
-        found = await self._consumer._coordinator.fetch_committed_offsets(partitions)  # noqa: SLF001
-        return found
-
-    async def _stable_commits(
-        self, partitions: Collection[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        if not partitions:
-            return {}
-        coordinator = self._consumer._coordinator  # noqa: SLF001  # aiokafka's own request cannot ask for this
-        request = FetchStableOffsets(self._group_id, partitions)
-        while True:
-            await coordinator.ensure_coordinator_known()
-            try:
-                found = request.commits(await coordinator._send_req(request))  # noqa: SLF001
-            except IncompatibleBrokerVersion:  # before Kafka 2.5
-                return await self.commits(partitions)
-            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
-                coordinator.coordinator_dead()
-            except KafkaError as exc:
-                if not exc.retriable:
-                    raise
-            else:
-                if found is not None:
-                    return found
-            await asyncio.sleep(self._backoff_s)
-
-
-def _commit_as_member(coordinator: GroupCoordinator) -> None:
-    """Lets a commit go out only from the assignment that it was made in, and by a member of the group.
-
-    aiokafka tries one again past a rebalance. Where the group does not know the consumer any more it commits as nobody,
-    and an empty group takes that: over what another member has committed meanwhile, or an operator has set.
-    """
-    commit = coordinator._do_commit_offsets  # noqa: SLF001
-
-    async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        if not assignment.active or coordinator.generation < 0:
-            raise IllegalGenerationError(coordinator.group_id)
-        await commit(assignment, offsets)
-
-    coordinator._do_commit_offsets = commit_as_member  # noqa: SLF001
+            return await self._controls.stable_commits(partitions, self._backoff_s)
+        return await self._controls.commits(partitions)

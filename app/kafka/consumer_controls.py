@@ -1,0 +1,157 @@
+"""The controls of an aiokafka consumer: its group, its position and its end beyond its public methods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    IllegalGenerationError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    NotCoordinatorError,
+)
+from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.structs import OffsetAndMetadata
+
+from app.kafka.stable_offsets import FetchStableOffsets
+
+__all__ = ["ConsumerControls"]
+
+_STOP_S = 3.0
+_LEAVE_S = 2.0
+
+
+class ConsumerControls:
+    """Controls one aiokafka consumer, on its event loop. Its methods raise aiokafka's errors.
+
+    Args:
+        consumer: has one of these.
+    """
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client that sends the consumer's requests."""
+        return self._consumer._client  # noqa: SLF001
+
+    @property
+    def assignment(self) -> Any:
+        """aiokafka's state of the assigned partitions; None before the first assignment."""
+        subscription = self._consumer._subscription.subscription  # noqa: SLF001
+        return None if subscription is None else subscription.assignment
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
+        state = None if self.assignment is None else self.assignment.state_value(partition)
+        position: int | None = state.position if state is not None and state.has_valid_position else None
+        return position
+
+    def check_fetcher(self) -> None:
+        """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
+        fetching = self._consumer._fetcher.error_future  # noqa: SLF001
+        if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
+            raise error
+
+    def interrupt(self, error: KafkaError) -> None:
+        """Lets a poll raise `error` if it waits for the end of a rebalance."""
+        self._consumer._subscription.abort_waiters(error)  # noqa: SLF001
+
+    # --- the group ---------------------------------------------------------------------------------------------------
+
+    def commit_as_member(self) -> None:
+        """Lets a commit go out only from the assignment that it was made in, and only by a member of the group.
+
+        aiokafka tries a commit again after a rebalance. If the group does not know the consumer any more, aiokafka
+        commits without a member id, and an empty group takes that: over what another member, or an operator, has
+        committed meanwhile. Only of a consumer that has started.
+        """
+        coordinator = self._coordinator
+        commit = coordinator._do_commit_offsets  # noqa: SLF001
+
+        async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+            if not assignment.active or coordinator.generation < 0:
+                raise IllegalGenerationError(coordinator.group_id)
+            await commit(assignment, offsets)
+
+        coordinator._do_commit_offsets = commit_as_member  # noqa: SLF001
+
+    async def commits(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata."""
+        found: Mapping[TopicPartition, OffsetAndMetadata]
+        found = await self._coordinator.fetch_committed_offsets(partitions)
+        return found
+
+    async def stable_commits(
+        self, partitions: Collection[TopicPartition], backoff_s: float
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """As `commits`, but waits for open transactions that have sent offsets (KIP-447); before Kafka 2.5 it does not.
+
+        Args:
+            partitions: whose offsets.
+            backoff_s: how long to wait before the next try.
+        """
+        if not partitions:
+            return {}
+        coordinator = self._coordinator
+        request = FetchStableOffsets(coordinator.group_id, partitions)
+        while True:
+            await coordinator.ensure_coordinator_known()
+            try:
+                found = request.commits(await coordinator._send_req(request))  # noqa: SLF001
+            except IncompatibleBrokerVersion:
+                return await self.commits(partitions)
+            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
+                coordinator.coordinator_dead()
+            except KafkaError as exc:
+                if not exc.retriable:
+                    raise
+            else:
+                if found is not None:
+                    return found
+            await asyncio.sleep(backoff_s)
+
+    @property
+    def _coordinator(self) -> Any:
+        return self._consumer._coordinator  # noqa: SLF001
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def stop(self, *, leave: bool) -> None:
+        """Stops the consumer within about five seconds.
+
+        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
+        what has ended the fetcher, and then stops nothing else.
+
+        Args:
+            leave: whether to leave the group; a static member does not.
+        """
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
+            await asyncio.wait_for(self._consumer.stop(), _STOP_S)
+            return
+        coordinator, fetcher = self._coordinator, self._consumer._fetcher  # noqa: SLF001
+        tasks: list[asyncio.Task[None] | None] = []
+        if fetcher is not None:
+            tasks += [fetcher.error_future, *fetcher._pending_tasks]  # noqa: SLF001
+        if coordinator is not None:
+            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
+        for task in filter(None, tasks):
+            task.cancel()
+        if coordinator is not None and leave:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
+        await self.client.close()
+
+    async def _leave(self, coordinator: GroupCoordinator) -> None:
+        # On another connection than the request to join: brokers answer the requests of a connection in order.
+        if coordinator.member_id and coordinator.coordinator_id is not None:
+            request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
+            await self.client.send(coordinator.coordinator_id, request)
