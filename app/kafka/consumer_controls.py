@@ -16,11 +16,14 @@ from aiokafka.errors import (
     IncompatibleBrokerVersion,
     KafkaError,
     NotCoordinatorError,
+    for_code,
 )
+from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.watched_client import Send, WatchedClient
 
 __all__ = ["ConsumerControls"]
 
@@ -37,6 +40,7 @@ class ConsumerControls:
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
+        WatchedClient(self.client).requests(_raise_error_of_offsets)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -155,3 +159,17 @@ class ConsumerControls:
         if coordinator.member_id and coordinator.coordinator_id is not None:
             request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
             await self.client.send(coordinator.coordinator_id, request)
+
+
+async def _raise_error_of_offsets(_: str, request: Any, send: Send) -> Any:
+    """Raises the error of a whole response with committed offsets, so that aiokafka asks again.
+
+    From version 2 on the response of a coordinator that moves or loads the group is such an error without partitions.
+    aiokafka looks at the errors of partitions alone: for it, nothing would be committed.
+    """
+    response = await send()
+    if isinstance(request, OffsetFetchRequest):
+        error = for_code(getattr(response, "error_code", 0))
+        if error.retriable:
+            raise error()
+    return response

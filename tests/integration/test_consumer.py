@@ -1,4 +1,4 @@
-"""What an intake commits where its group has moved on, and what it tells of the group; on a real broker."""
+"""What a consumer commits if its group has moved on, and what it tells of the group; on a real broker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     CommitFailedError,
     GroupCoordinatorNotAvailableError,
@@ -16,7 +17,8 @@ from aiokafka.errors import (
     KafkaError,
     NoOffsetForPartitionError,
 )
-from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse_v3
+from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
@@ -152,3 +154,36 @@ async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTop
     finally:
         await intake.stop()
     assert not any(each.connected() for each in consumer._client._conns.values())
+
+
+@pytest.mark.parametrize("code", [14, 16], ids=["loads the group", "has moved"])
+async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """It is asked again: its error is one of the whole response, which aiokafka takes for one without offsets."""
+    topic = make_topic(1)
+    place = TopicPartition(topic, 0)
+    consumer = await joined(broker, topic)
+    send, refusals = AIOKafkaConnection.send, 0
+
+    def refused(self: AIOKafkaConnection, request: Any, **options: Any) -> Any:
+        nonlocal refusals
+        if not isinstance(request, OffsetFetchRequest) or refusals == 0:
+            return send(self, request, **options)
+        refusals -= 1
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(OffsetFetchResponse_v3(0, [], code))
+        return answer
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", refused)
+    try:
+        await consumer.commit({place: (7, "note")})
+        refusals = 2
+        assert await consumer.commits([place]) == {place: OffsetAndMetadata(7, "note")}
+        refusals = 1
+        assert await consumer.known(topic)
+        refusals = 1
+        assert await consumer.committed(place) == 7
+        assert refusals == 0
+    finally:
+        await consumer.stop()
