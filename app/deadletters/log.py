@@ -101,7 +101,7 @@ class LetterLog:
         self._run = secrets.token_hex(4)
         self._noted: dict[int, OffsetAndMetadata | None] = {}
         self._claimed: set[int] = set()
-        self._unreadable = UndecodableBatches(consumer)
+        self._unreadable = UndecodableBatches(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The intake of a flow: its consumer, and its place in the group."""
+"""The consumer of a flow, as a member of its group."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class GroupConsumer:
 
     Args:
         client: how to reach the cluster.
-        settings: the pipeline's.
-        brokers: watch the consumer.
+        settings: of the pipeline.
+        brokers: watches the consumer.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -46,19 +46,20 @@ class GroupConsumer:
         assert isinstance(backoff_ms, int)
         self._backoff_s = max(0.01, backoff_ms / 1000)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
+        self._polled_s = time.monotonic()
         self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
         self._controls = ConsumerControls(self._consumer)
         brokers.watch(self._controls.client)
         self._fetches = FetchErrors(self._controls.client, self._backoff_s)
-        self._unreadable: UndecodableBatches | None = None
+        self._undecodable: UndecodableBatches | None = None
         self._waits: dict[object, tuple[str, float]] = {}
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
-        """Joins the group; `listener` hears of each rebalance, the first one too."""
+        """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
         self._consumer.subscribe(self._topics, listener=listener)
         await self._consumer.start()
         self._controls.commit_as_member()
-        self._unreadable = UndecodableBatches(self._consumer)
+        self._undecodable = UndecodableBatches(self._controls)
 
     async def stop(self) -> None:
         """Leaves the group, unless it is a static member, and stops, within seconds."""
@@ -71,43 +72,47 @@ class GroupConsumer:
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, Sequence[SourceRecord]]:
-        """What there is to read, as soon as there is something; nothing where nothing came in time.
+        """The next records, as soon as there are some; none if none came in time.
+
+        A record with the name of a header that is not UTF-8 comes as the others do: the name has its bytes by
+        `surrogateescape`.
 
         Args:
             partitions: where to read; none for all that are assigned.
             timeout_ms: how long to wait.
 
-        A record that the client cannot read, since the name of a header is not UTF-8, comes as the others do; the name
-        has its bytes by `surrogateescape`.
-
         Raises:
             NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from. The pipeline's
                 `OffsetReset` finds one.
-            KafkaError: there will be nothing any more, as aiokafka's fetcher has died of something unforeseen.
+            KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
-        assert self._unreadable is not None, "it has started"
+        assert self._undecodable is not None, "it has started"
         self._controls.check_fetcher()
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
-        polled = await self._unreadable.read(wanted := list(partitions))
+        polled = await self._undecodable.read(wanted := list(partitions))
         if not polled:
-            with self._waiting("rebalances"):  # which is what takes longer than the time-out
-                polled = await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
+            polled = await self._getmany(*wanted, timeout_ms=timeout_ms)
         return polled
 
-    async def keep_membership(self) -> None:
-        """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
+    async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
+        # Not the end of the poll, by which aiokafka goes: this is never later.
+        self._polled_s = time.monotonic()
+        with self._waiting("rebalances"):  # nothing else takes longer than the time-out
+            return await self._consumer.getmany(*partitions, timeout_ms=timeout_ms)
 
-        Paused partitions give nothing, and lose what was read ahead; so this is done only when it is due.
+    async def keep_membership(self) -> None:
+        """Polls all partitions paused when that is due, or aiokafka would leave the group (`max.poll.interval.ms`).
+
+        A paused partition gives no records, and loses what was read ahead.
         """
-        # aiokafka tells nobody else how long ago the last poll was, which is what it goes by itself.
-        if self._consumer._subscription.fetcher_idle_time < self._membership_s:  # noqa: SLF001
+        if time.monotonic() - self._polled_s < self._membership_s:
             return
         paused = self._consumer.assignment()
         self._consumer.pause(*paused)
         try:
-            # That it is not known where to begin is found out again, by the poll that may read there.
-            with self._waiting("rebalances"), contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
-                await self._consumer.getmany(timeout_ms=0)
+            # A partition without a position is found out again, by the poll that may read there.
+            with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
+                await self._getmany(timeout_ms=0)
         finally:
             self._consumer.resume(*(paused & self._consumer.assignment()))
 
@@ -122,7 +127,7 @@ class GroupConsumer:
 
     @property
     def trouble(self) -> str | None:
-        """What the group, or the leader of a partition, does not do, and since when; None where all is well."""
+        """What the group, or the leader of a partition, does not do, and since when; None if all is well."""
         now_s = time.monotonic()
         told = {
             what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
@@ -137,13 +142,13 @@ class GroupConsumer:
         return {partition: self._end(partition) for partition in self._consumer.assignment()}
 
     def _end(self, partition: TopicPartition) -> int | None:
-        # Below the end of the log where a transaction is open; -1 where transactions do not count.
+        # Below the end of the log if a transaction is open; -1 if transactions do not count.
         stable: int | None = self._consumer.last_stable_offset(partition)
         highwater: int | None = self._consumer.highwater(partition)
         return highwater if stable is None or stable < 0 else stable
 
     def position(self, partition: TopicPartition) -> int | None:
-        """The offset in an assigned partition from which the next poll reads; None where it is not known."""
+        """The offset in an assigned partition from which the next poll reads; None if it is not known."""
         return self._controls.position(partition)
 
     @property
@@ -157,7 +162,7 @@ class GroupConsumer:
         return send
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
-        """Lets the next poll read from there; False where the partition is not assigned any more."""
+        """Lets the next poll read from `offset`; False if the partition is not assigned any more."""
         if partition not in self._consumer.assignment():
             return False
         self._consumer.seek(partition, offset)
@@ -170,17 +175,17 @@ class GroupConsumer:
         return first[partition], end[partition]
 
     async def known(self, topic: str) -> bool:
-        """Whether the group has committed an offset of any partition of a topic."""
+        """True if the group has committed an offset of any partition of a topic."""
         numbers = self._consumer.partitions_for_topic(topic) or ()
         return bool(await self.commits([TopicPartition(topic, number) for number in numbers]))
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Commits offsets, each with its metadata, if the group has not moved on."""
+        """Commits offsets, each with its metadata, unless the group has moved on."""
         with self._waiting("takes no offsets"):
             await self._consumer.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """The committed offset of an assigned partition; None where there is none."""
+        """The committed offset of an assigned partition; None if there is none."""
         offset: int | None = await self._consumer.committed(partition)
         return offset
 
@@ -193,11 +198,11 @@ class GroupConsumer:
     async def commits(
         self, partitions: Collection[TopicPartition], *, stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of those partitions that have one.
+        """The committed offsets with their metadata, of the partitions that have one.
 
         Args:
-            partitions: of the topics.
-            stable: whether to wait for transactions that have sent offsets and have not ended (KIP-447).
+            partitions: whose offsets.
+            stable: whether to wait for open transactions that have sent offsets (KIP-447).
         """
         if stable:
             return await self._controls.stable_commits(partitions, self._backoff_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
@@ -27,6 +29,7 @@ from app.kafka.watched_client import Send, WatchedClient
 
 __all__ = ["ConsumerControls"]
 
+_FETCH_WAIT_MS = 100
 _STOP_S = 3.0
 _LEAVE_S = 2.0
 
@@ -36,22 +39,33 @@ class ConsumerControls:
 
     Args:
         consumer: has one of these.
+
+    Attributes:
+        consumer: the consumer.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
-        self._consumer = consumer
+        self.consumer = consumer
         WatchedClient(self.client).requests(_raise_error_of_offsets)
 
     @property
     def client(self) -> AIOKafkaClient:
         """The client that sends the consumer's requests."""
-        return self._consumer._client  # noqa: SLF001
+        return self.consumer._client  # noqa: SLF001
 
     @property
     def assignment(self) -> Any:
         """aiokafka's state of the assigned partitions; None before the first assignment."""
-        subscription = self._consumer._subscription.subscription  # noqa: SLF001
+        subscription = self.consumer._subscription.subscription  # noqa: SLF001
         return None if subscription is None else subscription.assignment
+
+    @property
+    def _fetcher(self) -> Any:
+        return self.consumer._fetcher  # noqa: SLF001
+
+    @property
+    def _coordinator(self) -> Any:
+        return self.consumer._coordinator  # noqa: SLF001
 
     def position(self, partition: TopicPartition) -> int | None:
         """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
@@ -59,15 +73,29 @@ class ConsumerControls:
         position: int | None = state.position if state is not None and state.has_valid_position else None
         return position
 
+    def fetch_request(self, partition: TopicPartition, offset: int) -> FetchRequest:
+        """A request for the records of one partition, with the consumer's own settings."""
+        fetcher = self._fetcher
+        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level  # noqa: SLF001
+        wanted = [(partition.topic, [(partition.partition, offset, size)])]
+        return FetchRequest(_FETCH_WAIT_MS, 1, size, isolation, wanted)
+
+    def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
+        """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""
+        fetcher = self._fetcher
+        for partition, result in fetcher._records.items():  # noqa: SLF001
+            store[partition] = result
+        fetcher._records = store  # noqa: SLF001
+
     def check_fetcher(self) -> None:
         """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
-        fetching = self._consumer._fetcher.error_future  # noqa: SLF001
+        fetching = self._fetcher.error_future
         if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
             raise error
 
     def interrupt(self, error: KafkaError) -> None:
         """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        self._consumer._subscription.abort_waiters(error)  # noqa: SLF001
+        self.consumer._subscription.abort_waiters(error)  # noqa: SLF001
 
     # --- the group ---------------------------------------------------------------------------------------------------
 
@@ -123,10 +151,6 @@ class ConsumerControls:
                     return found
             await asyncio.sleep(backoff_s)
 
-    @property
-    def _coordinator(self) -> Any:
-        return self._consumer._coordinator  # noqa: SLF001
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self, *, leave: bool) -> None:
@@ -139,9 +163,9 @@ class ConsumerControls:
             leave: whether to leave the group; a static member does not.
         """
         with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self._consumer.stop(), _STOP_S)
+            await asyncio.wait_for(self.consumer.stop(), _STOP_S)
             return
-        coordinator, fetcher = self._coordinator, self._consumer._fetcher  # noqa: SLF001
+        coordinator, fetcher = self._coordinator, self._fetcher
         tasks: list[asyncio.Task[None] | None] = []
         if fetcher is not None:
             tasks += [fetcher.error_future, *fetcher._pending_tasks]  # noqa: SLF001

@@ -14,6 +14,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
@@ -67,7 +68,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._unreadable = UndecodableBatches(consumer)
+        self._unreadable = UndecodableBatches(ConsumerControls(consumer))
 
     async def begin(self) -> None:
         """Goes to where the selection starts.

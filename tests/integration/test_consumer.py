@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -130,6 +131,31 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
         listener.let.set()
         await (await joining).stop()
         await first.stop()
+
+
+async def test_membership_is_kept_when_that_is_due(broker: str, make_topic: MakeTopic) -> None:
+    """A poll of paused partitions counts for aiokafka; the time since a poll is never less here than for aiokafka."""
+    topic = make_topic(1)
+    consumer = await joined(broker, topic)
+    inner: Any = consumer._consumer
+
+    def idle_s() -> float:
+        ours, theirs = time.monotonic() - consumer._polled_s, float(inner._subscription.fetcher_idle_time)
+        assert ours >= theirs
+        return theirs
+
+    try:
+        consumer.seek(TopicPartition(topic, 0), 0)
+        assert not await consumer.poll((), 10)
+        await asyncio.sleep(0.1)
+        await consumer.keep_membership()
+        assert idle_s() >= 0.1, "it was not due"
+        consumer._membership_s = 0.1
+        await consumer.keep_membership()
+        assert idle_s() < 0.1
+        assert not inner.paused()
+    finally:
+        await consumer.stop()
 
 
 async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTopic) -> None:
