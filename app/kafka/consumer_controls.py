@@ -51,21 +51,21 @@ class ConsumerControls:
     @property
     def client(self) -> AIOKafkaClient:
         """The client that sends the consumer's requests."""
-        return self.consumer._client  # noqa: SLF001
+        return self.consumer._client
 
     @property
     def assignment(self) -> Any:
         """aiokafka's state of the assigned partitions; None before the first assignment."""
-        subscription = self.consumer._subscription.subscription  # noqa: SLF001
+        subscription = self.consumer._subscription.subscription
         return None if subscription is None else subscription.assignment
 
     @property
     def _fetcher(self) -> Any:
-        return self.consumer._fetcher  # noqa: SLF001
+        return self.consumer._fetcher
 
     @property
     def _coordinator(self) -> Any:
-        return self.consumer._coordinator  # noqa: SLF001
+        return self.consumer._coordinator
 
     def position(self, partition: TopicPartition) -> int | None:
         """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
@@ -76,16 +76,16 @@ class ConsumerControls:
     def fetch_request(self, partition: TopicPartition, offset: int) -> FetchRequest:
         """A request for the records of one partition, with the consumer's own settings."""
         fetcher = self._fetcher
-        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level  # noqa: SLF001
+        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level
         wanted = [(partition.topic, [(partition.partition, offset, size)])]
         return FetchRequest(_FETCH_WAIT_MS, 1, size, isolation, wanted)
 
     def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
         """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""
         fetcher = self._fetcher
-        for partition, result in fetcher._records.items():  # noqa: SLF001
+        for partition, result in fetcher._records.items():
             store[partition] = result
-        fetcher._records = store  # noqa: SLF001
+        fetcher._records = store
 
     def check_fetcher(self) -> None:
         """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
@@ -95,7 +95,7 @@ class ConsumerControls:
 
     def interrupt(self, error: KafkaError) -> None:
         """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        self.consumer._subscription.abort_waiters(error)  # noqa: SLF001
+        self.consumer._subscription.abort_waiters(error)
 
     # --- the group ---------------------------------------------------------------------------------------------------
 
@@ -107,14 +107,14 @@ class ConsumerControls:
         committed meanwhile. Only of a consumer that has started.
         """
         coordinator = self._coordinator
-        commit = coordinator._do_commit_offsets  # noqa: SLF001
+        commit = coordinator._do_commit_offsets
 
         async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
             if not assignment.active or coordinator.generation < 0:
                 raise IllegalGenerationError(coordinator.group_id)
             await commit(assignment, offsets)
 
-        coordinator._do_commit_offsets = commit_as_member  # noqa: SLF001
+        coordinator._do_commit_offsets = commit_as_member
 
     async def commits(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata."""
@@ -138,7 +138,7 @@ class ConsumerControls:
         while True:
             await coordinator.ensure_coordinator_known()
             try:
-                found = request.commits(await coordinator._send_req(request))  # noqa: SLF001
+                found = request.commits(await coordinator._send_req(request))
             except IncompatibleBrokerVersion:
                 return await self.commits(partitions)
             except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
@@ -168,9 +168,9 @@ class ConsumerControls:
         coordinator, fetcher = self._coordinator, self._fetcher
         tasks: list[asyncio.Task[None] | None] = []
         if fetcher is not None:
-            tasks += [fetcher.error_future, *fetcher._pending_tasks]  # noqa: SLF001
+            tasks += [fetcher.error_future, *fetcher._pending_tasks]
         if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
+            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
         for task in filter(None, tasks):
             task.cancel()
         if coordinator is not None and leave:

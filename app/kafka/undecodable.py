@@ -120,7 +120,7 @@ class _Fetched(OrderedDict[Any, Any]):
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
         records = getattr(result, "_partition_records", None)  # an error has none
         if records is not None:
-            records._records_iterator = self._readable(partition, records, records._records_iterator)  # noqa: SLF001
+            records._records_iterator = self._readable(partition, records, records._records_iterator)
         super().__setitem__(partition, result)
 
     def _readable(self, partition: TopicPartition, records: Any, iterator: Iterator[Any]) -> Iterator[Any]:

@@ -24,17 +24,17 @@ class WatchedClient:
 
     def connections(self, tell: Callable[[str, bool], None]) -> None:
         """Calls `tell` after each try to connect, with the address of the broker, and whether it was reached."""
-        client, connect = self._client, self._client._get_conn  # noqa: SLF001
+        client, connect = self._client, self._client._get_conn
 
         async def watched(node_id: Any, **options: Any) -> Any:
-            before = client._conns.get((node_id, options.get("group", 0)))  # noqa: SLF001
+            before = client._conns.get((node_id, options.get("group", 0)))
             address = address_of(client, node_id)  # asked first: the next metadata may forget it
             connection = await connect(node_id, **options)
             if connection is None or connection is not before:
                 tell(address, connection is not None)
             return connection
 
-        client._get_conn = watched  # noqa: SLF001
+        client._get_conn = watched
 
     def requests(self, handle: Callable[[str, Any, Send], Awaitable[Any]]) -> None:
         """Lets `handle` answer each request: it gets the broker's address, the request, and a function that sends it.
