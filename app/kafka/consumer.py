@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
@@ -22,7 +21,7 @@ from transforms.record import SourceRecord
 __all__ = ["GroupConsumer"]
 
 
-class GroupConsumer:
+class GroupConsumer(ConsumerControls):
     """Reads the topics of a pipeline as a member of its group. Belongs to one event loop.
 
     Its methods raise aiokafka's errors, unless they say otherwise. Rebalances happen while they are awaited.
@@ -39,35 +38,24 @@ class GroupConsumer:
     def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
-        self._static = settings.consumer["consumer.group.instance.id"] is not None
         interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
         assert isinstance(interval_ms, int)
         backoff_ms = settings.consumer["consumer.retry.backoff.ms"]
         assert isinstance(backoff_ms, int)
-        self._backoff_s = max(0.01, backoff_ms / 1000)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
-        self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
-        self._controls = ConsumerControls(self._consumer)
-        brokers.watch(self._controls.client)
-        self._fetches = FetchErrors(self._controls.client, self._backoff_s)
+        super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
+        brokers.watch(self.client)
+        self._fetches = FetchErrors(self.client, self._backoff_s)
         self._undecodable: UndecodableBatches | None = None
         self._waits: dict[object, tuple[str, float]] = {}
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
-        self._consumer.subscribe(self._topics, listener=listener)
-        await self._consumer.start()
-        self._controls.commit_as_member()
-        self._undecodable = UndecodableBatches(self._controls)
-
-    async def stop(self) -> None:
-        """Leaves the group, unless it is a static member, and stops, within seconds."""
-        await self._controls.stop(leave=not self._static)
-
-    def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise `error` if it waits for a rebalance, which takes as long as the slowest member."""
-        self._controls.interrupt(error)
+        self.consumer.subscribe(self._topics, listener=listener)
+        await self.consumer.start()
+        self.commit_as_member()
+        self._undecodable = UndecodableBatches(self)
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
@@ -87,7 +75,7 @@ class GroupConsumer:
             KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
         assert self._undecodable is not None, "it has started"
-        self._controls.check_fetcher()
+        self.check_fetcher()
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
         polled = await self._undecodable.read(wanted := list(partitions))
         if not polled:
@@ -98,7 +86,7 @@ class GroupConsumer:
         # Not the end of the poll, by which aiokafka goes: this is never later.
         self._polled_s = time.monotonic()
         with self._waiting("rebalances"):  # nothing else takes longer than the time-out
-            return await self._consumer.getmany(*partitions, timeout_ms=timeout_ms)
+            return await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
 
     async def keep_membership(self) -> None:
         """Polls all partitions paused when that is due, or aiokafka would leave the group (`max.poll.interval.ms`).
@@ -107,14 +95,14 @@ class GroupConsumer:
         """
         if time.monotonic() - self._polled_s < self._membership_s:
             return
-        paused = self._consumer.assignment()
-        self._consumer.pause(*paused)
+        paused = self.consumer.assignment()
+        self.consumer.pause(*paused)
         try:
             # A partition without a position is found out again, by the poll that may read there.
             with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
                 await self._getmany(timeout_ms=0)
         finally:
-            self._consumer.resume(*(paused & self._consumer.assignment()))
+            self.consumer.resume(*(paused & self.consumer.assignment()))
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -134,59 +122,49 @@ class GroupConsumer:
             for what, began_s in reversed(self._waits.values())  # of several the first counts
             if now_s - began_s > UNANSWERED_S
         }
-        refused = self._fetches.trouble(self._consumer.assignment())
+        refused = self._fetches.trouble(self.consumer.assignment())
         return "; ".join(filter(None, (*told.values(), refused))) or None
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
-        return {partition: self._end(partition) for partition in self._consumer.assignment()}
+        return {partition: self._end(partition) for partition in self.consumer.assignment()}
 
     def _end(self, partition: TopicPartition) -> int | None:
         # Below the end of the log if a transaction is open; -1 if transactions do not count.
-        stable: int | None = self._consumer.last_stable_offset(partition)
-        highwater: int | None = self._consumer.highwater(partition)
+        stable: int | None = self.consumer.last_stable_offset(partition)
+        highwater: int | None = self.consumer.highwater(partition)
         return highwater if stable is None or stable < 0 else stable
 
-    def position(self, partition: TopicPartition) -> int | None:
-        """The offset in an assigned partition from which the next poll reads; None if it is not known."""
-        return self._controls.position(partition)
-
-    @property
-    def send(self) -> Callable[[Any], Awaitable[Any]]:
-        """Sends a request to any broker, and returns the answer."""
-        client = self._controls.client
-
-        async def send(request: Any) -> Any:
-            return await client.send(client.get_random_node(), request)
-
-        return send
+    async def send(self, request: Any) -> Any:
+        """Sends a request to any broker, and returns the response."""
+        return await self.client.send(self.client.get_random_node(), request)
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
         """Lets the next poll read from `offset`; False if the partition is not assigned any more."""
-        if partition not in self._consumer.assignment():
+        if partition not in self.consumer.assignment():
             return False
-        self._consumer.seek(partition, offset)
+        self.consumer.seek(partition, offset)
         return True
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         """The offset of the first record of a partition, and the one behind the last that can be read."""
-        first = await self._consumer.beginning_offsets([partition])
-        end = await self._consumer.end_offsets([partition])
+        first = await self.consumer.beginning_offsets([partition])
+        end = await self.consumer.end_offsets([partition])
         return first[partition], end[partition]
 
     async def known(self, topic: str) -> bool:
         """True if the group has committed an offset of any partition of a topic."""
-        numbers = self._consumer.partitions_for_topic(topic) or ()
+        numbers = self.consumer.partitions_for_topic(topic) or ()
         return bool(await self.commits([TopicPartition(topic, number) for number in numbers]))
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Commits offsets, each with its metadata, unless the group has moved on."""
         with self._waiting("takes no offsets"):
-            await self._consumer.commit(offsets)
+            await self.consumer.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """The committed offset of an assigned partition; None if there is none."""
-        offset: int | None = await self._consumer.committed(partition)
+        offset: int | None = await self.consumer.committed(partition)
         return offset
 
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
@@ -194,16 +172,3 @@ class GroupConsumer:
         for partition, records in polled.items():
             if records:
                 self.seek(partition, records[0].offset)
-
-    async def commits(
-        self, partitions: Collection[TopicPartition], *, stable: bool = False
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of the partitions that have one.
-
-        Args:
-            partitions: whose offsets.
-            stable: whether to wait for open transactions that have sent offsets (KIP-447).
-        """
-        if stable:
-            return await self._controls.stable_commits(partitions, self._backoff_s)
-        return await self._controls.commits(partitions)

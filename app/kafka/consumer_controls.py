@@ -17,7 +17,6 @@ from aiokafka.errors import (
     IncompatibleBrokerVersion,
     KafkaError,
     NotCoordinatorError,
-    for_code,
 )
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.fetch import FetchRequest
@@ -38,15 +37,17 @@ class ConsumerControls:
     """Controls one aiokafka consumer, on its event loop. Its methods raise aiokafka's errors.
 
     Args:
-        consumer: has one of these.
+        consumer: the consumer.
+        backoff_s: how long to wait before the next try of a request.
 
     Attributes:
         consumer: the consumer.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1) -> None:
         self.consumer = consumer
-        WatchedClient(self.client).requests(_raise_error_of_offsets)
+        self._backoff_s = backoff_s
+        WatchedClient(self.client).requests(_spread_error_of_offsets)
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -116,31 +117,31 @@ class ConsumerControls:
 
         coordinator._do_commit_offsets = commit_as_member
 
-    async def commits(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata."""
+    async def commits(
+        self, partitions: Collection[TopicPartition], *, stable: bool = False
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata.
+
+        Args:
+            partitions: whose offsets.
+            stable: whether to wait for open transactions that have sent offsets (KIP-447); from Kafka 2.5 on.
+        """
+        if stable and partitions:
+            with contextlib.suppress(IncompatibleBrokerVersion):
+                return await self._stable_commits(partitions)
         found: Mapping[TopicPartition, OffsetAndMetadata]
         found = await self._coordinator.fetch_committed_offsets(partitions)
         return found
 
-    async def stable_commits(
-        self, partitions: Collection[TopicPartition], backoff_s: float
+    async def _stable_commits(
+        self, partitions: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """As `commits`, but waits for open transactions that have sent offsets (KIP-447); before Kafka 2.5 it does not.
-
-        Args:
-            partitions: whose offsets.
-            backoff_s: how long to wait before the next try.
-        """
-        if not partitions:
-            return {}
         coordinator = self._coordinator
         request = FetchStableOffsets(coordinator.group_id, partitions)
         while True:
             await coordinator.ensure_coordinator_known()
             try:
                 found = request.commits(await coordinator._send_req(request))
-            except IncompatibleBrokerVersion:
-                return await self.commits(partitions)
             except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
                 coordinator.coordinator_dead()
             except KafkaError as exc:
@@ -149,18 +150,15 @@ class ConsumerControls:
             else:
                 if found is not None:
                     return found
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(self._backoff_s)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    async def stop(self, *, leave: bool) -> None:
-        """Stops the consumer within about five seconds.
+    async def stop(self) -> None:
+        """Stops the consumer within about five seconds; a member that is not static leaves the group.
 
         `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
         what has ended the fetcher, and then stops nothing else.
-
-        Args:
-            leave: whether to leave the group; a static member does not.
         """
         with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
             await asyncio.wait_for(self.consumer.stop(), _STOP_S)
@@ -173,27 +171,27 @@ class ConsumerControls:
             tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
         for task in filter(None, tasks):
             task.cancel()
-        if coordinator is not None and leave:
+        if coordinator is not None:
             with contextlib.suppress(KafkaError, TimeoutError):
                 await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
         await self.client.close()
 
     async def _leave(self, coordinator: GroupCoordinator) -> None:
-        # On another connection than the request to join: brokers answer the requests of a connection in order.
-        if coordinator.member_id and coordinator.coordinator_id is not None:
+        if coordinator.member_id and coordinator.coordinator_id is not None and coordinator._group_instance_id is None:
+            # On another connection than the request to join: brokers answer the requests of a connection in order.
             request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
             await self.client.send(coordinator.coordinator_id, request)
 
 
-async def _raise_error_of_offsets(_: str, request: Any, send: Send) -> Any:
-    """Raises the error of a whole response with committed offsets, so that aiokafka asks again.
+async def _spread_error_of_offsets(_: str, request: Any, send: Send) -> Any:
+    """Gives the error of a whole response with committed offsets to each partition, as before version 2.
 
-    From version 2 on the response of a coordinator that moves or loads the group is such an error without partitions.
-    aiokafka looks at the errors of partitions alone: for it, nothing would be committed.
+    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
+    the errors of partitions alone: for it, nothing would be committed.
     """
     response = await send()
-    if isinstance(request, OffsetFetchRequest):
-        error = for_code(getattr(response, "error_code", 0))
-        if error.retriable:
-            raise error()
+    if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
+        response.topics = [
+            (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
+        ]
     return response

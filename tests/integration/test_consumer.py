@@ -79,7 +79,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
     """It is told, and fails, as it would go over what the new owner of a partition has committed."""
     topic = make_topic(2)
     first = await joined(broker, topic)
-    coordinator: Any = first._consumer._coordinator
+    coordinator: Any = first.consumer._coordinator
     send: Callable[[Any], Awaitable[Any]] = coordinator._send_req
     sent, let = asyncio.Event(), asyncio.Event()
 
@@ -137,7 +137,7 @@ async def test_membership_is_kept_when_that_is_due(broker: str, make_topic: Make
     """A poll of paused partitions counts for aiokafka; the time since a poll is never less here than for aiokafka."""
     topic = make_topic(1)
     consumer = await joined(broker, topic)
-    inner: Any = consumer._consumer
+    inner: Any = consumer.consumer
 
     def idle_s() -> float:
         ours, theirs = time.monotonic() - consumer._polled_s, float(inner._subscription.fetcher_idle_time)
@@ -162,7 +162,7 @@ async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTop
     """aiokafka's task that reads may die, as where two leaders say at once that there is no offset: a poll tells."""
     topic = make_topic(1)
     intake = await joined(broker, topic)
-    consumer: Any = intake._consumer
+    consumer: Any = intake.consumer
     fetcher = consumer._fetcher
     try:
         with pytest.raises(NoOffsetForPartitionError):

@@ -25,6 +25,7 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 ROOT = Path(__file__).parents[3]
 ROOM = ROOT / "app" / "kafka"
@@ -69,6 +70,8 @@ NAMES = (
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_heartbeat_task", "stop in bounded time"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_pending_tasks", "stop in bounded time"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_do_commit_offsets", "commit as a member alone"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_group_instance_id", "leave unless it is static"),
+    PrivateName("app.kafka.consumer_controls", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
     PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_isolation_level", "fetch a batch again as it was fetched"),
     PrivateName(
