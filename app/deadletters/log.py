@@ -15,6 +15,7 @@ from app.config.settings import ClientSettings
 from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
 from app.kafka.clients import translated
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.topic_reader import TopicConsumer
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
@@ -100,7 +101,8 @@ class LetterLog:
         self._run = secrets.token_hex(4)
         self._commits: dict[int, OffsetAndMetadata | None] = {}
         self._claimed: set[int] = set()
-        self._undecodable = UndecodableBatches(consumer)
+        self._controls = ConsumerControls(consumer)
+        self._undecodable = UndecodableBatches(self._controls)
         self._partitions = {number: TopicPartition(topic.name, number) for number in range(topic.partitions)}
 
     async def ranges(self, filters: Filters) -> dict[int, tuple[int, int]]:
@@ -144,7 +146,7 @@ class LetterLog:
         Raises:
             ConfigurationError: the commit is of another program.
         """
-        commit = self._commits[partition] = await self._consumer.last_commit(self._partitions[partition])
+        commit = self._commits[partition] = await self._last_commit(partition)
         if commit is None or commit.offset > end:
             return ReplayedOffsets(first)
         found = ReplayedOffsets.parse(commit.offset, commit.metadata)
@@ -205,8 +207,12 @@ class LetterLog:
             raise TooManyGapsError(self.topic.name, partition)
         return metadata
 
+    async def _last_commit(self, partition: int) -> OffsetAndMetadata | None:
+        wanted = self._partitions[partition]
+        return (await self._controls.commits([wanted])).get(wanted)
+
     async def _check(self, partition: int, written: int = 0) -> None:
-        if await self._consumer.last_commit(self._partitions[partition]) != self._commits[partition]:
+        if await self._last_commit(partition) != self._commits[partition]:
             raise ReplayTakenOverError(self.topic.name, partition, str(self._group), written)
 
 

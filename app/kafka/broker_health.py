@@ -16,6 +16,8 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
+from app.kafka.watched_client import Send, WatchedClient
+
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
 UNANSWERED_S = 10.0
@@ -57,33 +59,23 @@ class BrokerHealth:
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client, which must not have been started, for as long as it lives."""
         self._clients.append(client)
-        connect, send = client._get_conn, client.send  # noqa: SLF001
+        watched = WatchedClient(client)
+        watched.connections(lambda address, reached: self._answered(address) if reached else self._missed(address))
+        watched.requests(self._watched)
 
-        async def watched_connect(node_id: Any, **options: Any) -> Any:
-            before = client._conns.get((node_id, options.get("group", 0)))  # noqa: SLF001
-            address = _address(client, node_id)  # asked first: it is forgotten with the next metadata
-            connection = await connect(node_id, **options)
-            if connection is None:
-                self._missed(address)
-            elif connection is not before:
-                self._answered(address)
-            return connection
-
-        async def watched_send(node_id: Any, request: Any, **options: Any) -> Any:
-            address, asked = _address(client, node_id), object()
-            if type(request).__name__ not in _PATIENT:
-                self._asked[asked] = (address, self._clock())
-            try:
-                answer = await send(node_id, request, **options)
-            except (KafkaConnectionError, RequestTimedOutError):
-                self._missed(address)
-                raise
-            finally:
-                self._asked.pop(asked, None)
-            self._answered(address)
-            return answer
-
-        client._get_conn, client.send = watched_connect, watched_send  # noqa: SLF001
+    async def _watched(self, address: str, request: Any, send: Send) -> Any:
+        asked = object()
+        if type(request).__name__ not in _PATIENT:
+            self._asked[asked] = (address, self._clock())
+        try:
+            answer = await send()
+        except (KafkaConnectionError, RequestTimedOutError):
+            self._missed(address)
+            raise
+        finally:
+            self._asked.pop(asked, None)
+        self._answered(address)
+        return answer
 
     def forget(self, client: AIOKafkaClient) -> None:
         """Watches a client no more, which is about to be stopped."""
@@ -144,11 +136,6 @@ class BrokerHealth:
 
 def _addresses(client: AIOKafkaClient) -> list[str]:
     return [f"{broker.host}:{broker.port}" for broker in client.cluster.brokers()]
-
-
-def _address(client: AIOKafkaClient, node_id: Any) -> str:
-    broker = client.cluster.broker_metadata(node_id)
-    return f"{broker.host}:{broker.port}" if broker is not None else f"number {node_id}"
 
 
 def ago(seconds: float) -> str:

@@ -1,50 +1,35 @@
-"""The intake of a flow: its consumer, and its place in the group."""
+"""The consumer of a flow, as a member of its group."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError,
-    IllegalGenerationError,
-    IncompatibleBrokerVersion,
-    KafkaError,
-    NoOffsetForPartitionError,
-    NotCoordinatorError,
-    OffsetOutOfRangeError,
-)
-from aiokafka.protocol.group import LeaveGroupRequest
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka import clients
 from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import FetchErrors
-from app.kafka.stable_offsets import FetchStableOffsets
 from app.kafka.undecodable import UndecodableBatches
 from transforms.record import SourceRecord
 
 __all__ = ["GroupConsumer"]
 
-_STOP_S = 3.0
-_LEAVE_S = 2.0
 
-
-class GroupConsumer:
+class GroupConsumer(ConsumerControls):
     """Reads the topics of a pipeline as a member of its group. Belongs to one event loop.
 
     Its methods raise aiokafka's errors, unless they say otherwise. Rebalances happen while they are awaited.
 
     Args:
         client: how to reach the cluster.
-        settings: the pipeline's.
-        brokers: watch the consumer.
+        settings: of the pipeline.
+        brokers: watches the consumer.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -53,108 +38,71 @@ class GroupConsumer:
     def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
-        self._static = settings.consumer["consumer.group.instance.id"] is not None
         interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
         assert isinstance(interval_ms, int)
         backoff_ms = settings.consumer["consumer.retry.backoff.ms"]
         assert isinstance(backoff_ms, int)
-        self._backoff_s = max(0.01, backoff_ms / 1000)
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
-        self._consumer: AIOKafkaConsumer = clients.consumer(client, settings)
-        brokers.watch(self._consumer._client)  # noqa: SLF001
-        self._fetches = FetchErrors(self._consumer._client, self._backoff_s)  # noqa: SLF001
-        self._unreadable: UndecodableBatches | None = None
+        self._polled_s = time.monotonic()
+        super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
+        brokers.watch(self.client)
+        self._fetches = FetchErrors(self.client, self._backoff_s)
+        self._undecodable: UndecodableBatches | None = None
         self._waits: dict[object, tuple[str, float]] = {}
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
-        """Joins the group; `listener` hears of each rebalance, the first one too."""
-        self._consumer.subscribe(self._topics, listener=listener)
-        await self._consumer.start()
-        _commit_as_member(self._consumer._coordinator)  # noqa: SLF001
-        self._unreadable = UndecodableBatches(self._consumer)
-
-    async def stop(self) -> None:
-        """Leaves the group, and lets go of the consumer, within seconds.
-
-        aiokafka first waits for the group where that is rebalancing, which takes as long as its slowest member.
-        """
-        # It fails with what its fetcher has failed with, and would leave the rest as it is.
-        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
-            await asyncio.wait_for(self._consumer.stop(), _STOP_S)
-            return
-        coordinator = self._consumer._coordinator  # noqa: SLF001
-        fetcher = self._consumer._fetcher  # noqa: SLF001
-        tasks: list[asyncio.Task[None] | None] = []
-        if fetcher is not None:
-            tasks += [fetcher._fetch_task, *fetcher._pending_tasks]  # noqa: SLF001
-        if coordinator is not None:
-            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]  # noqa: SLF001
-        for task in filter(None, tasks):
-            task.cancel()
-        if coordinator is not None:
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
-        await self._consumer._client.close()  # noqa: SLF001
-
-    def interrupt(self, error: KafkaError) -> None:
-        """Lets a poll raise this that waits for the end of a rebalance, which takes as long as its slowest member."""
-        self._consumer._subscription.abort_waiters(error)  # noqa: SLF001
-
-    async def _leave(self, coordinator: GroupCoordinator) -> None:
-        """Asks out of the group, past the answer to a request to join: brokers answer a connection in order."""
-        if self._static or not coordinator.member_id or coordinator.coordinator_id is None:
-            return
-        request = LeaveGroupRequest(self._group_id, coordinator.member_id)
-        await self._consumer._client.send(coordinator.coordinator_id, request)  # noqa: SLF001
+        """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
+        self.consumer.subscribe(self._topics, listener=listener)
+        await self.consumer.start()
+        self.commit_as_member()
+        self._undecodable = UndecodableBatches(self)
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, Sequence[SourceRecord]]:
-        """What there is to read, as soon as there is something; nothing where nothing came in time.
+        """The next records, as soon as there are some; none if none came in time.
+
+        A record with the name of a header that is not UTF-8 comes as the others do: the name has its bytes by
+        `surrogateescape`.
 
         Args:
             partitions: where to read; none for all that are assigned.
             timeout_ms: how long to wait.
 
-        A record that the client cannot read, since the name of a header is not UTF-8, comes as the others do; the name
-        has its bytes by `surrogateescape`.
-
         Raises:
             NoOffsetForPartitionError, OffsetOutOfRangeError: one partition has no position to read from. The pipeline's
                 `OffsetReset` finds one.
-            KafkaError: there will be nothing any more, as aiokafka's fetcher has died of something unforeseen.
+            KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
-        assert self._unreadable is not None, "it has started"
-        self._look_at_fetcher()
+        assert self._undecodable is not None, "it has started"
+        self.check_fetcher()
         polled: Mapping[TopicPartition, Sequence[SourceRecord]]
-        polled = await self._unreadable.read(wanted := list(partitions))
+        polled = await self._undecodable.read(wanted := list(partitions))
         if not polled:
-            with self._waiting("rebalances"):  # which is what takes longer than the time-out
-                polled = await self._consumer.getmany(*wanted, timeout_ms=timeout_ms)
+            polled = await self._getmany(*wanted, timeout_ms=timeout_ms)
         return polled
 
-    def _look_at_fetcher(self) -> None:
-        # A poll of aiokafka does not: it waits for ever for what nobody fetches.
-        fetching = self._consumer._fetcher._fetch_task  # noqa: SLF001
-        if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
-            raise error
+    async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
+        # Not the end of the poll, by which aiokafka goes: this is never later.
+        self._polled_s = time.monotonic()
+        with self._waiting("rebalances"):  # nothing else takes longer than the time-out
+            return await self.consumer.getmany(*partitions, timeout_ms=timeout_ms)
 
     async def keep_membership(self) -> None:
-        """Counts as a poll, or the group would take the partitions away after `max.poll.interval.ms`.
+        """Polls all partitions paused when that is due, or aiokafka would leave the group (`max.poll.interval.ms`).
 
-        Paused partitions give nothing, and lose what was read ahead; so this is done only when it is due.
+        A paused partition gives no records, and loses what was read ahead.
         """
-        # aiokafka tells nobody else how long ago the last poll was, which is what it goes by itself.
-        if self._consumer._subscription.fetcher_idle_time < self._membership_s:  # noqa: SLF001
+        if time.monotonic() - self._polled_s < self._membership_s:
             return
-        paused = self._consumer.assignment()
-        self._consumer.pause(*paused)
+        paused = self.consumer.assignment()
+        self.consumer.pause(*paused)
         try:
-            # That it is not known where to begin is found out again, by the poll that may read there.
-            with self._waiting("rebalances"), contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
-                await self._consumer.getmany(timeout_ms=0)
+            # A partition without a position is found out again, by the poll that may read there.
+            with contextlib.suppress(NoOffsetForPartitionError, OffsetOutOfRangeError):
+                await self._getmany(timeout_ms=0)
         finally:
-            self._consumer.resume(*(paused & self._consumer.assignment()))
+            self.consumer.resume(*(paused & self.consumer.assignment()))
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -167,69 +115,56 @@ class GroupConsumer:
 
     @property
     def trouble(self) -> str | None:
-        """What the group, or the leader of a partition, does not do, and since when; None where all is well."""
+        """What the group, or the leader of a partition, does not do, and since when; None if all is well."""
         now_s = time.monotonic()
         told = {
             what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
             for what, began_s in reversed(self._waits.values())  # of several the first counts
             if now_s - began_s > UNANSWERED_S
         }
-        refused = self._fetches.trouble(self._consumer.assignment())
+        refused = self._fetches.trouble(self.consumer.assignment())
         return "; ".join(filter(None, (*told.values(), refused))) or None
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
-        return {partition: self._end(partition) for partition in self._consumer.assignment()}
+        return {partition: self._end(partition) for partition in self.consumer.assignment()}
 
     def _end(self, partition: TopicPartition) -> int | None:
-        # Below the end of the log where a transaction is open; -1 where transactions do not count.
-        stable: int | None = self._consumer.last_stable_offset(partition)
-        highwater: int | None = self._consumer.highwater(partition)
+        # Below the end of the log if a transaction is open; -1 if transactions do not count.
+        stable: int | None = self.consumer.last_stable_offset(partition)
+        highwater: int | None = self.consumer.highwater(partition)
         return highwater if stable is None or stable < 0 else stable
 
-    def position(self, partition: TopicPartition) -> int | None:
-        """The offset in an assigned partition from which the next poll reads; None where it is not known."""
-        assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001
-        state = assignment.state_value(partition) if assignment is not None else None
-        position: int | None = state._position if state is not None else None  # noqa: SLF001
-        return position
-
-    @property
-    def send(self) -> Callable[[Any], Awaitable[Any]]:
-        """Sends a request to any broker, and returns the answer."""
-        client = self._consumer._client  # noqa: SLF001
-
-        async def send(request: Any) -> Any:
-            return await client.send(client.get_random_node(), request)
-
-        return send
+    async def send(self, request: Any) -> Any:
+        """Sends a request to any broker, and returns the response."""
+        return await self.client.send(self.client.get_random_node(), request)
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
-        """Lets the next poll read from there; False where the partition is not assigned any more."""
-        if partition not in self._consumer.assignment():
+        """Lets the next poll read from `offset`; False if the partition is not assigned any more."""
+        if partition not in self.consumer.assignment():
             return False
-        self._consumer.seek(partition, offset)
+        self.consumer.seek(partition, offset)
         return True
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         """The offset of the first record of a partition, and the one behind the last that can be read."""
-        first = await self._consumer.beginning_offsets([partition])
-        end = await self._consumer.end_offsets([partition])
+        first = await self.consumer.beginning_offsets([partition])
+        end = await self.consumer.end_offsets([partition])
         return first[partition], end[partition]
 
     async def known(self, topic: str) -> bool:
-        """Whether the group has committed an offset of any partition of a topic."""
-        numbers = self._consumer.partitions_for_topic(topic) or ()
+        """True if the group has committed an offset of any partition of a topic."""
+        numbers = self.consumer.partitions_for_topic(topic) or ()
         return bool(await self.commits([TopicPartition(topic, number) for number in numbers]))
 
     async def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Commits offsets, each with its metadata, if the group has not moved on."""
+        """Commits offsets, each with its metadata, unless the group has moved on."""
         with self._waiting("takes no offsets"):
-            await self._consumer.commit(offsets)
+            await self.consumer.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """The committed offset of an assigned partition; None where there is none."""
-        offset: int | None = await self._consumer.committed(partition)
+        """The committed offset of an assigned partition; None if there is none."""
+        offset: int | None = await self.consumer.committed(partition)
         return offset
 
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
@@ -237,58 +172,3 @@ class GroupConsumer:
         for partition, records in polled.items():
             if records:
                 self.seek(partition, records[0].offset)
-
-    async def commits(
-        self, partitions: Collection[TopicPartition], *, stable: bool = False
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """The committed offsets with their metadata, of those partitions that have one.
-
-        Args:
-            partitions: of the topics.
-            stable: whether to wait for transactions that have sent offsets and have not ended (KIP-447).
-        """
-        if stable:
-            return await self._stable_commits(partitions)
-        # `committed` keeps the metadata to itself.
-        found: Mapping[TopicPartition, OffsetAndMetadata]
-        found = await self._consumer._coordinator.fetch_committed_offsets(partitions)  # noqa: SLF001
-        return found
-
-    async def _stable_commits(
-        self, partitions: Collection[TopicPartition]
-    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        if not partitions:
-            return {}
-        coordinator = self._consumer._coordinator  # noqa: SLF001  # aiokafka's own request cannot ask for this
-        request = FetchStableOffsets(self._group_id, partitions)
-        while True:
-            await coordinator.ensure_coordinator_known()
-            try:
-                found = request.commits(await coordinator._send_req(request))  # noqa: SLF001
-            except IncompatibleBrokerVersion:  # before Kafka 2.5
-                return await self.commits(partitions)
-            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
-                coordinator.coordinator_dead()
-            except KafkaError as exc:
-                if not exc.retriable:
-                    raise
-            else:
-                if found is not None:
-                    return found
-            await asyncio.sleep(self._backoff_s)
-
-
-def _commit_as_member(coordinator: GroupCoordinator) -> None:
-    """Lets a commit go out only from the assignment that it was made in, and by a member of the group.
-
-    aiokafka tries one again past a rebalance. Where the group does not know the consumer any more it commits as nobody,
-    and an empty group takes that: over what another member has committed meanwhile, or an operator has set.
-    """
-    commit = coordinator._do_commit_offsets  # noqa: SLF001
-
-    async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        if not assignment.active or coordinator.generation < 0:
-            raise IllegalGenerationError(coordinator.group_id)
-        await commit(assignment, offsets)
-
-    coordinator._do_commit_offsets = commit_as_member  # noqa: SLF001

@@ -69,5 +69,5 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
 
 def count_as_poll(consumer: AIOKafkaConsumer) -> None:
     """Begins `max.poll.interval.ms` anew, without a poll."""
-    with consumer._subscription.fetch_context():  # noqa: SLF001
+    with consumer._subscription.fetch_context():
         pass

@@ -25,6 +25,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.broker_health import ago
+from app.kafka.watched_client import Send, WatchedClient
 
 __all__ = ["FetchErrors"]
 
@@ -52,17 +53,17 @@ class FetchErrors:
 
     def __init__(self, client: AIOKafkaClient, pause_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._refused: dict[TopicPartition, tuple[int, float]] = {}
+        self._client = client
+        self._pause_s = pause_s
         self._clock = clock
-        send = client.send
+        WatchedClient(client).requests(self._watched)
 
-        async def watched_send(node_id: Any, request: Any, **options: Any) -> Any:
-            answer = await send(node_id, request, **options)
-            if isinstance(request, FetchRequest) and self._note(answer):
-                client.force_metadata_update()
-                await asyncio.sleep(pause_s)
-            return answer
-
-        client.send = watched_send
+    async def _watched(self, _: str, request: Any, send: Send) -> Any:
+        answer = await send()
+        if isinstance(request, FetchRequest) and self._note(answer):
+            self._client.force_metadata_update()
+            await asyncio.sleep(self._pause_s)
+        return answer
 
     def _note(self, answer: Any) -> bool:
         """Notes which partitions an answer refuses; whether there are any."""

@@ -42,22 +42,22 @@ class ProducerControls:
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._transactions: Any = producer._txn_manager  # noqa: SLF001
-        self.codec: str | None = producer._compression_type  # noqa: SLF001
-        self.codec_number: int = producer._message_accumulator._compression_type  # noqa: SLF001
-        self.acknowledged: bool = producer._sender._acks != 0  # noqa: SLF001
+        self._transactions: Any = producer._txn_manager
+        self.codec: str | None = producer._compression_type
+        self.codec_number: int = producer._message_accumulator._compression_type
+        self.acknowledged: bool = producer._sender._acks != 0
         self.transactional = self._transactions is not None and self._transactions.transactional_id is not None
 
     @property
     def max_request_bytes(self) -> int:
         """`max.request.size`."""
-        size: int = self._producer._max_request_size  # noqa: SLF001
+        size: int = self._producer._max_request_size
         return size
 
     @property
     def closed(self) -> bool:
         """True once the producer has been stopped."""
-        return bool(self._producer._closed)  # noqa: SLF001
+        return bool(self._producer._closed)
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
@@ -68,12 +68,12 @@ class ProducerControls:
             KafkaTimeoutError: the cluster does not know the topic.
         """
         await self._producer.partitions_for(topic)
-        number: int = self._producer._partition(topic, partition, None, None, key, None)  # noqa: SLF001
+        number: int = self._producer._partition(topic, partition, None, None, key, None)
         return number
 
     def builder(self, **serializers: Callable[[Any], bytes] | None) -> BatchBuilder:
         """An empty batch; `key_serializer` and `value_serializer` are None for none."""
-        return self._producer._message_accumulator.create_builder(**serializers)  # noqa: SLF001
+        return self._producer._message_accumulator.create_builder(**serializers)
 
     async def queue(self, batch: BatchBuilder, place: TopicPartition, timeout_s: float) -> asyncio.Future[Any]:
         """Queues a batch as `send_batch` does, for a partition that is known, within a time of the caller's.
@@ -81,20 +81,20 @@ class ProducerControls:
         Raises:
             KafkaTimeoutError: the batches before it have not left in time.
         """
-        queued: asyncio.Future[Any] = await self._producer._message_accumulator.add_batch(batch, place, timeout_s)  # noqa: SLF001
+        queued: asyncio.Future[Any] = await self._producer._message_accumulator.add_batch(batch, place, timeout_s)
         return queued
 
     def watch_batches(self, settled: Callable[[str, asyncio.Future[RecordMetadata | None]], None]) -> None:
         """Calls `settled` with the topic and the future of each batch of the producer, once that is done."""
-        accumulator = self._producer._message_accumulator  # noqa: SLF001
-        append: Callable[[BatchBuilder, TopicPartition], Any] = accumulator._append_batch  # noqa: SLF001
+        accumulator = self._producer._message_accumulator
+        append: Callable[[BatchBuilder, TopicPartition], Any] = accumulator._append_batch
 
         def watched(builder: BatchBuilder, place: TopicPartition) -> Any:
             batch = append(builder, place)
             batch.future.add_done_callback(lambda future: settled(place.topic, future))
             return batch
 
-        accumulator._append_batch = watched  # noqa: SLF001
+        accumulator._append_batch = watched
 
     # --- sequence numbers --------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class ProducerControls:
     def wrap(self, place: TopicPartition) -> None:
         """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
         if self._transactions is not None and self._transactions.sequence_number(place) < 0:
-            self._transactions._sequence_numbers[place] += 2**31  # noqa: SLF001
+            self._transactions._sequence_numbers[place] += 2**31
 
     def rewind(self, place: TopicPartition, stamp: Stamp, records: int) -> None:
         """Takes back the sequence numbers of the last batch of a partition, which is not in the log.
@@ -120,7 +120,7 @@ class ProducerControls:
             stamp: of the batch.
             records: of the batch.
         """
-        numbers = self._transactions._sequence_numbers  # noqa: SLF001
+        numbers = self._transactions._sequence_numbers
         if numbers[place] != stamp.sequence:
             expected = stamp.sequence + records
             assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
@@ -132,9 +132,9 @@ class ProducerControls:
         Each partition begins again with sequence number 0.
         """
         manager = self._transactions
-        manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)  # noqa: SLF001
-        manager._pid_waiter = asyncio.get_running_loop().create_future()  # noqa: SLF001
-        manager._sequence_numbers.clear()  # noqa: SLF001
+        manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+        manager._pid_waiter = asyncio.get_running_loop().create_future()
+        manager._sequence_numbers.clear()
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -179,5 +179,5 @@ class ProducerControls:
         await self._producer.client.close()
         # A request that has failed by that waits for the client's next look at the cluster, which never comes.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
+            await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)
         await self._producer.stop()

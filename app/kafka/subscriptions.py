@@ -96,5 +96,5 @@ class Subscriptions(SubscriptionState):  # type: ignore[misc]  # aiokafka has no
     def _replace(self) -> None:
         # Tasks that wait for the assignment run later, so none of them has seen the one that is replaced.
         partitions = tuple(self._subscription.assignment.tps)
-        self._subscription._assignment = _Assignment(partitions, self._undelivered)  # noqa: SLF001
+        self._subscription._assignment = _Assignment(partitions, self._undelivered)
         self._undelivered.assigned(partitions)

@@ -10,11 +10,11 @@ from typing import Literal
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
-from aiokafka.structs import OffsetAndMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import security_arguments, translated
+from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
@@ -68,12 +68,6 @@ class TopicConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no 
             isolation_level="read_committed",
         )
 
-    async def last_commit(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The committed offset of a partition, with its metadata, which `committed` leaves out."""
-        commits = await self._coordinator.fetch_committed_offsets([partition])
-        commit: OffsetAndMetadata | None = commits.get(partition)
-        return commit
-
 
 class Reader:
     """The chosen records, in order by partition. Use `open_reader`.
@@ -88,7 +82,7 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._unreadable = UndecodableBatches(consumer)
+        self._unreadable = UndecodableBatches(ConsumerControls(consumer))
 
     async def begin(self) -> None:
         """Goes to where the selection starts.

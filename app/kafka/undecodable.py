@@ -1,55 +1,64 @@
-"""Batches that aiokafka cannot read, for the name of a header in them is not UTF-8: they are fetched and read apart.
+"""Batches that aiokafka cannot read because the name of a header is not UTF-8: they are fetched again and decoded here.
 
-aiokafka raises in the middle of a poll, and what it has read by then is lost. So whatever it reads of a partition ends
-before such a record, as if there were no more; the batch is then asked for once more, and decoded here.
+aiokafka raises in the middle of a poll, and what it has read by then is lost. So its records of a partition end before
+such a record, as if the log ended there. The batch is then fetched again, and decoded here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
+from aiokafka.codec import gzip_decode, lz4_decode, snappy_decode, zstd_decode
 from aiokafka.errors import CorruptRecordException, for_code
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.record.default_records import _DefaultRecordBatchPy
-from aiokafka.record.memory_records import _MemoryRecordsPy
+from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.structs import ConsumerRecord
 
+from app.kafka.consumer_controls import ConsumerControls
 from transforms import wire
 from transforms.errors import MalformedError
 
 __all__ = ["UndecodableBatches"]
 
-_LEAST_MAGIC = 2  # older records have no headers
-_MAX_WAIT_MS = 100
 _RETRY_S = 0.1
+
+# Kafka protocol, "Record Batch".
+_LENGTH = struct.Struct(">8xi")
+_MAGIC_AT = 16
+_LEAST_MAGIC = 2  # older records have no headers
+_COUNT = struct.Struct(">57xi")
+_LOG_APPEND_TIME = 1
+_DECODERS: Mapping[int, Callable[[bytes], bytes]] = {
+    DefaultRecordBatch.CODEC_NONE: bytes,
+    DefaultRecordBatch.CODEC_GZIP: gzip_decode,
+    DefaultRecordBatch.CODEC_SNAPPY: snappy_decode,
+    DefaultRecordBatch.CODEC_LZ4: lz4_decode,
+    DefaultRecordBatch.CODEC_ZSTD: zstd_decode,
+}
 
 
 class UndecodableBatches:
-    """Watches a consumer that has started, and reads what it cannot. Belongs to one event loop.
+    """Reads the batches of one consumer that aiokafka cannot read. Belongs to one event loop.
 
     Args:
-        consumer: assigned or subscribed, and not polled yet.
+        controls: of a consumer that has started and was not polled yet.
     """
 
-    # State that changes: `_found`, while the consumer is polled and in `read`; there is one caller of both.
+    # State that changes: `_found`, while the consumer is polled and in `read`; one task calls both.
 
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
-        self._consumer = consumer
+    def __init__(self, controls: ConsumerControls) -> None:
+        self._controls = controls
         self._found: dict[TopicPartition, int] = {}
-        fetcher = consumer._fetcher  # noqa: SLF001  # there is no way in from outside
-        watched = _Fetched(self._found)
-        for partition, result in fetcher._records.items():  # noqa: SLF001
-            watched[partition] = result
-        fetcher._records = watched  # noqa: SLF001
+        controls.keep_fetched_in(_Fetched(self._found))
 
     async def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Sequence[ConsumerRecord]]:
-        """The batch behind what was polled of a partition, where that ended before one that cannot be read.
+        """The next batch of one partition, if aiokafka cannot read it; the consumer goes on behind that batch.
 
-        The consumer goes on behind it. Between its end and the return there is no await.
+        Between the seek and the return there is no await.
 
         Args:
             partitions: of which something may be read; none for all that are assigned.
@@ -59,7 +68,7 @@ class UndecodableBatches:
         """
         for partition in [each for each in self._found if not partitions or each in partitions]:
             offset = self._found.pop(partition)
-            assignment = self._consumer._subscription.subscription.assignment  # noqa: SLF001
+            assignment = self._controls.assignment
             if assignment is None or not self._stands_at(assignment, partition, offset):
                 continue  # it was given away meanwhile
             found = await self._fetch(partition, offset)
@@ -70,7 +79,7 @@ class UndecodableBatches:
                 await asyncio.sleep(_RETRY_S)
                 continue
             records, end = found
-            self._consumer.seek(partition, end)
+            self._controls.consumer.seek(partition, end)
             return {partition: records}
         return {}
 
@@ -82,13 +91,11 @@ class UndecodableBatches:
         return bool(state.has_valid_position and state.position == offset)
 
     async def _fetch(self, partition: TopicPartition, offset: int) -> tuple[list[ConsumerRecord], int] | None:
-        client, fetcher = self._consumer._client, self._consumer._fetcher  # noqa: SLF001
+        client = self._controls.client
         leader = client.cluster.leader_for_partition(partition)
         if leader is None or leader == -1:
             return None
-        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level  # noqa: SLF001
-        wanted = [(partition.topic, [(partition.partition, offset, size)])]
-        response = await client.send(leader, FetchRequest(_MAX_WAIT_MS, 1, size, isolation, wanted))
+        response = await client.send(leader, self._controls.fetch_request(partition, offset))
         for _, answers in response.topics:
             for _, code, _, *rest in answers:
                 error = for_code(code)
@@ -100,16 +107,20 @@ class UndecodableBatches:
 
 
 class _Fetched(OrderedDict[Any, Any]):
-    """What the fetcher keeps of each partition until it is polled; its records end before one that cannot be read."""
+    """What aiokafka has fetched of each partition; the records end before one that cannot be read.
+
+    Args:
+        found: gets the offsets of such records.
+    """
 
     def __init__(self, found: dict[TopicPartition, int]) -> None:
         super().__init__()
         self._found = found
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
-        records = getattr(result, "_partition_records", None)
+        records = getattr(result, "_partition_records", None)  # an error has none
         if records is not None:
-            records._records_iterator = self._readable(partition, records, records._records_iterator)  # noqa: SLF001
+            records._records_iterator = self._readable(partition, records, records._records_iterator)
         super().__setitem__(partition, result)
 
     def _readable(self, partition: TopicPartition, records: Any, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -126,19 +137,18 @@ class _Fetched(OrderedDict[Any, Any]):
 def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[ConsumerRecord], int] | None:
     """The records from `offset` on of the batch that has it, and of those behind it; and where the next batch begins.
 
-    Of batches of transactions it takes the first alone: whether the others count, the client knows.
+    Of batches of transactions it takes the first alone: only aiokafka knows whether the others were aborted.
     """
     records: list[ConsumerRecord] = []
     end: int | None = None
-    for batch in _batches(data):
+    for batch, data_of_batch in _batches(data):
         if batch.next_offset <= offset:
             continue
         single = batch.is_transactional or batch.is_control_batch
         if end is not None and (single or not batch.validate_crc()):
             break
         try:
-            batch._maybe_uncompress()  # noqa: SLF001
-            records += list(_records(partition, offset, batch))  # all of a batch, or nothing
+            records += list(_records(partition, offset, batch, data_of_batch))  # all of a batch, or nothing
         except MalformedError as exc:
             if end is not None:
                 break
@@ -149,21 +159,26 @@ def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[
     return None if end is None else (records, end)
 
 
-def _batches(data: bytes) -> Iterator[_DefaultRecordBatchPy]:
-    batches = _MemoryRecordsPy(data)
-    while (batch := batches._next_slice) is not None:  # noqa: SLF001  # what it would make of them cannot be read
-        batches._cache_next()  # noqa: SLF001
-        if batch[batches.MAGIC_OFFSET] >= _LEAST_MAGIC:
-            yield _DefaultRecordBatchPy(batch)
+def _batches(data: bytes) -> Iterator[tuple[DefaultRecordBatch, bytes]]:
+    """The whole batches: the last one of a response may be cut off."""
+    at = 0
+    while at + _LENGTH.size <= len(data):
+        begin, at = at, at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+        if at > len(data):
+            return
+        if data[begin + _MAGIC_AT] >= _LEAST_MAGIC:
+            yield DefaultRecordBatch(data[begin:at]), data[begin:at]
 
 
-def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchPy) -> Iterator[ConsumerRecord]:
-    data, at = bytes(batch._buffer), batch._pos  # noqa: SLF001
-    for _ in range(batch._num_records):  # noqa: SLF001
-        record, delta, at = wire.read(data, at)
+def _records(
+    partition: TopicPartition, offset: int, batch: DefaultRecordBatch, data: bytes
+) -> Iterator[ConsumerRecord]:
+    records, at = _DECODERS[batch.compression_type](data[_COUNT.size :]), 0
+    for _ in range(_COUNT.unpack_from(data)[0]):
+        record, delta, at = wire.read(records, at)
         if batch.base_offset + delta < offset:
             continue
-        appended = batch.timestamp_type == batch.LOG_APPEND_TIME
+        appended = batch.timestamp_type == _LOG_APPEND_TIME
         yield ConsumerRecord(
             partition.topic,
             partition.partition,
@@ -180,5 +195,5 @@ def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchP
 
 
 def _wrapped(number: int) -> int:
-    """As an int64, which is what brokers make of a sum that is none; a batch may have any two numbers."""
+    """As an int64: brokers let the sum of a batch's first timestamp and a record's overflow."""
     return (number + 2**63) % 2**64 - 2**63

@@ -55,9 +55,9 @@ async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatc
         intake = life.flow._intake
         intake._membership_s = 0.0  # a poll is due each time
         place = TopicPartition(line.source, 0)
-        await life.until(lambda: intake._consumer._fetcher is not None)
-        await life.until(lambda: place in intake._consumer._fetcher._records)  # that there is no offset
-        await life.until(lambda: place not in intake._consumer._fetcher._records)
+        await life.until(lambda: intake.consumer._fetcher is not None)
+        await life.until(lambda: place in intake.consumer._fetcher._records)  # that there is no offset
+        await life.until(lambda: place not in intake.consumer._fetcher._records)
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()

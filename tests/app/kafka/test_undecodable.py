@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.util import calc_crc32c
 
@@ -33,3 +36,21 @@ def test_nothing_of_a_damaged_batch_is_read_twice() -> None:
     assert ([record.offset for record in records], end) == ([0], 1)
     with pytest.raises(CorruptRecordException, match="offset 1: malformed record"):
         _decoded(PLACE, 1, damaged(1))
+
+
+@pytest.mark.parametrize(
+    ("codec", "encode"), list(enumerate([bytes, gzip_encode, snappy_encode, lz4_encode, zstd_encode]))
+)
+def test_compressed_batches(codec: int, encode: Callable[[bytes], bytes]) -> None:
+    """The records are those before compression; a batch that is cut off at the end of a response is left."""
+    sent = [Record(b"k", None, ODD, 5), Record(None, b"v" * 99, ODD, 7)]
+    batch = bytearray(raw_batch(sent).built())
+    batch[61:] = encode(bytes(batch[61:]))
+    batch[8:12] = (len(batch) - 12).to_bytes(4)
+    batch[21:23] = codec.to_bytes(2)
+    batch[17:21] = calc_crc32c(bytes(batch[21:])).to_bytes(4)
+    found = _decoded(PLACE, 0, bytes(batch + batch[:-1]))
+    assert found is not None
+    records, end = found
+    assert [Record(each.key, each.value, each.headers, each.timestamp) for each in records] == sent
+    assert ([each.offset for each in records], end) == ([0, 1], 2)

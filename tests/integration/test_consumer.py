@@ -1,14 +1,16 @@
-"""What an intake commits where its group has moved on, and what it tells of the group; on a real broker."""
+"""What a consumer commits if its group has moved on, and what it tells of the group; on a real broker."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiokafka import ConsumerRebalanceListener, TopicPartition
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     CommitFailedError,
     GroupCoordinatorNotAvailableError,
@@ -16,7 +18,8 @@ from aiokafka.errors import (
     KafkaError,
     NoOffsetForPartitionError,
 )
-from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse_v3
+from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
@@ -76,7 +79,7 @@ async def test_commit_that_is_tried_again_past_a_rebalance(broker: str, make_top
     """It is told, and fails, as it would go over what the new owner of a partition has committed."""
     topic = make_topic(2)
     first = await joined(broker, topic)
-    coordinator: Any = first._consumer._coordinator
+    coordinator: Any = first.consumer._coordinator
     send: Callable[[Any], Awaitable[Any]] = coordinator._send_req
     sent, let = asyncio.Event(), asyncio.Event()
 
@@ -130,11 +133,36 @@ async def test_rebalance_that_takes_long(broker: str, make_topic: MakeTopic) -> 
         await first.stop()
 
 
+async def test_membership_is_kept_when_that_is_due(broker: str, make_topic: MakeTopic) -> None:
+    """A poll of paused partitions counts for aiokafka; the time since a poll is never less here than for aiokafka."""
+    topic = make_topic(1)
+    consumer = await joined(broker, topic)
+    inner: Any = consumer.consumer
+
+    def idle_s() -> float:
+        ours, theirs = time.monotonic() - consumer._polled_s, float(inner._subscription.fetcher_idle_time)
+        assert ours >= theirs
+        return theirs
+
+    try:
+        consumer.seek(TopicPartition(topic, 0), 0)
+        assert not await consumer.poll((), 10)
+        await asyncio.sleep(0.1)
+        await consumer.keep_membership()
+        assert idle_s() >= 0.1, "it was not due"
+        consumer._membership_s = 0.1
+        await consumer.keep_membership()
+        assert idle_s() < 0.1
+        assert not inner.paused()
+    finally:
+        await consumer.stop()
+
+
 async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTopic) -> None:
     """aiokafka's task that reads may die, as where two leaders say at once that there is no offset: a poll tells."""
     topic = make_topic(1)
     intake = await joined(broker, topic)
-    consumer: Any = intake._consumer
+    consumer: Any = intake.consumer
     fetcher = consumer._fetcher
     try:
         with pytest.raises(NoOffsetForPartitionError):
@@ -152,3 +180,36 @@ async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTop
     finally:
         await intake.stop()
     assert not any(each.connected() for each in consumer._client._conns.values())
+
+
+@pytest.mark.parametrize("code", [14, 16], ids=["loads the group", "has moved"])
+async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """It is asked again: its error is one of the whole response, which aiokafka takes for one without offsets."""
+    topic = make_topic(1)
+    place = TopicPartition(topic, 0)
+    consumer = await joined(broker, topic)
+    send, refusals = AIOKafkaConnection.send, 0
+
+    def refused(self: AIOKafkaConnection, request: Any, **options: Any) -> Any:
+        nonlocal refusals
+        if not isinstance(request, OffsetFetchRequest) or refusals == 0:
+            return send(self, request, **options)
+        refusals -= 1
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(OffsetFetchResponse_v3(0, [], code))
+        return answer
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", refused)
+    try:
+        await consumer.commit({place: (7, "note")})
+        refusals = 2
+        assert await consumer.commits([place]) == {place: OffsetAndMetadata(7, "note")}
+        refusals = 1
+        assert await consumer.known(topic)
+        refusals = 1
+        assert await consumer.committed(place) == 7
+        assert refusals == 0
+    finally:
+        await consumer.stop()

@@ -1,0 +1,197 @@
+"""The controls of an aiokafka consumer: its group, its position and its end beyond its public methods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    IllegalGenerationError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    NotCoordinatorError,
+)
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.structs import OffsetAndMetadata
+
+from app.kafka.stable_offsets import FetchStableOffsets
+from app.kafka.watched_client import Send, WatchedClient
+
+__all__ = ["ConsumerControls"]
+
+_FETCH_WAIT_MS = 100
+_STOP_S = 3.0
+_LEAVE_S = 2.0
+
+
+class ConsumerControls:
+    """Controls one aiokafka consumer, on its event loop. Its methods raise aiokafka's errors.
+
+    Args:
+        consumer: the consumer.
+        backoff_s: how long to wait before the next try of a request.
+
+    Attributes:
+        consumer: the consumer.
+    """
+
+    def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1) -> None:
+        self.consumer = consumer
+        self._backoff_s = backoff_s
+        WatchedClient(self.client).requests(_spread_error_of_offsets)
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client that sends the consumer's requests."""
+        return self.consumer._client
+
+    @property
+    def assignment(self) -> Any:
+        """aiokafka's state of the assigned partitions; None before the first assignment."""
+        subscription = self.consumer._subscription.subscription
+        return None if subscription is None else subscription.assignment
+
+    @property
+    def _fetcher(self) -> Any:
+        return self.consumer._fetcher
+
+    @property
+    def _coordinator(self) -> Any:
+        return self.consumer._coordinator
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
+        state = None if self.assignment is None else self.assignment.state_value(partition)
+        position: int | None = state.position if state is not None and state.has_valid_position else None
+        return position
+
+    def fetch_request(self, partition: TopicPartition, offset: int) -> FetchRequest:
+        """A request for the records of one partition, with the consumer's own settings."""
+        fetcher = self._fetcher
+        size, isolation = fetcher._max_partition_fetch_bytes, fetcher._isolation_level
+        wanted = [(partition.topic, [(partition.partition, offset, size)])]
+        return FetchRequest(_FETCH_WAIT_MS, 1, size, isolation, wanted)
+
+    def keep_fetched_in(self, store: OrderedDict[Any, Any]) -> None:
+        """Lets aiokafka keep what it fetches in `store`, by partition, until that is polled."""
+        fetcher = self._fetcher
+        for partition, result in fetcher._records.items():
+            store[partition] = result
+        fetcher._records = store
+
+    def check_fetcher(self) -> None:
+        """Raises what has ended aiokafka's task that fetches: a poll does not, and would wait for ever."""
+        fetching = self._fetcher.error_future
+        if fetching.done() and not fetching.cancelled() and (error := fetching.exception()) is not None:
+            raise error
+
+    def interrupt(self, error: KafkaError) -> None:
+        """Lets a poll raise `error` if it waits for the end of a rebalance."""
+        self.consumer._subscription.abort_waiters(error)
+
+    # --- the group ---------------------------------------------------------------------------------------------------
+
+    def commit_as_member(self) -> None:
+        """Lets a commit go out only from the assignment that it was made in, and only by a member of the group.
+
+        aiokafka tries a commit again after a rebalance. If the group does not know the consumer any more, aiokafka
+        commits without a member id, and an empty group takes that: over what another member, or an operator, has
+        committed meanwhile. Only of a consumer that has started.
+        """
+        coordinator = self._coordinator
+        commit = coordinator._do_commit_offsets
+
+        async def commit_as_member(assignment: Any, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+            if not assignment.active or coordinator.generation < 0:
+                raise IllegalGenerationError(coordinator.group_id)
+            await commit(assignment, offsets)
+
+        coordinator._do_commit_offsets = commit_as_member
+
+    async def commits(
+        self, partitions: Collection[TopicPartition], *, stable: bool = False
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """The committed offsets with their metadata, of the partitions that have one; `committed` has no metadata.
+
+        Args:
+            partitions: whose offsets.
+            stable: whether to wait for open transactions that have sent offsets (KIP-447); from Kafka 2.5 on.
+        """
+        if stable and partitions:
+            with contextlib.suppress(IncompatibleBrokerVersion):
+                return await self._stable_commits(partitions)
+        found: Mapping[TopicPartition, OffsetAndMetadata]
+        found = await self._coordinator.fetch_committed_offsets(partitions)
+        return found
+
+    async def _stable_commits(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        coordinator = self._coordinator
+        request = FetchStableOffsets(coordinator.group_id, partitions)
+        while True:
+            await coordinator.ensure_coordinator_known()
+            try:
+                found = request.commits(await coordinator._send_req(request))
+            except (NotCoordinatorError, GroupCoordinatorNotAvailableError):
+                coordinator.coordinator_dead()
+            except KafkaError as exc:
+                if not exc.retriable:
+                    raise
+            else:
+                if found is not None:
+                    return found
+            await asyncio.sleep(self._backoff_s)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stops the consumer within about five seconds; a member that is not static leaves the group.
+
+        `stop` of aiokafka waits for a group that rebalances, which takes as long as the slowest member. It also raises
+        what has ended the fetcher, and then stops nothing else.
+        """
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError, KafkaError):
+            await asyncio.wait_for(self.consumer.stop(), _STOP_S)
+            return
+        coordinator, fetcher = self._coordinator, self._fetcher
+        tasks: list[asyncio.Task[None] | None] = []
+        if fetcher is not None:
+            tasks += [fetcher.error_future, *fetcher._pending_tasks]
+        if coordinator is not None:
+            tasks += [coordinator._coordination_task, coordinator._heartbeat_task, coordinator._commit_refresh_task]
+        for task in filter(None, tasks):
+            task.cancel()
+        if coordinator is not None:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._leave(coordinator), _LEAVE_S)
+        await self.client.close()
+
+    async def _leave(self, coordinator: GroupCoordinator) -> None:
+        if coordinator.member_id and coordinator.coordinator_id is not None and coordinator._group_instance_id is None:
+            # On another connection than the request to join: brokers answer the requests of a connection in order.
+            request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
+            await self.client.send(coordinator.coordinator_id, request)
+
+
+async def _spread_error_of_offsets(_: str, request: Any, send: Send) -> Any:
+    """Gives the error of a whole response with committed offsets to each partition, as before version 2.
+
+    A coordinator that moves or loads the group answers with such an error, and without partitions. aiokafka looks at
+    the errors of partitions alone: for it, nothing would be committed.
+    """
+    response = await send()
+    if isinstance(request, OffsetFetchRequest) and (code := getattr(response, "error_code", 0)):
+        response.topics = [
+            (topic, [(number, -1, "", code) for number in numbers]) for topic, numbers in request._partitions or ()
+        ]
+    return response

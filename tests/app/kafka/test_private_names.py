@@ -1,0 +1,223 @@
+"""The contract with aiokafka's private names: which of them `app/kafka/` uses, what for, and which release has them.
+
+A new release of aiokafka may lack a name. Then the first test says which, and what has to be written anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
+from aiokafka.producer.sender import Sender
+from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.protocol.commit import OffsetFetchRequest
+
+ROOT = Path(__file__).parents[3]
+ROOM = ROOT / "app" / "kafka"
+
+
+class PrivateName(NamedTuple):
+    """A private name of aiokafka.
+
+    Attributes:
+        module: of `app/kafka/`, which uses the name.
+        owner: the class of aiokafka.
+        name: the attribute.
+        purpose: why there is no public way.
+        release: of aiokafka, that has it.
+    """
+
+    module: str
+    owner: type
+    name: str
+    purpose: str
+    release: str = "0.14.0"
+
+
+NAMES = (
+    PrivateName("app.kafka.admin", AIOKafkaAdminClient, "_send_request", "send requests that have no method"),
+    PrivateName("app.kafka.batches.batch", BatchBuilder, "_buffer", "stamp a batch that is built already"),
+    PrivateName("app.kafka.batches.batch", BatchBuilder, "_build", "count the tries to send a batch"),
+    PrivateName("app.kafka.batches.batch", BatchBuilder, "_builder", "append bytes without the calls of serializers"),
+    PrivateName("app.kafka.batches.batch", BatchBuilder, "_closed", "append bytes without the calls of serializers"),
+    PrivateName(
+        "app.kafka.batches.batch", BatchBuilder, "_relative_offset", "append bytes without the calls of serializers"
+    ),
+    PrivateName("app.kafka.batches.batch", BatchBuilder, "_set_producer_state", "remember the stamp of a batch"),
+    PrivateName("app.kafka.batches.raw", BatchBuilder, "_buffer", "send a batch that aiokafka cannot build"),
+    PrivateName("app.kafka.batches.raw", BatchBuilder, "_relative_offset", "send a batch that aiokafka cannot build"),
+    PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_client", "watch it, and send requests by it"),
+    PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_coordinator", "commits with metadata, leaving"),
+    PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_fetcher", "see its end, replace its records"),
+    PrivateName("app.kafka.consumer_controls", AIOKafkaConsumer, "_subscription", "positions without waiting"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_commit_refresh_task", "stop in bounded time"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_coordination_task", "stop in bounded time"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_heartbeat_task", "stop in bounded time"),
+    PrivateName("app.kafka.consumer_controls", Fetcher, "_pending_tasks", "stop in bounded time"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_do_commit_offsets", "commit as a member alone"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_group_instance_id", "leave unless it is static"),
+    PrivateName("app.kafka.consumer_controls", OffsetFetchRequest, "_partitions", "tell each partition of an error"),
+    PrivateName("app.kafka.consumer_controls", GroupCoordinator, "_send_req", "ask for stable offsets (KIP-447)"),
+    PrivateName("app.kafka.consumer_controls", Fetcher, "_isolation_level", "fetch a batch again as it was fetched"),
+    PrivateName(
+        "app.kafka.consumer_controls", Fetcher, "_max_partition_fetch_bytes", "fetch a batch again as it was fetched"
+    ),
+    PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_closed", "refuse a record before it is split"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_compression_type", "the producer's settings"),
+    PrivateName("app.kafka.producer", MessageAccumulator, "_compression_type", "the producer's settings"),
+    PrivateName("app.kafka.producer", Sender, "_acks", "the producer's settings"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_max_request_size", "the producer's settings"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_message_accumulator", "queue batches within a time limit"),
+    PrivateName("app.kafka.producer", MessageAccumulator, "_append_batch", "see what becomes of each batch"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_partition", "the partitioner's choice for a batch"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_sender", "stop without a flush"),
+    PrivateName("app.kafka.producer", AIOKafkaProducer, "_txn_manager", "sequence numbers, and states of transactions"),
+    PrivateName("app.kafka.producer", TransactionManager, "_pid_and_epoch", "ask for another producer id"),
+    PrivateName("app.kafka.producer", TransactionManager, "_pid_waiter", "ask for another producer id"),
+    PrivateName("app.kafka.producer", TransactionManager, "_sequence_numbers", "take back those of a refused batch"),
+    PrivateName("app.kafka.undecodable", FetchResult, "_partition_records", "end before a batch that cannot be read"),
+    PrivateName(
+        "app.kafka.undecodable", PartitionRecords, "_records_iterator", "end before a batch that cannot be read"
+    ),
+    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
+    PrivateName("app.kafka.watched_client", AIOKafkaClient, "_get_conn", "see connections that fail"),
+)
+
+# Names without an underscore, of objects that only a private name leads to.
+BEHIND = {
+    Fetcher: ("error_future",),
+    GroupCoordinator: (
+        "coordinator_dead",
+        "coordinator_id",
+        "ensure_coordinator_known",
+        "fetch_committed_offsets",
+        "generation",
+        "group_id",
+        "member_id",
+    ),
+    MessageAccumulator: ("add_batch", "create_builder"),
+    PartitionRecords: ("next_fetch_offset",),
+    Sender: ("close",),
+    SubscriptionState: ("abort_waiters", "subscription"),
+    TransactionManager: (
+        "begin_transaction",
+        "is_in_transaction",
+        "notify_task_waiter",
+        "producer_epoch",
+        "producer_id",
+        "sequence_number",
+        "state",
+        "transactional_id",
+        "wait_for_transaction_end",
+    ),
+}
+
+
+@cache
+def names_of(owner: type) -> frozenset[str]:
+    """The attributes of a class and of its objects, as the class body and the assignments to `self` say."""
+    found = set(dir(owner))
+    for each in owner.__mro__:
+        if each.__module__.startswith("aiokafka."):
+            found |= own_names(ast.parse(textwrap.dedent(inspect.getsource(each))))
+    return frozenset(found)
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """What the code assigns to `self`, and the functions that it defines."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value)
+    } | {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def is_self(node: ast.AST) -> bool:
+    """True for `self`, `cls` and `super()`."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in {"self", "cls"}
+
+
+def is_private(name: str) -> bool:
+    """True for `_name`, not for `__name__`, nor for what named tuples have."""
+    return name.startswith("_") and not name.endswith("__") and name != "_replace"
+
+
+def foreign_names(module: str, tree: ast.Module) -> Iterator[str]:
+    """The private names of other packages that a module of the room uses."""
+    for scope in tree.body:
+        own: set[str] = set()
+        inherited: set[str] = set()
+        if isinstance(scope, ast.ClassDef):
+            own = own_names(scope)
+            bases = getattr(importlib.import_module(module), scope.name).__mro__[1:]
+            inherited = {name for each in bases if each.__module__.startswith("aiokafka") for name in names_of(each)}
+        for node in ast.walk(scope):
+            yield from (name for name in names_in(node, own, inherited) if is_private(name))
+
+
+def names_in(node: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
+    """What one node of a class with these names uses of others."""
+    if isinstance(node, ast.Attribute):
+        # A plain name may be another object of the same class.
+        if (
+            node.attr in inherited
+            if is_self(node.value)
+            else not (isinstance(node.value, ast.Name) and node.attr in own)
+        ):
+            yield node.attr
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if node.name in inherited:
+            yield node.name
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"getattr", "setattr"}:
+        yield from (str(each.value) for each in node.args if isinstance(each, ast.Constant))
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiokafka"):
+        yield from (each.name for each in node.names)
+
+
+def used() -> set[tuple[str, str]]:
+    """All of them, by module."""
+    found = set()
+    for path in ROOM.rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        found |= {(module, name) for name in foreign_names(module, ast.parse(path.read_text("utf-8")))}
+    return found
+
+
+@pytest.mark.parametrize("private", NAMES, ids=lambda private: f"{private.owner.__name__}.{private.name}")
+def test_the_installed_release_has_each_name(private: PrivateName) -> None:
+    """Else what stands in the message needs another way."""
+    found = f"{private.owner.__name__}.{private.name}, which {private.release} has"
+    assert private.name in names_of(private.owner), (
+        f"aiokafka {version('aiokafka')} lacks {found}; {private.module} needs it: {private.purpose}"
+    )
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in BEHIND.items() for name in names])
+def test_the_installed_release_has_each_name_behind(owner: type, name: str) -> None:
+    """The same for names without an underscore, of objects that are private as a whole."""
+    assert name in names_of(owner), f"aiokafka {version('aiokafka')} lacks {owner.__name__}.{name}"
+
+
+def test_the_table_has_the_names_that_are_used() -> None:
+    """A name that is new in the room goes into the table with its purpose; one that is not used any more goes out."""
+    listed = {(each.module, each.name) for each in NAMES}
+    assert sorted(used() - listed) == [], "used, and not in the table"
+    assert sorted(listed - used()) == [], "in the table, and not used"
