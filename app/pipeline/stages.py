@@ -69,6 +69,10 @@ class Stage(Protocol):
         """True where `apply` takes time; where not, it makes one record of one, the same whenever it is asked."""
         ...
 
+    def asks_store(self, record: RecordLike) -> bool:
+        """True if `apply` calls a store for the record."""
+        ...
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """Bytes that `apply` may need beside the record itself."""
         ...
@@ -117,6 +121,7 @@ class OffloadStage:
         return self._offload.wants(record)
 
     blocks = moves
+    asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value where it is compressed or marked, none else."""
@@ -160,6 +165,7 @@ class UnfitStage:
         return False
 
     blocks = moves
+    asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:  # noqa: ARG002
         """See `Stage.reserve_bytes`."""
@@ -202,6 +208,7 @@ class InflateStage:
         return self._inflate.format.refers(record)
 
     blocks = moves
+    asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """See `Inflate.reserve_bytes`."""
@@ -238,6 +245,10 @@ class ChunkStage:
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
+
+    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
+        """See `Stage.asks_store`."""
+        return False
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value: its pieces."""
@@ -307,8 +318,8 @@ class Chain:
         return is_writable(record) and any(stage.blocks(seen) for stage, seen in self._seen(record))
 
     def asks_store(self, record: RecordLike) -> bool:
-        """True where a stage of a store wants the record."""
-        return any(stage.name != ChunkStage.name and stage.wants(record) for stage in self.stages)
+        """True if a stage calls a store for the record."""
+        return is_writable(record) and any(stage.asks_store(seen) for stage, seen in self._seen(record))
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """The most that a stage needs beside the record itself."""

@@ -26,6 +26,10 @@ class UnwrapStage:
         """See `Stage.blocks`."""
         return _is_long(record)
 
+    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
+        """See `Stage.asks_store`."""
+        return False
+
     def reserve_bytes(self, record: RecordLike) -> int:
         """See `Unwrap.reserve_bytes`."""
         return self._unwrap.reserve_bytes(record)
@@ -48,6 +52,10 @@ class WrapStage:
     def blocks(self, record: RecordLike) -> bool:
         """See `Stage.blocks`."""
         return _is_long(record)
+
+    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
+        """See `Stage.asks_store`."""
+        return False
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value; headers are not counted anywhere."""

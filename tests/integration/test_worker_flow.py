@@ -94,6 +94,7 @@ class Careless:
         return False
 
     blocks = moves
+    asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 from aiokafka import TopicPartition
@@ -16,11 +18,13 @@ from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
+from app.pipeline.stages import Chain, build
 from app.pipeline.stats import PipelineStats
+from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, ReferenceRefusedError
 from transforms.record import RecordLike
+from transforms.wrapper import MessageWrapper
 
 DOWN = PayloadStoreError("down", retriable=True)
 REFUSED = PayloadStoreError("access denied", retriable=False)
@@ -33,6 +37,7 @@ class Storing:
     errors: list[PayloadStoreError]
     tried: Callable[[], None] = lambda: None
     name: str = "offload"
+    asks: bool = True
 
     def wants(self, record: RecordLike) -> bool:
         """Every record."""
@@ -43,6 +48,10 @@ class Storing:
         return True
 
     blocks = moves
+
+    def asks_store(self, record: RecordLike) -> bool:
+        """Every record, or none."""
+        return self.asks
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""
@@ -63,12 +72,12 @@ def executor() -> Iterator[Executor]:
         yield threads
 
 
-def settings() -> PipelineSettings:
+def settings(transforms: Sequence[str] = ("offload",)) -> PipelineSettings:
     """A pipeline that tries again soon."""
     table = {
         "topics": ["raw"],
         "output.topic": "orders",
-        "transforms": ["offload"],
+        "transforms": list(transforms),
         "large.message.payload.store.class": "memory",
         "errors.retry.delay.max.ms": 1,
     }
@@ -301,7 +310,7 @@ async def test_attempts_without_the_store_wait_for_no_thread_of_it() -> None:
     release = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(release.wait, 30)
-        splitting = Storing([], name="chunk")
+        splitting = Storing([], name="chunk", asks=False)
         attempts = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
         try:
             await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
@@ -321,3 +330,43 @@ async def test_attempts_watch_what_else_may_wait_for_the_store(executor: Executo
         reason = attempts.degraded
     told = "the store has not answered for 20 ms what it was asked for topic raw, partition 3, offset 7"
     assert (reason, lane.stalled, attempts.degraded) == (told, 0, None)
+
+
+class DownStore:
+    """A store that is down."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Fails."""
+        raise DOWN
+
+    def download(self, full_path: str) -> bytes:
+        """Fails."""
+        raise DOWN
+
+
+@pytest.mark.parametrize("transforms", [["offload", "wrap"], ["unwrap", "offload"]])
+async def test_attempts_of_a_record_that_is_only_copied_wait_for_no_store(
+    transforms: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrapper is copied on a thread; the record is no probe of the store that is down, and says nothing of it."""
+    pipeline = replace(settings(transforms), threshold_bytes=200_000, retry_delay_max_ms=60_000)
+    chain = build(pipeline, cast(PayloadStore, DownStore()), 10_000_000, PipelineStats())
+    lane = Lane(TopicPartition("raw", 3), 3)
+
+    def read(size: int) -> Read:
+        value = b"v" * size
+        return Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
+
+    with ThreadPoolExecutor(8) as threads, caplog.at_level(logging.INFO):
+        attempts = Retries(chain, threads, pipeline, stats=PipelineStats(), unstalled=lambda: None)
+        waiting = [asyncio.create_task(attempts.apply(lane, read(300_000))) for _ in range(5)]
+        async with asyncio.timeout(10):
+            while not attempts._outage.lasts:  # noqa: ASYNC110  # it is no event
+                await asyncio.sleep(0.001)
+            (result,) = await attempts.apply(lane, read(100_000))
+        assert result.value is not None
+        assert attempts._outage.lasts
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert "answers again" not in caplog.text
