@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable
 
 from aiokafka import AIOKafkaProducer
@@ -16,6 +14,7 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.producer import Batches, RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
+from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
@@ -28,8 +27,6 @@ from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
 __all__ = ["Output"]
-
-_STOP_SENDER_S = 1.0
 
 
 class Output:
@@ -203,14 +200,8 @@ class Output:
         self._batches.discard()
 
     async def stop(self) -> None:
-        """Stops the producer without waiting for batches that it still holds.
+        """Stops the producer without waiting for batches that it still holds; drained flows hold none.
 
-        `stop` of aiokafka would flush first, and with a broker that is down it never ends; nor may an old batch be
-        sent once the next flow has begun. Drained flows hold none.
+        An old batch must not be sent once the next flow has begun.
         """
-        await self.producer.client.close()
-        # A request that has failed by that waits for the client's next look at the cluster, which never comes.
-        with contextlib.suppress(TimeoutError):
-            # The one way to stop it without a flush.
-            await asyncio.wait_for(self.producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
-        await self.producer.stop()
+        await ProducerControls(self.producer).abandon()

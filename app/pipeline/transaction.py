@@ -8,17 +8,16 @@ of which generation of the group they are, so each source partition has a produc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
-from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.guarantee import TIMEOUT
 from app.kafka.clients import translated
+from app.kafka.producer import ProducerControls
 from app.pipeline.budget import Part
 from app.pipeline.lane import Slot, held_bytes
 from app.pipeline.output import Output
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _ABORT_S = 3.0
-
-_OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
 
 
 class Transaction:
@@ -114,6 +111,7 @@ class Transaction:
             bounds=bounds,
         )
         self._producer: AIOKafkaProducer = self.outlet.producer
+        self._controls = ProducerControls(self._producer)
         self._limit = settings.guarantee.size
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -199,8 +197,7 @@ class Transaction:
             self._begin()
 
     def _begin(self) -> None:
-        # aiokafka's own `begin_transaction` lets others run before it does this.
-        self._producer._txn_manager.begin_transaction()  # noqa: SLF001
+        self._controls.begin_transaction()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._settings.guarantee.interval_ms / 1000, self.end)
 
@@ -297,16 +294,7 @@ class Transaction:
         self.discard()
         self._brokers.forget(self._producer.client)
         try:
-            await self._abort()
+            fenced = isinstance(self.outlet.failure, (ProducerFenced, InvalidProducerEpoch))
+            await self._controls.release_transaction(_ABORT_S, abort=not fenced)
         finally:
             await self.outlet.stop()
-
-    async def _abort(self) -> None:
-        manager = cast("Any", self._producer._txn_manager)  # noqa: SLF001
-        failed = manager._transaction_waiter  # noqa: SLF001
-        if manager.state in _OPEN and not isinstance(self.outlet.failure, (ProducerFenced, InvalidProducerEpoch)):
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._producer.abort_transaction(), _ABORT_S)
-        for waiter in (failed, manager._transaction_waiter):  # noqa: SLF001  # to abort makes another one
-            if waiter is not None and waiter.done() and not waiter.cancelled():
-                waiter.exception()  # or the event loop would tell that nobody has looked at it

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import RecordMetadata
 
+from app.kafka.producer import Stamp
 from transforms.halves import split
 from transforms.record import Header, Record, RecordLike
 from transforms.size import BATCH_OVERHEAD_BYTES
 
-__all__ = ["Batch", "Builder", "Load", "Stamp"]
+__all__ = ["Batch", "Builder", "Load"]
 
 # Kafka protocol, "Record Batch": the CRC stands at 17 and is that of all from the attributes, at 21, to the end;
 # producer id, epoch and base sequence follow each other from 43 on, behind the latest timestamp.
@@ -40,14 +41,6 @@ class Load(Protocol):
     def failed(self, error: BaseException) -> None:
         """The batch is not delivered, or nobody knows whether it is."""
         ...
-
-
-class Stamp(NamedTuple):
-    """What makes a batch idempotent."""
-
-    producer_id: int
-    epoch: int
-    sequence: int
 
 
 class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types

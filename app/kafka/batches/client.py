@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import Any, Self
+from typing import Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
@@ -16,6 +16,7 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, BatchSettings
 from app.kafka.batches.room import Room
+from app.kafka.producer import ProducerControls
 from transforms.record import Record, RecordLike
 from transforms.size import batch_of_one_bytes
 
@@ -103,6 +104,7 @@ class BatchingProducer:
         numbers: BatchNumbers | None = None,
     ) -> None:
         self._producer = producer
+        self._controls = ProducerControls(producer)
         self._batches = Batches(producer, settings, numbers=numbers)
         self._pending = _Pending(buffer_bytes, self._batches.press)
         self._max_block_s = max_block_s
@@ -143,9 +145,7 @@ class BatchingProducer:
         self._check()
         timestamp = record.timestamp if record.timestamp >= 0 else int(time.time() * 1000)
         size = batch_of_one_bytes(record)
-        # aiokafka's own `send` goes the same way.
-        await self._producer.client._wait_on_metadata(topic)  # noqa: SLF001
-        number: int = self._producer._partition(topic, partition, None, None, record.key, None)  # noqa: SLF001
+        number = await self._controls.partition(topic, partition, record.key)
         try:
             async with asyncio.timeout(self._max_block_s):
                 await self._pending.take(size)
@@ -203,7 +203,5 @@ class BatchingProducer:
             raise self._batches.failure
         if self._closed:
             raise ProducerClosed
-        transactions: Any = self._producer._txn_manager  # noqa: SLF001
-        transactional = transactions is not None and transactions.transactional_id is not None
-        if transactional and not transactions.is_in_transaction():
+        if self._controls.transactional and not self._controls.in_transaction:
             raise IllegalOperation("there is no transaction; send within `transaction()`")

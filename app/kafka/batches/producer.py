@@ -29,10 +29,11 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.batches.batch import Batch, Builder, Load, Stamp
+from app.kafka.batches.batch import Batch, Builder, Load
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
+from app.kafka.producer import ProducerControls
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
 from transforms.size import BATCH_OVERHEAD_BYTES
@@ -153,7 +154,8 @@ class Batches:
         failed: Callable[[BaseException, str], None] | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        if producer._sender._acks == 0:  # noqa: SLF001
+        self._controls = ProducerControls(producer)
+        if not self._controls.acknowledged:
             raise ValueError("acks=0: a broker that does not answer refuses nothing, so nothing could be split")
         self.failure: BaseException | None = None
         self.numbers = numbers or BatchNumbers()
@@ -161,10 +163,7 @@ class Batches:
         self._producer = producer
         self._halts = halts
         self._failed = failed
-        # aiokafka tells nobody else.
-        self._codec_number: int = producer._message_accumulator._compression_type  # noqa: SLF001
-        self._codec: str | None = producer._compression_type  # noqa: SLF001
-        self._transactions: Any = producer._txn_manager  # noqa: SLF001
+        self._codec = self._controls.codec
         self._estimates = Estimates()
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
@@ -243,9 +242,8 @@ class Batches:
         return self._builder(min(room + BATCH_OVERHEAD_BYTES, max(batch_bytes, self._settings.uncompressed_bytes)))
 
     def _builder(self, room: int) -> Builder:
-        transactions = self._transactions
-        transactional = transactions is not None and transactions.transactional_id is not None
-        return Builder(min(room, _UNLIMITED_BYTES), self._codec_number, transactional=transactional)
+        controls = self._controls
+        return Builder(min(room, _UNLIMITED_BYTES), controls.codec_number, transactional=controls.transactional)
 
     def _start(self, outbox: Outbox[Any]) -> None:
         if outbox.sender is None and self.failure is None:
@@ -284,7 +282,8 @@ class Batches:
             metadata = await self._deliver(outbox, batch)
         except _REFUSALS as exc:
             outbox.answered()
-            self._rewind(place, batch)
+            if batch.builder.stamp is not None:
+                self._controls.rewind(place, batch.builder.stamp, batch.records)
             if isinstance(exc, (*_TOO_LARGE, *_UNFIT)) and batch.records > 1:
                 await self._split(outbox, batch, str(exc))
                 return
@@ -309,7 +308,7 @@ class Batches:
 
     async def _deliver(self, outbox: Outbox[L], batch: Batch[L]) -> RecordMetadata:
         place = outbox.partition
-        self._wrap(place)
+        self._controls.wrap(place)
         asked_s = asyncio.get_running_loop().time()
         if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             await self._build(place, batch.builder)
@@ -337,28 +336,11 @@ class Batches:
             turn.end()
 
     async def _build(self, place: TopicPartition, builder: Builder) -> None:
-        transactions = self._transactions
-        if transactions is not None:
-            sequence = transactions.sequence_number(place)
-            builder.stamped(Stamp(transactions.producer_id, transactions.producer_epoch, sequence))
+        stamp = self._controls.next_stamp(place)
+        if stamp is not None:
+            builder.stamped(stamp)
         async with self._bounds.building:
             await asyncio.get_running_loop().run_in_executor(None, builder.built)
-
-    def _wrap(self, place: TopicPartition) -> None:
-        """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
-        if self._transactions is not None and self._transactions.sequence_number(place) < 0:
-            self._transactions._sequence_numbers[place] += 2**31  # noqa: SLF001
-
-    def _rewind(self, place: TopicPartition, batch: Batch[Any]) -> None:
-        """Gives back the sequence numbers of a batch that is not in the log: what comes next has to take them."""
-        stamp = batch.builder.stamp
-        if self._transactions is None or stamp is None:
-            return
-        numbers = self._transactions._sequence_numbers  # noqa: SLF001  # aiokafka itself never goes back
-        if numbers[place] != stamp.sequence:
-            expected = stamp.sequence + batch.records
-            assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
-            numbers[place] = stamp.sequence
 
     async def _split(self, outbox: Outbox[L], batch: Batch[L], reason: str) -> None:
         place = outbox.partition

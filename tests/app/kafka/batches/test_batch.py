@@ -7,7 +7,8 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder, Stamp
+from app.kafka.batches.batch import Batch, Builder
+from app.kafka.producer import Stamp
 from tests.strategies import records
 from transforms.record import Record
 from transforms.size import BATCH_OVERHEAD_BYTES, record_bytes

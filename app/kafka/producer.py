@@ -1,0 +1,183 @@
+"""The controls of an aiokafka producer: batches, sequence numbers and transactions beyond its public methods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
+from aiokafka.structs import RecordMetadata
+
+__all__ = ["ProducerControls", "Stamp"]
+
+_STOP_SENDER_S = 1.0
+_OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+
+
+class Stamp(NamedTuple):
+    """What makes a batch idempotent."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+class ProducerControls:
+    """Controls one aiokafka producer, on its event loop.
+
+    Args:
+        producer: started or not.
+
+    Attributes:
+        codec: the name of the compression; None for none.
+        codec_number: the same, as record batches have it.
+        acknowledged: False with `acks=0`.
+        transactional: True if the producer has a `transactional.id`.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self._producer = producer
+        self._transactions: Any = producer._txn_manager  # noqa: SLF001
+        self.codec: str | None = producer._compression_type  # noqa: SLF001
+        self.codec_number: int = producer._message_accumulator._compression_type  # noqa: SLF001
+        self.acknowledged: bool = producer._sender._acks != 0  # noqa: SLF001
+        self.transactional = self._transactions is not None and self._transactions.transactional_id is not None
+
+    @property
+    def max_request_bytes(self) -> int:
+        """`max.request.size`."""
+        size: int = self._producer._max_request_size  # noqa: SLF001
+        return size
+
+    @property
+    def closed(self) -> bool:
+        """True once the producer has been stopped."""
+        return bool(self._producer._closed)  # noqa: SLF001
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    async def partition(self, topic: str, partition: int | None, key: bytes | None) -> int:
+        """The partition of a record: the given one, or the choice of the producer's partitioner.
+
+        Raises:
+            KafkaTimeoutError: the cluster does not know the topic.
+        """
+        await self._producer.partitions_for(topic)
+        number: int = self._producer._partition(topic, partition, None, None, key, None)  # noqa: SLF001
+        return number
+
+    def builder(self, **serializers: Callable[[Any], bytes] | None) -> BatchBuilder:
+        """An empty batch; `key_serializer` and `value_serializer` are None for none."""
+        return self._producer._message_accumulator.create_builder(**serializers)  # noqa: SLF001
+
+    async def queue(self, batch: BatchBuilder, place: TopicPartition, timeout_s: float) -> asyncio.Future[Any]:
+        """Queues a batch as `send_batch` does, for a partition that is known, within a time of the caller's.
+
+        Raises:
+            KafkaTimeoutError: the batches before it have not left in time.
+        """
+        queued: asyncio.Future[Any] = await self._producer._message_accumulator.add_batch(batch, place, timeout_s)  # noqa: SLF001
+        return queued
+
+    def watch_batches(self, settled: Callable[[str, asyncio.Future[RecordMetadata | None]], None]) -> None:
+        """Calls `settled` with the topic and the future of each batch of the producer, once that is done."""
+        accumulator = self._producer._message_accumulator  # noqa: SLF001
+        append: Callable[[BatchBuilder, TopicPartition], Any] = accumulator._append_batch  # noqa: SLF001
+
+        def watched(builder: BatchBuilder, place: TopicPartition) -> Any:
+            batch = append(builder, place)
+            batch.future.add_done_callback(lambda future: settled(place.topic, future))
+            return batch
+
+        accumulator._append_batch = watched  # noqa: SLF001
+
+    # --- sequence numbers --------------------------------------------------------------------------------------------
+
+    def next_stamp(self, place: TopicPartition) -> Stamp | None:
+        """The stamp that the next batch of a partition gets; None if the producer is not idempotent."""
+        manager = self._transactions
+        if manager is None:
+            return None
+        return Stamp(manager.producer_id, manager.producer_epoch, manager.sequence_number(place))
+
+    def wrap(self, place: TopicPartition) -> None:
+        """Lets 0 follow the largest sequence number, as Kafka wants it; with aiokafka it is the smallest."""
+        if self._transactions is not None and self._transactions.sequence_number(place) < 0:
+            self._transactions._sequence_numbers[place] += 2**31  # noqa: SLF001
+
+    def rewind(self, place: TopicPartition, stamp: Stamp, records: int) -> None:
+        """Takes back the sequence numbers of the last batch of a partition, which is not in the log.
+
+        The next batch has to take them; aiokafka itself never goes back.
+
+        Args:
+            place: the partition.
+            stamp: of the batch.
+            records: of the batch.
+        """
+        numbers = self._transactions._sequence_numbers  # noqa: SLF001
+        if numbers[place] != stamp.sequence:
+            expected = stamp.sequence + records
+            assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
+            numbers[place] = stamp.sequence
+
+    def forget_producer_id(self) -> None:
+        """Lets aiokafka ask for a new producer id, or epoch, before the next batch; batches on their way keep theirs.
+
+        Each partition begins again with sequence number 0.
+        """
+        manager = self._transactions
+        manager._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)  # noqa: SLF001
+        manager._pid_waiter = asyncio.get_running_loop().create_future()  # noqa: SLF001
+        manager._sequence_numbers.clear()  # noqa: SLF001
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    @property
+    def in_transaction(self) -> bool:
+        """True while a transaction is open, and nothing in it has failed."""
+        return self._transactions is not None and self._transactions.is_in_transaction()
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction at once; `begin_transaction` of aiokafka lets other tasks run first."""
+        self._transactions.begin_transaction()
+
+    async def release_transaction(self, timeout_s: float, *, abort: bool) -> None:
+        """Takes leave of the open transaction, if there is one.
+
+        Args:
+            timeout_s: how long to wait for the end of an abort.
+            abort: whether to abort the transaction, so that readers need not wait until it times out.
+        """
+        manager = self._transactions
+        failed = manager.wait_for_transaction_end()
+        if abort and manager.state in _OPEN:
+            with contextlib.suppress(KafkaError, TimeoutError):
+                await asyncio.wait_for(self._producer.abort_transaction(), timeout_s)
+        for waiter in (failed, manager.wait_for_transaction_end()):  # an abort makes another one
+            if waiter is not None and waiter.done() and not waiter.cancelled():
+                waiter.exception()  # or the event loop would log that nobody has looked at it
+
+    def renew_epoch(self) -> None:
+        """Lets aiokafka ask for a new epoch before the next transaction; only between two transactions."""
+        self.forget_producer_id()
+        self._transactions.state = TransactionState.UNINITIALIZED
+        self._transactions.notify_task_waiter()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def abandon(self) -> None:
+        """Stops the producer within about a second, and drops the batches that it still holds.
+
+        `stop` of aiokafka would flush first, and would never end with a broker that is down.
+        """
+        await self._producer.client.close()
+        # A request that has failed by that waits for the client's next look at the cluster, which never comes.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._producer._sender.close(), _STOP_SENDER_S)  # noqa: SLF001
+        await self._producer.stop()

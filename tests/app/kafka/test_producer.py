@@ -1,0 +1,141 @@
+"""The controls of an aiokafka producer, on a producer that has no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
+from aiokafka.producer.transaction_manager import TransactionState
+
+from app.kafka.producer import ProducerControls, Stamp
+
+PLACE = TopicPartition("t", 0)
+
+
+@asynccontextmanager
+async def controlled(**arguments: Any) -> AsyncIterator[tuple[AIOKafkaProducer, ProducerControls]]:
+    """A producer that has an id and has not been started."""
+    producer = AIOKafkaProducer(**arguments)
+    if producer._txn_manager is not None:
+        producer._txn_manager.set_pid_and_epoch(7, 3)
+    try:
+        yield producer, ProducerControls(producer)
+    finally:
+        await producer.stop()
+
+
+async def test_what_a_producer_is() -> None:
+    """The settings that a producer was made with."""
+    async with controlled(acks=0, compression_type="lz4", max_request_size=99) as (_, controls):
+        assert (controls.codec, controls.codec_number, controls.acknowledged) == ("lz4", 3, False)
+        assert (controls.transactional, controls.in_transaction, controls.next_stamp(PLACE)) == (False, False, None)
+        assert (controls.max_request_bytes, controls.closed) == (99, False)
+    assert controls.closed
+    async with controlled(transactional_id="p:t:0") as (_, controls):
+        assert (controls.codec, controls.codec_number, controls.acknowledged) == (None, 0, True)
+        assert controls.transactional
+
+
+async def test_sequence_numbers_go_back_and_wrap() -> None:
+    """What a refused batch has taken is taken again, over the largest number too; 0 follows that."""
+    async with controlled(enable_idempotence=True) as (producer, controls):
+        stamp = controls.next_stamp(PLACE)
+        assert stamp == Stamp(7, 3, 0)
+        producer._txn_manager.increment_sequence_number(PLACE, 5)
+        controls.rewind(PLACE, stamp, 5)
+        controls.rewind(PLACE, stamp, 5)  # it was not sent again meanwhile
+        assert controls.next_stamp(PLACE) == stamp
+
+        producer._txn_manager.increment_sequence_number(PLACE, 2**31 - 1)
+        largest = controls.next_stamp(PLACE)
+        assert largest == Stamp(7, 3, 2**31 - 1)
+        producer._txn_manager.increment_sequence_number(PLACE, 1)
+        controls.rewind(PLACE, largest, 1)
+        assert controls.next_stamp(PLACE) == largest
+        producer._txn_manager.increment_sequence_number(PLACE, 1)
+        controls.wrap(PLACE)
+        assert controls.next_stamp(PLACE) == Stamp(7, 3, 0)
+
+        producer._txn_manager.increment_sequence_number(PLACE, 9)
+        with pytest.raises(AssertionError, match="something else has been sent"):
+            controls.rewind(PLACE, stamp, 5)
+
+
+async def test_a_forgotten_id_is_asked_for_again() -> None:
+    """Nothing is sent until there is another id, and each partition begins again."""
+    async with controlled(enable_idempotence=True) as (producer, controls):
+        producer._txn_manager.increment_sequence_number(PLACE, 5)
+        controls.forget_producer_id()
+        assert not producer._txn_manager.has_pid()
+        waiting = asyncio.ensure_future(producer._txn_manager.wait_for_pid())
+        await asyncio.sleep(0)
+        producer._txn_manager.set_pid_and_epoch(8, 0)
+        await waiting
+        assert controls.next_stamp(PLACE) == Stamp(8, 0, 0)
+
+
+async def test_transactions() -> None:
+    """One begins at once; between two of them another epoch can be asked for."""
+    async with controlled(transactional_id="p:t:0") as (producer, controls):
+        controls.begin_transaction()
+        assert controls.in_transaction
+        producer._txn_manager.committing_transaction()
+        producer._txn_manager.complete_transaction()
+        controls.renew_epoch()
+        assert producer._txn_manager.state is TransactionState.UNINITIALIZED
+        producer._txn_manager.set_pid_and_epoch(7, 4)
+        controls.begin_transaction()
+        assert controls.in_transaction
+
+
+@pytest.mark.parametrize("abort", [True, False])
+async def test_a_failed_transaction_is_released(*, abort: bool) -> None:
+    """It is aborted if that is wanted, in bounded time; its error is no surprise to the event loop."""
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    async with controlled(transactional_id="p:t:0") as (producer, controls):
+        await controls.release_transaction(0.01, abort=abort)  # none has begun
+        controls.begin_transaction()
+        producer._txn_manager.error_transaction(TopicAuthorizationFailedError("t"))
+        await controls.release_transaction(0.01, abort=abort)
+        state = TransactionState.ABORTING_TRANSACTION if abort else TransactionState.ABORTABLE_ERROR
+        assert producer._txn_manager.state is state
+        producer._txn_manager._transaction_waiter = None
+    assert not unseen
+
+
+async def test_batches_are_queued_and_watched() -> None:
+    """Who watches hears of a batch by its topic, once it is known what has become of it."""
+    async with controlled() as (producer, controls):
+        settled: list[tuple[str, BaseException | None]] = []
+        controls.watch_batches(lambda topic, future: settled.append((topic, future.exception())))
+        batch = controls.builder(value_serializer=str.encode)
+        batch.append(timestamp=1, key=None, value="text", headers=[])
+        batch.close()
+        future = await controls.queue(batch, PLACE, 1)
+        with pytest.raises(KafkaTimeoutError):
+            _ = await controls.queue(controls.builder(), PLACE, 0.01)
+        assert not settled
+        error = TopicAuthorizationFailedError("t")
+        producer._message_accumulator.fail_all(error)
+        with pytest.raises(TopicAuthorizationFailedError):
+            await future
+        await asyncio.sleep(0)
+        assert settled == [("t", error)]
+
+
+async def test_abandoned_it_stops_with_batches_in_it() -> None:
+    """Nobody waits for what it still holds."""
+    producer = AIOKafkaProducer()
+    controls = ProducerControls(producer)
+    batch = controls.builder()
+    batch.append(timestamp=1, key=None, value=b"", headers=[])
+    _ = await controls.queue(batch, PLACE, 1)
+    async with asyncio.timeout(2):
+        await controls.abandon()
+    assert controls.closed
