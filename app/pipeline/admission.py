@@ -13,12 +13,12 @@ from aiokafka import TopicPartition
 
 from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Share
+from app.pipeline.chain import Chain
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
-from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
 from transforms.record import SourceRecord
 
@@ -126,10 +126,15 @@ class Admission:
                 share.take(held)
                 append(lane, record, record.offset, held)
             else:
-                held += self._chain.reserve_bytes(record)
+                # Asked twice: without room for the record itself its work is not even begun, which may make copies.
                 if not self._admits_work(lane, held):
                     return False
-                self._passage.enter(lane, record, held)
+                work = self._chain.begin(record)
+                if work is not None:
+                    held += work.reserve_bytes
+                    if not self._admits_work(lane, held):
+                        return False
+                self._passage.enter(lane, record, work, held)
             records.popleft()
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
@@ -149,7 +154,8 @@ class Admission:
         if whole is None:
             lane.skip(record)
         else:
-            self._passage.enter(lane, whole, held_bytes(whole) + self._chain.reserve_bytes(whole))
+            work = self._chain.begin(whole)
+            self._passage.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         for event in discarded:
             self._passage.give_up(event)
         self._passage.release(lane)

@@ -9,13 +9,13 @@ from aiokafka import TopicPartition
 
 from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
+from app.pipeline.chain import Work
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import Hold, Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Output
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
 from app.pipeline.termination import Termination
 from transforms.assembly import Discarded
 from transforms.letter import Cause
@@ -30,7 +30,6 @@ class Dispatcher:
     """Takes records through the slots of their lanes. Belongs to one event loop.
 
     Args:
-        chain: says which records pass, and which block.
         lanes: of the flow.
         share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
         attempts: applies the chain.
@@ -41,7 +40,6 @@ class Dispatcher:
 
     def __init__(
         self,
-        chain: Chain,
         lanes: Lanes,
         share: Share,
         *,
@@ -50,7 +48,6 @@ class Dispatcher:
         outlet: Output | Transactions,
         ending: Termination,
     ) -> None:
-        self._chain = chain
         self._lanes = lanes
         self._share = share
         self._attempts = attempts
@@ -58,12 +55,13 @@ class Dispatcher:
         self._outlet = outlet
         self._ending = ending
 
-    def enter(self, lane: Lane, record: SourceRecord, held: int) -> None:
+    def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Gives a record its slot at the end of the lane, and begins the work on it.
 
         Args:
             lane: of its partition.
             record: as it was read, or assembled.
+            work: of the chain; None if the record passes, and only waits for those before it.
             held: bytes of the budget to take for it, with what the chain reserves.
         """
         lane.tracked(record.offset)
@@ -71,18 +69,17 @@ class Dispatcher:
         lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)
-        if self._chain.passes(record):
+        if work is None:
             slot.result = (record,)
-            return
-        if not self._chain.blocks(record):
+        elif work.blocks:
+            self._begin(lane, self._transform(lane, slot, work))
+        else:
             with self._verdicts.of(slot):
-                self._share.give_work(slot.finish(self._attempts.apply_now(record)))
+                self._share.give_work(slot.finish(self._attempts.apply_now(record, work)))
             if slot.cause is None:
                 self.release(lane)
             else:
                 self._begin(lane, self._bury(lane, slot))
-            return
-        self._begin(lane, self._transform(lane, slot))
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -123,9 +120,9 @@ class Dispatcher:
             await self._verdicts.bury(slot)
         self.release(lane)
 
-    async def _transform(self, lane: Lane, slot: Slot) -> None:
+    async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
         with self._verdicts.of(slot):
-            results = await self._attempts.apply(lane, slot.source)
+            results = await self._attempts.apply(lane, slot.source, work)
             self._share.give_work(slot.finish(results))
         if slot.cause is not None:
             await self._bury(lane, slot)

@@ -36,6 +36,7 @@ from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Budget, Share
+from app.pipeline.chain import Chain
 from app.pipeline.commits import Commits
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
@@ -46,7 +47,6 @@ from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Output
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
@@ -137,7 +137,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._attempts = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
         passage = Dispatcher(
-            chain,
             lanes,
             share,
             attempts=self._attempts,

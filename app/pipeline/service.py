@@ -19,9 +19,10 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
+from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
-from app.pipeline.stages import UnfitStage, build
+from app.pipeline.stages import UnfitStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore

@@ -1,4 +1,4 @@
-"""The stages that take wrappers off and put them on; they ask no store, but a long copy takes a thread."""
+"""The stages that take wrappers off and put them on. They ask no store, but the copy of a long value takes time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transforms.wrapper import Unwrap, Wrap
 
 __all__ = ["UnwrapStage", "WrapStage"]
 
-_COPIED_AT_ONCE_BYTES = 65_536  # what is copied in less time than it takes to hand it to a thread
+_COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
 
 
 class UnwrapStage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 from aiokafka import TopicPartition
@@ -58,7 +57,6 @@ class Bench:
         pipeline = settings()
         letters = Letters(pipeline, Topic("dlq", 1, limit, "delete"), None)
         self.passage = Dispatcher(
-            cast(Any, SimpleNamespace()),
             self.lanes,
             share,
             attempts=cast(Any, None),

@@ -16,9 +16,9 @@ from aiokafka import TopicPartition
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
+from app.pipeline.chain import Chain, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain, build
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
@@ -93,13 +93,18 @@ def made(
     return Retries(Chain([stage], "orders", 1_000_000), executor, pipeline, stats=stats, unstalled=unstalled)
 
 
+def work(record: Read, *, asks_store: bool = True) -> Work:
+    """All the work of a chain on a record."""
+    return Work(record, (record,), blocks=True, asks_store=asks_store)
+
+
 async def test_attempts_go_on_until_the_store_is_back(executor: Executor) -> None:
     """A store that is down is tried again; while it is, the flow is degraded and says why, and afterwards no more."""
     stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
     seen: list[str | None] = []
     stage = Storing([DOWN] * 3, lambda: seen.append(attempts.degraded))
     attempts = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
-    results = await asyncio.wait_for(attempts.apply(lane, record), 10)
+    results = await asyncio.wait_for(attempts.apply(lane, record, work(record)), 10)
     assert (list(results), seen, attempts.degraded) == ([record], [None, "down", "down", "down"], None)
     assert (stats.store_errors, stats.retries, stats.offloaded_records, stats.offloaded_bytes) == (3, 3, 1, 1)
     assert lane.stalled == 0
@@ -112,7 +117,7 @@ async def test_attempts_stall_the_lane_beyond_the_time_budget(executor: Executor
     seen: list[int] = []
     stage = Storing([DOWN] * 2, lambda: seen.append(lane.stalled))
     attempts = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     assert (seen[1:], stalled) == ([1, 1], [0])
 
 
@@ -121,7 +126,7 @@ async def test_attempts_end_where_the_store_refuses(executor: Executor) -> None:
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     attempts = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     assert (stats.store_errors, stats.retries, attempts.degraded) == (1, 0, None)
 
 
@@ -133,7 +138,7 @@ async def test_attempts_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     attempts = made(Storing([error]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(type(error)):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     assert (stats.store_errors, stats.retries) == (0, 0)
 
 
@@ -143,13 +148,13 @@ async def test_attempts_wait_for_what_was_withdrawn(executor: Executor) -> None:
     seen: list[str | None] = []
     stage = Storing([], lambda: seen.append(attempts.degraded))
     attempts = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     stage.errors = [PayloadStoreAccessError("access denied")] * 2
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     assert (seen, stats.retries) == ([None, None, "access denied", "access denied"], 2)
     stage.errors = [REFUSED]
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
 
 
 async def test_attempts_end_where_the_store_never_let_the_pipeline_in(executor: Executor) -> None:
@@ -161,8 +166,9 @@ async def test_attempts_end_where_the_store_never_let_the_pipeline_in(executor: 
         timeout_ms=60_000,
         unstalled=lambda: None,
     )
+    lane = Lane(TopicPartition("raw", 3), 3)
     with pytest.raises(PayloadStoreAccessError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
+        await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
 
 
 async def test_attempts_of_many_records_do_not_storm_a_store_that_is_down() -> None:
@@ -174,7 +180,7 @@ async def test_attempts_of_many_records_do_not_storm_a_store_that_is_down() -> N
     with ThreadPoolExecutor(4) as threads:
         attempts = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
         asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
-        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(100))), 20)
+        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read(), work(Read())) for _ in range(100))), 20)
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.
     assert (stats.offloaded_records, attempts.degraded) == (100, None)
     assert 5 <= stats.retries <= 20
@@ -185,11 +191,11 @@ async def test_attempts_stay_degraded_while_any_record_waits() -> None:
     lane = Lane(TopicPartition("raw", 3), 3)
     with ThreadPoolExecutor(1) as threads:
         attempts = made(Storing([DOWN] * 2), threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
-        bad = asyncio.create_task(attempts.apply(lane, Read()))
+        bad = asyncio.create_task(attempts.apply(lane, Read(), work(Read())))
         async with asyncio.timeout(10):
             while attempts.degraded is None:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-            await attempts.apply(lane, Read())
+            await attempts.apply(lane, Read(), work(Read()))
         bad.cancel()
         await asyncio.gather(bad, return_exceptions=True)
     assert attempts.degraded is None
@@ -205,7 +211,7 @@ async def test_attempts_say_that_a_store_is_silent() -> None:
     with ThreadPoolExecutor(1) as threads:
         stage = Storing([], silent)
         attempts = made(stage, threads, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
-        task = asyncio.create_task(attempts.apply(lane, Read()))
+        task = asyncio.create_task(attempts.apply(lane, Read(), work(Read())))
         try:
             async with asyncio.timeout(10):
                 while not lane.stalled:  # noqa: ASYNC110  # likewise
@@ -229,7 +235,7 @@ async def test_attempts_that_wait_for_a_thread_are_not_silence() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         attempts = made(Storing([], tried), threads, PipelineStats(), timeout_ms=200, unstalled=lambda: None)
-        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(12))), 20)
+        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read(), work(Read())) for _ in range(12))), 20)
     assert seen == [0] * 12
 
 
@@ -239,9 +245,9 @@ async def test_attempts_take_a_missing_payload_for_an_answer(executor: Executor)
     stage = Storing([*[DOWN] * 6, PayloadNotFoundError("memory://gone")])
     attempts = made(stage, executor, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadNotFoundError):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(attempts.apply(lane, Read(), work(Read())), 10)
     stage.errors = [DOWN]
-    await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(3))), 10)
+    await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read(), work(Read())) for _ in range(3))), 10)
     assert attempts.degraded is None
 
 
@@ -256,7 +262,7 @@ async def test_attempts_that_are_cancelled_leave_no_lane_stalled(executor: Execu
 
     stage = Storing([DOWN] * 10_000, tried)
     attempts = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
-    task = asyncio.create_task(attempts.apply(lane, Read()))
+    task = asyncio.create_task(attempts.apply(lane, Read(), work(Read())))
     await asyncio.wait_for(stalled.wait(), 10)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -270,8 +276,8 @@ def test_attempts_at_once_raise_what_the_chain_raises(executor: Executor) -> Non
         stats = PipelineStats()
         attempts = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
         with pytest.raises(PayloadStoreError, match="access denied"):
-            attempts.apply_now(Read())
-        return attempts.apply_now(Read()), stats
+            attempts.apply_now(Read(), work(Read()))
+        return attempts.apply_now(Read(), work(Read())), stats
 
     results, stats = asyncio.run(apply())
     assert (list(results), stats.offloaded_records, stats.retries) == ([Read()], 1, 0)
@@ -289,13 +295,13 @@ async def test_attempts_say_which_call_hangs_while_others_are_answered() -> None
 
     with ThreadPoolExecutor(2) as threads:
         attempts = made(Storing([], tried), threads, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
-        task = asyncio.create_task(attempts.apply(stuck, Read(offset=7)))
+        task = asyncio.create_task(attempts.apply(stuck, Read(offset=7), work(Read(offset=7))))
         try:
             async with asyncio.timeout(10):
                 while not hanging.is_set():  # noqa: ASYNC110  # a thread sets it
                     await asyncio.sleep(0.001)
                 while not stuck.stalled:
-                    await attempts.apply(others, Read())
+                    await attempts.apply(others, Read(), work(Read()))
             reason = attempts.degraded
         finally:
             release.set()
@@ -312,8 +318,9 @@ async def test_attempts_without_the_store_wait_for_no_thread_of_it() -> None:
         threads.submit(release.wait, 30)
         splitting = Storing([], name="chunk", asks=False)
         attempts = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        lane = Lane(TopicPartition("raw", 3), 3)
         try:
-            await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
+            await asyncio.wait_for(attempts.apply(lane, Read(), work(Read(), asks_store=False)), 10)
         finally:
             release.set()
     assert attempts.degraded is None
@@ -353,19 +360,22 @@ async def test_attempts_of_a_record_that_is_only_copied_wait_for_no_store(
     chain = build(pipeline, cast(PayloadStore, DownStore()), 10_000_000, PipelineStats())
     lane = Lane(TopicPartition("raw", 3), 3)
 
-    def read(size: int) -> Read:
+    def begun(size: int) -> tuple[Read, Work]:
         value = b"v" * size
-        return Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
+        record = Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
+        found = chain.begin(record)
+        assert found is not None
+        return record, found
 
     with ThreadPoolExecutor(8) as threads, caplog.at_level(logging.INFO):
         attempts = Retries(chain, threads, pipeline, stats=PipelineStats(), unstalled=lambda: None)
-        waiting = [asyncio.create_task(attempts.apply(lane, read(300_000))) for _ in range(5)]
+        waiting = [asyncio.create_task(attempts.apply(lane, *begun(300_000))) for _ in range(5)]
         async with asyncio.timeout(10):
-            while not attempts._outage.lasts:  # noqa: ASYNC110  # it is no event
+            while not attempts._breaker.open:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-            (result,) = await attempts.apply(lane, read(100_000))
+            (result,) = await attempts.apply(lane, *begun(100_000))
         assert result.value is not None
-        assert attempts._outage.lasts
+        assert attempts._breaker.open
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
