@@ -33,8 +33,8 @@ class Admission:
         lanes: of the flow.
         share: of the budget.
         assembly: takes chunks; None where none are assembled.
-        outlet: where records go that pass.
-        passage: which the others take.
+        output: where records go that pass.
+        dispatcher: which the others take.
         stats: what is counted.
     """
 
@@ -47,16 +47,16 @@ class Admission:
         share: Share,
         *,
         assembly: Assembly | None,
-        outlet: Output | Transactions,
-        passage: Dispatcher,
+        output: Output | Transactions,
+        dispatcher: Dispatcher,
         stats: PipelineStats,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
         self._share = share
         self._assembly = assembly
-        self._outlet = outlet
-        self._passage = passage
+        self._output = output
+        self._dispatcher = dispatcher
         self._stats = stats
         self._waiting: dict[Lane, deque[SourceRecord]] = {}  # in the order in which they began to wait
 
@@ -110,7 +110,7 @@ class Admission:
         share = self._share
         assembly = self._assembly
         passes = self._chain.passes
-        append = self._outlet.append
+        append = self._output.append
         while records:
             record = records[0]
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
@@ -134,7 +134,7 @@ class Admission:
                     held += work.reserve_bytes
                     if not self._admits_work(lane, held):
                         return False
-                self._passage.enter(lane, record, work, held)
+                self._dispatcher.enter(lane, record, work, held)
             records.popleft()
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
@@ -155,10 +155,10 @@ class Admission:
             lane.skip(record)
         else:
             work = self._chain.begin(whole)
-            self._passage.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
+            self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         for event in discarded:
-            self._passage.give_up(event)
-        self._passage.release(lane)
+            self._dispatcher.give_up(event)
+        self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:
         """Gives up messages whose chunks have not come in time, which goes by only while the flow reads.
@@ -176,5 +176,5 @@ class Admission:
             return False
         pending = self._assembly.pending
         for event in self._assembly.expire():
-            self._passage.give_up(event)
+            self._dispatcher.give_up(event)
         return self._assembly.pending < pending

@@ -30,12 +30,12 @@ class Commits:
     """Commits what is durable of the lanes of a flow. Belongs to its event loop.
 
     Args:
-        intake: whose group is told.
+        consumer: whose group is told.
         settings: the pipeline's.
         lanes: whose trackers say what is durable.
         assembly: what it holds keeps commits back, and it resumes from their metadata; None where none are assembled.
         stats: what is counted.
-        ending: of the flow, where a commit fails.
+        termination: of the flow, where a commit fails.
 
     Attributes:
         closed: True once the flow has ended.
@@ -43,21 +43,21 @@ class Commits:
 
     def __init__(
         self,
-        intake: GroupConsumer,
+        consumer: GroupConsumer,
         settings: PipelineSettings,
         lanes: Lanes,
         assembly: Assembly | None,
         *,
         stats: PipelineStats,
-        ending: Termination,
+        termination: Termination,
     ) -> None:
         self.closed = False
-        self._intake = intake
+        self._consumer = consumer
         self._settings = settings
         self._lanes = lanes
         self._assembly = assembly
         self._stats = stats
-        self._ending = ending
+        self._termination = termination
         self._durable = asyncio.Event()
         self._regular: asyncio.Task[None] | None = None
         self._looking_up: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class Commits:
             return
         for lane in self._lanes:
             with contextlib.suppress(KafkaError, IllegalStateError):
-                lane.committed = await self._intake.committed(lane.partition)
+                lane.committed = await self._consumer.committed(lane.partition)
 
     async def _resume(self) -> None:
         lanes = list(self._lanes)
@@ -116,21 +116,21 @@ class Commits:
         doing = f"reading offsets of group {self._settings.group_id}"
         try:
             if self._transactions is None:
-                commits = await self._intake.commits(partitions)
+                commits = await self._consumer.commits(partitions)
             else:
                 # In this order: before it has a producer of its own, another one's may commit.
                 doing, reading = "starting a transactional producer", doing
                 await self._transactions.assign(lanes)
                 doing = reading
-                commits = await self._intake.commits(partitions, stable=True)
+                commits = await self._consumer.commits(partitions, stable=True)
                 # The client may have begun to read where the group was before.
                 for partition, commit in commits.items():
-                    self._intake.seek(partition, commit.offset)
+                    self._consumer.seek(partition, commit.offset)
         except (KafkaError, IllegalStateError) as exc:
-            self._ending.fail(translated(exc, doing))
+            self._termination.fail(translated(exc, doing))
             return
         except Exception as exc:  # noqa: BLE001  # or the flow would wait for ever
-            self._ending.fail_by_defect(exc)
+            self._termination.fail_by_defect(exc)
             return
         for lane in lanes:
             commit = commits.get(lane.partition)
@@ -175,10 +175,10 @@ class Commits:
             try:
                 await self.commit()
             except KafkaError as exc:
-                self._ending.fail(translated(exc, f"committing offsets of group {self._settings.group_id}"))
+                self._termination.fail(translated(exc, f"committing offsets of group {self._settings.group_id}"))
                 return
             except Exception as exc:  # noqa: BLE001  # or the flow would go on, and commit nothing any more
-                self._ending.fail_by_defect(exc)
+                self._termination.fail_by_defect(exc)
                 return
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)
 
@@ -195,7 +195,7 @@ class Commits:
         if not offsets:
             return
         try:
-            await self._intake.commit(offsets)
+            await self._consumer.commit(offsets)
         except (CommitFailedError, IllegalStateError) as exc:
             log.info("pipeline %s: offsets not committed, the group has moved on: %s", self._settings.name, exc)
             return

@@ -1,4 +1,4 @@
-"""The passage of a record that has work: its slot in the lane, the chain, and out again in source order."""
+"""The dispatcher of a record that has work: its slot in the lane, the chain, and out again in source order."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Dispatcher:
     Args:
         lanes: of the flow.
         share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
-        attempts: applies the chain.
-        verdicts: on records that fail.
-        outlet: where results go.
-        ending: of the flow; once it has failed, nothing leaves.
+        retries: applies the chain.
+        error_policy: on records that fail.
+        output: where results go.
+        termination: of the flow; once it has failed, nothing leaves.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Dispatcher:
         lanes: Lanes,
         share: Share,
         *,
-        attempts: Retries,
-        verdicts: ErrorPolicy,
-        outlet: Output | Transactions,
-        ending: Termination,
+        retries: Retries,
+        error_policy: ErrorPolicy,
+        output: Output | Transactions,
+        termination: Termination,
     ) -> None:
         self._lanes = lanes
         self._share = share
-        self._attempts = attempts
-        self._verdicts = verdicts
-        self._outlet = outlet
-        self._ending = ending
+        self._retries = retries
+        self._error_policy = error_policy
+        self._output = output
+        self._termination = termination
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Gives a record its slot at the end of the lane, and begins the work on it.
@@ -74,8 +74,8 @@ class Dispatcher:
         elif work.blocks:
             self._begin(lane, self._transform(lane, slot, work))
         else:
-            with self._verdicts.of(slot):
-                self._share.give_work(slot.finish(self._attempts.apply_now(record, work)))
+            with self._error_policy.of(slot):
+                self._share.give_work(slot.finish(self._retries.apply_now(record, work)))
             if slot.cause is None:
                 self.release(lane)
             else:
@@ -88,7 +88,7 @@ class Dispatcher:
 
     def give_up(self, event: Discarded) -> None:
         """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
-        if self._verdicts.drops(event):
+        if self._error_policy.drops(event):
             return
         chunks = chunks_of(event)
         lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
@@ -99,10 +99,10 @@ class Dispatcher:
         slots[-1].hold = Hold(chunks[0].offset)
         lane.holds.append(slots[-1].hold)
         lane.slots.extend(slots)
-        cause = self._verdicts.condemn(event, slots)
+        cause = self._error_policy.condemn(event, slots)
         if cause is None:
             return
-        if len(parts) == 1 and self._verdicts.discard(slots[0], parts[0], cause):
+        if len(parts) == 1 and self._error_policy.discard(slots[0], parts[0], cause):
             self.release(lane)
         else:
             self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
@@ -110,19 +110,19 @@ class Dispatcher:
     async def _discard(self, lane: Lane, parts: Iterable[tuple[Slot, Sequence[SourceRecord]]], cause: Cause) -> None:
         """Part by part: a message may have a hundred thousand chunks, and others must have their turn meanwhile."""
         for slot, part in parts:
-            await self._verdicts.bury_chunks(slot, part, cause)
+            await self._error_policy.bury_chunks(slot, part, cause)
             if slot.result is None:
                 return  # the flow ends
             self.release(lane)
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
-        with self._attempts.watching(lane, slot.source):
-            await self._verdicts.bury(slot)
+        with self._retries.watching(lane, slot.source):
+            await self._error_policy.bury(slot)
         self.release(lane)
 
     async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
-        with self._verdicts.of(slot):
-            results = await self._attempts.apply(lane, slot.source, work)
+        with self._error_policy.of(slot):
+            results = await self._retries.apply(lane, slot.source, work)
             self._share.give_work(slot.finish(results))
         if slot.cause is not None:
             await self._bury(lane, slot)
@@ -131,15 +131,15 @@ class Dispatcher:
 
     def release(self, lane: Lane) -> None:
         """Lets go of what is done, up to the first record that is not."""
-        if self._ending.error is not None or not self._lanes.holds(lane):
+        if self._termination.error is not None or not self._lanes.holds(lane):
             return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             try:
-                self._outlet.write(lane, slot)
+                self._output.write(lane, slot)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
-                self._ending.fail_by_defect(exc, slot.source)
+                self._termination.fail_by_defect(exc, slot.source)
                 return
-        self._outlet.flush()
+        self._output.flush()

@@ -1,4 +1,4 @@
-"""The outlet of a flow that delivers exactly once: a transactional producer for each lane."""
+"""The output of a flow that delivers exactly once: a transactional producer for each lane."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Transactions:
         brokers: watched as each producer finds them.
         commits: say what may be committed, and hear what was.
         stats: what is counted.
-        ending: of the flow, where a transaction fails.
+        termination: of the flow, where a transaction fails.
     """
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
@@ -63,7 +63,7 @@ class Transactions:
         brokers: BrokerHealth,
         commits: Commits,
         stats: PipelineStats,
-        ending: Termination,
+        termination: Termination,
     ) -> None:
         self._client = client
         self._settings = settings
@@ -73,7 +73,7 @@ class Transactions:
         self._brokers = brokers
         self._commits = commits
         self._stats = stats
-        self._ending = ending
+        self._termination = termination
         self._bounds = Bounds()
         self._of: dict[TopicPartition, Transaction] = {}
         self._stopping: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class Transactions:
             commits=self._commits,
             bounds=self._bounds,
             stats=self._stats,
-            ending=self._ending,
+            termination=self._termination,
         )
         try:
             async with slots:
@@ -143,16 +143,16 @@ class Transactions:
     def flush(self) -> None:
         """See `Output.flush`."""
         for each in self._of.values():
-            each.outlet.flush()
+            each.output.flush()
 
     def press(self) -> None:
         """See `Output.press`."""
         for each in self._of.values():
-            each.outlet.press()
+            each.output.press()
 
     async def settled(self) -> None:
         """See `Output.settled`."""
-        await asyncio.gather(*(each.outlet.settled() for each in self._of.values()))
+        await asyncio.gather(*(each.output.settled() for each in self._of.values()))
 
     def due(self) -> None:
         """Says that there may be something to commit in any lane."""

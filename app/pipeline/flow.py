@@ -108,16 +108,16 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._changed = asyncio.Event()
-        self._ending = ending = Termination(settings.name, self._changed.set)
+        self._termination = termination = Termination(settings.name, self._changed.set)
         self._share = share = Share(budget)
         self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembly)
         self._brokers = brokers = _brokers(settings)
-        self._intake = GroupConsumer(client, settings, brokers)
-        self._commits = Commits(self._intake, settings, lanes, self._assembly, stats=stats, ending=ending)
-        self._outlet: Output | Transactions
+        self._consumer = GroupConsumer(client, settings, brokers)
+        self._commits = Commits(self._consumer, settings, lanes, self._assembly, stats=stats, termination=termination)
+        self._output: Output | Transactions
         if settings.guarantee.exactly_once:
-            self._outlet = Transactions(
+            self._output = Transactions(
                 client,
                 settings,
                 plan,
@@ -126,32 +126,39 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 brokers=brokers,
                 commits=self._commits,
                 stats=stats,
-                ending=ending,
+                termination=termination,
             )
-            self._commits.through(self._outlet)
+            self._commits.through(self._output)
         else:
-            self._outlet = Output(
-                client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
+            self._output = Output(
+                client,
+                settings,
+                plan,
+                share,
+                brokers=brokers,
+                stats=stats,
+                termination=termination,
+                durable=self._commits.due,
             )
-        self._starts = OffsetReset(self._intake, settings, lanes, stats=stats, renewed=renewed)
-        self._attempts = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
+        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
-        passage = Dispatcher(
+        dispatcher = Dispatcher(
             lanes,
             share,
-            attempts=self._attempts,
-            verdicts=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, ending=ending),
-            outlet=self._outlet,
-            ending=ending,
+            retries=self._retries,
+            error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
+            output=self._output,
+            termination=termination,
         )
         self._admission = Admission(
-            chain, lanes, share, assembly=self._assembly, outlet=self._outlet, passage=passage, stats=stats
+            chain, lanes, share, assembly=self._assembly, output=self._output, dispatcher=dispatcher, stats=stats
         )
 
     @property
     def degraded(self) -> str | None:
         """Why records wait, or may have to, or go without the store; None where they do not."""
-        return "; ".join(filter(None, (self._attempts.degraded, self._brokers.trouble, self._intake.trouble))) or None
+        return "; ".join(filter(None, (self._retries.degraded, self._brokers.trouble, self._consumer.trouble))) or None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -170,7 +177,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
-        ends = self._intake.ends()
+        ends = self._consumer.ends()
         return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
 
     def _position(
@@ -180,7 +187,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         committed = lane.tracker.committed if lane.tracker else lane.committed
         end = ends[lane.partition]
         if end is not None and position == committed and not lane.busy and not self._admission.waits:
-            read = self._intake.position(lane.partition)
+            read = self._consumer.position(lane.partition)
             if read is not None and read >= end:
                 # What is left are the marks of transactions and what compaction has taken: no records.
                 end = committed
@@ -189,11 +196,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def renewing(self) -> bool:
         """True until topics that were created anew are read from their first record."""
-        return self._starts.renewing
+        return self._offset_reset.renewing
 
     def stop(self) -> None:
         """Asks `run` to drain, to commit, and to return."""
-        self._ending.ask()
+        self._termination.ask()
 
     async def run(self) -> None:
         """Moves records until `stop`.
@@ -203,15 +210,15 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 again by the next flow. `LimitError` where a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
-        changes = TopicWatcher(self._plan, self._ending, self._intake.send)
+        topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send)
         watching: list[asyncio.Task[None]] = []
         try:
-            await self._outlet.start()
+            await self._output.start()
             await self._join()
             self._commits.begin()
-            watching = [asyncio.create_task(each) for each in (changes.watch(), self._watch_brokers())]
-            while not self._ending.asked:
-                self._ending.raise_error()
+            watching = [asyncio.create_task(each) for each in (topic_watcher.watch(), self._watch_brokers())]
+            while not self._termination.asked:
+                self._termination.raise_error()
                 await self._turn()
             self._commits.end()
             await self._finish()
@@ -223,7 +230,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 raise
             # All that is written, before the refused record if there is one, shall not be written again, or be aborted.
             with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._outlet.settled(), _STOP_CLIENT_S)
+                await asyncio.wait_for(self._output.settled(), _STOP_CLIENT_S)
                 await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
             raise
         except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
@@ -240,13 +247,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """aiokafka asks the addresses that it knows, for ever; new clients ask those of `bootstrap.servers`."""
         told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
         error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
-        self._ending.fail(error)
-        self._intake.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(error)
+        self._consumer.interrupt(KafkaConnectionError(str(error)))
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member; not beyond `stop`."""
         loop = asyncio.get_running_loop()
-        joining = loop.create_task(self._intake.start(self))
+        joining = loop.create_task(self._consumer.start(self))
         changed = loop.create_task(self._changed.wait())
         try:
             await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +268,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _turn(self) -> None:
         reading = not self._admission.waits and self._commits.may_read
-        if self._starts.fresh:
+        if self._offset_reset.fresh:
             await self._renew()
         elif reading:
             await self._poll()
@@ -273,7 +280,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self._admission.admit()
         if self._admission.expire(reading=reading):
             self._commits.due()
-        self._outlet.flush()
+        self._output.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
         await asyncio.sleep(0)
 
@@ -287,29 +294,29 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
         """Reads some partitions, or all where none are named; whether there was something."""
         try:
-            polled = await self._intake.poll(partitions, timeout_ms)
+            polled = await self._consumer.poll(partitions, timeout_ms)
         except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
             if self._commits.may_read:
-                await self._unless_ended(self._starts.find(exc))
+                await self._unless_ended(self._offset_reset.find(exc))
             return False
         # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
         if not self._commits.may_read:
             # A rebalance during the poll: this was read before it was known from where on.
-            self._intake.unread(polled)
+            self._consumer.unread(polled)
             return False
         self._admission.add(polled)
         return bool(polled)
 
     async def _renew(self) -> None:
-        await self._unless_ended(self._starts.renew())
-        if not self._starts.fresh:
+        await self._unless_ended(self._offset_reset.renew())
+        if not self._offset_reset.fresh:
             self._commits.look_up()
 
     async def _unless_ended(self, looking: Coroutine[None, None, None]) -> None:
         """Waits for what asks the brokers, which may be away, but no longer than the flow goes on."""
         task = asyncio.get_running_loop().create_task(looking)
         try:
-            while not task.done() and not self._ending.asked and self._ending.error is None:
+            while not task.done() and not self._termination.asked and self._termination.error is None:
                 await asyncio.wait([task], timeout=_POLL_MS / 1000)
             if task.done():
                 task.result()
@@ -324,25 +331,25 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await self._await_room()
             return
         if not await self._read(wanted, 0):
-            self._outlet.press()
+            self._output.press()
             await self._share.freed(_PEEK_S)
 
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
-        self._outlet.press()  # nothing comes in that could fill batches
+        self._output.press()  # nothing comes in that could fill batches
         if not await self._share.freed(_POLL_MS / 1000):
-            await self._intake.keep_membership()
+            await self._consumer.keep_membership()
 
     async def _await_resumed(self) -> None:
         """Waits for what the commits say: before that no record may be admitted, or it could be delivered again."""
         await self._commits.resumed_within(_POLL_MS / 1000)
-        await self._intake.keep_membership()
+        await self._consumer.keep_membership()
 
     async def _await_change(self) -> None:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._intake.keep_membership()
+        await self._consumer.keep_membership()
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
@@ -369,12 +376,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
-                self._ending.fail(ClusterError(reason, retriable=True))
+                self._termination.fail(ClusterError(reason, retriable=True))
                 return
             self._lanes.open(partition, sink_partition)
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
-        self._starts.assigned(assigned)
-        if not self._starts.fresh:
+        self._offset_reset.assigned(assigned)
+        if not self._offset_reset.fresh:
             self._commits.look_up()
         self._joined()
         log.info(
@@ -386,21 +393,21 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
         self._commits.forget()
         self._lanes.discard(partitions)
-        if isinstance(self._outlet, Transactions):
-            self._outlet.forget(partitions)
+        if isinstance(self._output, Transactions):
+            self._output.forget(partitions)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         self._admission.clear()
         await self._drain()
-        self._ending.raise_error()
+        self._termination.raise_error()
         await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""
         deadline = time.monotonic() + self._graceful_timeout_s
-        while self._ending.error is None and self._lanes.busy:
+        while self._termination.error is None and self._lanes.busy:
             if time.monotonic() > deadline:
                 log.warning(
                     "pipeline %s: not all records were finished in %.1f s; they are read again",
@@ -408,14 +415,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
-            self._outlet.press()
+            self._output.press()
             # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
             await self._share.budget.freed(0.05)
 
     async def _stop_clients(self) -> None:
-        self._outlet.discard()
-        await self._quietly("producer", self._outlet.stop)
-        await self._quietly("consumer", self._intake.stop)
+        self._output.discard()
+        await self._quietly("producer", self._output.stop)
+        await self._quietly("consumer", self._consumer.stop)
 
     async def _quietly(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The outlet of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
+"""The output of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Output:
         share: the budget's bytes are given back when records are durable.
         brokers: watch the producer.
         stats: what is counted.
-        ending: of the flow, where a write fails.
+        termination: of the flow, where a write fails.
         durable: called whenever more may have become durable.
-        transactional_id: of the producer, for an outlet in transactions, which others begin and end.
+        transactional_id: of the producer, for an output in transactions, which others begin and end.
         bounds: of what is on its way, where several outlets share them.
 
     Attributes:
@@ -60,7 +60,7 @@ class Output:
         *,
         brokers: BrokerHealth,
         stats: PipelineStats,
-        ending: Termination,
+        termination: Termination,
         durable: Callable[[], None],
         transactional_id: str | None = None,
         bounds: Bounds | None = None,
@@ -69,7 +69,7 @@ class Output:
         self._plan = plan
         self._share = share
         self._stats = stats
-        self._ending = ending
+        self._termination = termination
         self._durable = durable
         self._partitions = plan.sink.partitions
         self.producer: AIOKafkaProducer = clients.producer(client, settings, transactional_id)
@@ -97,12 +97,12 @@ class Output:
 
     def _failed(self, error: BaseException, topic: str) -> None:
         if isinstance(error, RecordRefusedError):
-            self._ending.fail(LimitError(error))
+            self._termination.fail(LimitError(error))
         else:
-            self._ending.fail(translated(error, f"writing to topic {topic}"))
+            self._termination.fail(translated(error, f"writing to topic {topic}"))
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
-        self._ending.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
+        self._termination.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
 
     def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
         """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""

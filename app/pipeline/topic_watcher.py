@@ -44,18 +44,18 @@ class TopicWatcher:
 
     Args:
         plan: what the preflight found.
-        ending: of the flow, where they are not.
+        termination: of the flow, where they are not.
         send: sends a request to a broker, and returns the answer.
     """
 
-    def __init__(self, plan: Plan, ending: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, plan: Plan, termination: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
         # As they were first seen: what the plan has may be lower, where a refusal has told more
         # (`app.pipeline.learned_limits`).
         self._limits: dict[str, int] = {}
-        self._ending = ending
+        self._termination = termination
         self._send = send
 
     async def watch(self) -> None:
@@ -67,7 +67,7 @@ class TopicWatcher:
                 change = self._change(await identities(self._send, self._topics))
                 change = change or self._raised(await limits(self._send, self._targets))
                 if change is not None and str(change) == seen:
-                    self._ending.fail(change)
+                    self._termination.fail(change)
                     return
                 seen = None if change is None else str(change)
             await asyncio.sleep(_LOOK_S)

@@ -64,7 +64,7 @@ class Transaction:
         commits: say what may be committed.
         bounds: of what is on its way, in the transactions of all lanes.
         stats: what is counted.
-        ending: of the flow, where a transaction fails.
+        termination: of the flow, where a transaction fails.
 
     Attributes:
         lane: of the source partition, as it is assigned now.
@@ -87,7 +87,7 @@ class Transaction:
         commits: Commits,
         bounds: Bounds,
         stats: PipelineStats,
-        ending: Termination,
+        termination: Termination,
     ) -> None:
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
@@ -96,21 +96,21 @@ class Transaction:
         self._brokers = brokers
         self._commits = commits
         self._stats = stats
-        self._ending = ending
+        self._termination = termination
         self._part = Part(share)
-        self.outlet = Output(
+        self.output = Output(
             client,
             settings,
             plan,
             self._part,
             brokers=brokers,
             stats=stats,
-            ending=ending,
+            termination=termination,
             durable=self.due,
             transactional_id=self.id,
             bounds=bounds,
         )
-        self._producer: AIOKafkaProducer = self.outlet.producer
+        self._producer: AIOKafkaProducer = self.output.producer
         self._controls = ProducerControls(self._producer)
         self._limit = settings.guarantee.size
         self._bytes = 0
@@ -132,7 +132,7 @@ class Transaction:
         """
         try:
             async with asyncio.timeout(_START_S) as timeout:
-                await self.outlet.start()
+                await self.output.start()
         except TimeoutError as exc:
             if not timeout.expired():
                 raise
@@ -144,7 +144,7 @@ class Transaction:
     @property
     def idle(self) -> bool:
         """True where nothing is open, and nothing has gone wrong: the next transaction may begin."""
-        return self._timer is None and not self._shut and not self.outlet.failed
+        return self._timer is None and not self._shut and not self.output.failed
 
     def take(self, lane: Lane) -> None:
         """Goes on with a partition that has been assigned again; only where `idle`."""
@@ -160,7 +160,7 @@ class Transaction:
             return
         if self._timer is None:
             self._begin()
-        self.outlet.append(self.lane, record, offset, held)
+        self.output.append(self.lane, record, offset, held)
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
@@ -179,7 +179,7 @@ class Transaction:
         if slot.result and self._timer is None:
             self._begin()
         try:
-            self.outlet.write(self.lane, slot)
+            self.output.write(self.lane, slot)
         except BaseException:
             self._over = True  # some of its results may be there, and others never come: this is not to be committed
             raise
@@ -223,7 +223,7 @@ class Transaction:
         limit_s = self._settings.guarantee.timeout_ms / 1000
         try:
             async with asyncio.timeout(limit_s) as timeout:
-                if self.outlet.failed or self._over or not await self._commit():
+                if self.output.failed or self._over or not await self._commit():
                     self._over = True
                     return
         except (KafkaError, IllegalOperation, OSError, TimeoutError) as exc:
@@ -231,19 +231,19 @@ class Transaction:
             told: BaseException = exc
             if isinstance(exc, TimeoutError) and timeout.expired():
                 told = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
-            self._ending.fail(translated(told, f"committing a transaction of {self.id}"))
+            self._termination.fail(translated(told, f"committing a transaction of {self.id}"))
             return
         except Exception as exc:  # noqa: BLE001  # or the lane would wait for ever
             self._over = True
-            self._ending.fail_by_defect(exc)
+            self._termination.fail_by_defect(exc)
             return
         self._timer, self._ends, self._shut, self._bytes = None, None, False, 0
         self._go_on()
 
     async def _commit(self) -> bool:
         """False where a write has failed, which ends the flow, or the partition was given up meanwhile."""
-        await self.outlet.finished()
-        if self.outlet.failed or not self._lanes.holds(self.lane):
+        await self.output.finished()
+        if self.output.failed or not self._lanes.holds(self.lane):
             return False
         lane = self.lane
         commit = self._commits.of(lane)
@@ -271,9 +271,9 @@ class Transaction:
                     self.append(*left)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 self._over = self._shut = True
-                self._ending.fail_by_defect(exc)
+                self._termination.fail_by_defect(exc)
                 return
-        self.outlet.flush()
+        self.output.flush()
         self.due()
 
     # --- giving up ---------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Transaction:
         if self._ends is not None:
             self._ends.cancel()
         self._backlog.clear()
-        self.outlet.discard()
+        self.output.discard()
         self._part.close()
 
     async def stop(self) -> None:
@@ -294,7 +294,7 @@ class Transaction:
         self.discard()
         self._brokers.forget(self._producer.client)
         try:
-            fenced = isinstance(self.outlet.failure, (ProducerFenced, InvalidProducerEpoch))
+            fenced = isinstance(self.output.failure, (ProducerFenced, InvalidProducerEpoch))
             await self._controls.release_transaction(_ABORT_S, abort=not fenced)
         finally:
-            await self.outlet.stop()
+            await self.output.stop()

@@ -212,7 +212,7 @@ async def test_nothing_is_read_before_others_have_ended(make_line: MakeLine, mon
         async def late(transactions: Transactions, lanes: Sequence[Lane]) -> None:
             # The client has begun to read behind the third; now the fourth comes.
             async with asyncio.timeout(20):
-                while transactions._commits._intake.position(place) is None:  # noqa: ASYNC110  # known to the client alone
+                while transactions._commits._consumer.position(place) is None:  # noqa: ASYNC110  # known to the client alone
                     await asyncio.sleep(0.01)
             await former.commit_transaction()
             await assign(transactions, lanes)

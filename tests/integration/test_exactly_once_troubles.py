@@ -30,8 +30,8 @@ from transforms.errors import ConfigurationError, RecordUnfitError
 
 def transactions_of(life: Life) -> Transactions:
     """The producers of a flow."""
-    assert isinstance(life.flow._outlet, Transactions)
-    return life.flow._outlet
+    assert isinstance(life.flow._output, Transactions)
+    return life.flow._output
 
 
 def senders() -> int:
@@ -52,12 +52,12 @@ async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatc
 
     monkeypatch.setattr(Transactions, "assign", late)
     async with line.life() as life:
-        intake = life.flow._intake
-        intake._membership_s = 0.0  # a poll is due each time
+        consumer = life.flow._consumer
+        consumer._membership_s = 0.0  # a poll is due each time
         place = TopicPartition(line.source, 0)
-        await life.until(lambda: intake._consumer._fetcher is not None)
-        await life.until(lambda: place in intake._consumer._fetcher._records)  # that there is no offset
-        await life.until(lambda: place not in intake._consumer._fetcher._records)
+        await life.until(lambda: consumer._consumer._fetcher is not None)
+        await life.until(lambda: place in consumer._consumer._fetcher._records)  # that there is no offset
+        await life.until(lambda: place not in consumer._consumer._fetcher._records)
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()
@@ -138,9 +138,9 @@ async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch:
         await life.until(lambda: life.stats.transactions == 1)
         looked_up = life.flow._commits._looking_up
 
-        async def while_the_group_moves(intake: GroupConsumer) -> None:
+        async def while_the_group_moves(consumer: GroupConsumer) -> None:
             await life.flow.on_partitions_assigned({TopicPartition(line.source, 0)})
-            await stop(intake)
+            await stop(consumer)
 
         monkeypatch.setattr(GroupConsumer, "stop", while_the_group_moves)
         await life.stop()
@@ -192,7 +192,7 @@ async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine) 
     async with line.life() as life:
         await life.until(lambda: life.flow._commits.resumed)
         error = UnfitError(OffsetTracker(0), 0, RecordUnfitError(line.sink, "INVALID_TIMESTAMP"))
-        life.flow._ending.fail(error)
+        life.flow._termination.fail(error)
         with pytest.raises(UnfitError) as caught:
             await asyncio.wait_for(asyncio.shield(life.task), 30)
     assert caught.value is error
@@ -211,8 +211,8 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
 
     async with line.life() as life:
 
-        async def slow(intake: GroupConsumer, partition: TopicPartition) -> tuple[int, int]:
-            found = await bounds(intake, partition)
+        async def slow(consumer: GroupConsumer, partition: TopicPartition) -> tuple[int, int]:
+            found = await bounds(consumer, partition)
             if not overtaken:
                 # As after two rebalances: the partition is here again, another worker has had it.
                 overtaken.append(1)
@@ -220,7 +220,7 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
                 life.flow._lanes.open(place, 0)
                 (lane,) = life.flow._lanes
                 transactions_of(life)._of[place].take(lane)
-                await intake.commit({place: (3, "")})
+                await consumer.commit({place: (3, "")})
             return found
 
         monkeypatch.setattr(GroupConsumer, "bounds", slow)

@@ -36,8 +36,8 @@ class Let:
             self.lanes,
             self.share,
             assembly=None,
-            outlet=cast(Any, SimpleNamespace(append=self._append)),
-            passage=cast(Any, SimpleNamespace(enter=self._enter)),
+            output=cast(Any, SimpleNamespace(append=self._append)),
+            dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
         )
 
