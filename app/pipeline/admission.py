@@ -14,11 +14,10 @@ from aiokafka import TopicPartition
 from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
+from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
-from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
 from transforms.record import SourceRecord
 
@@ -33,7 +32,7 @@ class Admission:
         lanes: of the flow.
         share: of the budget.
         assembly: takes chunks; None where none are assembled.
-        output: where records go that pass.
+        delivery: takes the records that pass.
         dispatcher: which the others take.
         stats: what is counted.
     """
@@ -47,7 +46,7 @@ class Admission:
         share: Share,
         *,
         assembly: Assembly | None,
-        output: Output | Transactions,
+        delivery: Delivery,
         dispatcher: Dispatcher,
         stats: PipelineStats,
     ) -> None:
@@ -55,7 +54,7 @@ class Admission:
         self._lanes = lanes
         self._share = share
         self._assembly = assembly
-        self._output = output
+        self._delivery = delivery
         self._dispatcher = dispatcher
         self._stats = stats
         self._waiting: dict[Lane, deque[SourceRecord]] = {}  # in the order in which they began to wait
@@ -110,7 +109,7 @@ class Admission:
         share = self._share
         assembly = self._assembly
         passes = self._chain.passes
-        append = self._output.append
+        append = self._delivery.append
         while records:
             record = records[0]
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES

@@ -10,11 +10,10 @@ from aiokafka import TopicPartition
 from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
+from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import Hold, Lane, Slot
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
 from app.pipeline.retries import Retries
 from app.pipeline.termination import Termination
 from transforms.assembly import Discarded
@@ -34,7 +33,7 @@ class Dispatcher:
         share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
         retries: applies the chain.
         error_policy: on records that fail.
-        output: where results go.
+        delivery: takes the results.
         termination: of the flow; once it has failed, nothing leaves.
     """
 
@@ -45,14 +44,14 @@ class Dispatcher:
         *,
         retries: Retries,
         error_policy: ErrorPolicy,
-        output: Output | Transactions,
+        delivery: Delivery,
         termination: Termination,
     ) -> None:
         self._lanes = lanes
         self._share = share
         self._retries = retries
         self._error_policy = error_policy
-        self._output = output
+        self._delivery = delivery
         self._termination = termination
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
@@ -138,8 +137,8 @@ class Dispatcher:
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             try:
-                self._output.write(lane, slot)
+                self._delivery.write(lane, slot)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 self._termination.fail_by_defect(exc, slot.source)
                 return
-        self._output.flush()
+        self._delivery.flush()

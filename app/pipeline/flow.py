@@ -4,9 +4,9 @@ Reads batches from the source partitions, lets records pass or puts them through
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
 begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
 
-A record goes from `GroupConsumer` to `Admission`. If it passes, `Output` writes it. If it does not, `Dispatcher`
-applies the transforms (with `Retries` and `ErrorPolicy`), and then `Output` writes the result. `Commits` commits what
-is durable.
+A record goes from `GroupConsumer` through the `PollLoop` to `Admission`. If it passes, the `Delivery` writes it. If
+not, `Dispatcher` applies the transforms (with `Retries` and `ErrorPolicy`), and then the `Delivery` writes the result.
+The `Delivery` commits what is durable.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import (
-    IllegalStateError,
-    KafkaConnectionError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-)
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
@@ -35,17 +29,18 @@ from app.kafka.clients import ClusterError, batch_settings, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.assembly import Assembly
+from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
-from app.pipeline.commits import Commits
+from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.exactly_once import Transactions
+from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Output
+from app.pipeline.poll_loop import PollLoop
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
@@ -56,9 +51,10 @@ __all__ = ["Flow"]
 
 log = logging.getLogger(__name__)
 
-_POLL_MS = 200
-_PEEK_S = 0.05
 _STOP_CLIENT_S = 10.0
+
+# After these errors what is written is committed, or it would be written again.
+_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError)
 
 
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -114,33 +110,18 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._lanes = lanes = Lanes(share, self._assembly)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers)
-        self._commits = Commits(self._consumer, settings, lanes, self._assembly, stats=stats, termination=termination)
-        self._output: Output | Transactions
-        if settings.guarantee.exactly_once:
-            self._output = Transactions(
-                client,
-                settings,
-                plan,
-                share,
-                lanes,
-                brokers=brokers,
-                commits=self._commits,
-                stats=stats,
-                termination=termination,
-            )
-            self._commits.through(self._output)
-        else:
-            self._output = Output(
-                client,
-                settings,
-                plan,
-                share,
-                brokers=brokers,
-                stats=stats,
-                termination=termination,
-                durable=self._commits.due,
-            )
-        self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
+        make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
+        self._delivery: Delivery = make_delivery(
+            client,
+            settings,
+            plan,
+            share,
+            lanes,
+            consumer=self._consumer,
+            brokers=brokers,
+            stats=stats,
+            termination=termination,
+        )
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(
@@ -148,12 +129,24 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             share,
             retries=self._retries,
             error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
-            output=self._output,
+            delivery=self._delivery,
             termination=termination,
         )
         self._admission = Admission(
-            chain, lanes, share, assembly=self._assembly, output=self._output, dispatcher=dispatcher, stats=stats
+            chain, lanes, share, assembly=self._assembly, delivery=self._delivery, dispatcher=dispatcher, stats=stats
         )
+        self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
+        self._poll_loop = PollLoop(
+            self._consumer,
+            lanes,
+            share,
+            admission=self._admission,
+            delivery=self._delivery,
+            offset_reset=self._offset_reset,
+            termination=termination,
+            changed=self._changed,
+        )
+        self._leaving = False
 
     @property
     def degraded(self) -> str | None:
@@ -213,35 +206,40 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send)
         watching: list[asyncio.Task[None]] = []
         try:
-            await self._output.start()
+            await self._delivery.start()
             await self._join()
-            self._commits.begin()
             watching = [asyncio.create_task(each) for each in (topic_watcher.watch(), self._watch_brokers())]
             while not self._termination.asked:
                 self._termination.raise_error()
-                await self._turn()
-            self._commits.end()
+                await self._poll_loop.turn()
             await self._finish()
-        except (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError, RecordError) as exc:
+        except (ClusterError, RecordError) as exc:
             if isinstance(exc, UnfitError):
-                exc.partition = next((lane.partition for lane in self._lanes if lane.tracker is exc.tracker), None)
-            self._commits.end()
-            if isinstance(exc, RecordError) and not self.settings.guarantee.exactly_once:
-                raise
-            # All that is written, before the refused record if there is one, shall not be written again, or be aborted.
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._output.settled(), _STOP_CLIENT_S)
-                await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+                exc.partition = self._lanes.partition_of(exc.tracker)
+            if self._keeps_written(exc):
+                await self._commit_written()
             raise
-        except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
+        except (KafkaError, OSError, TimeoutError) as exc:
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:
+            self._leaving = True
             for task in watching:
                 task.cancel()
-            await self._commits.close()
+            await self._delivery.offsets.close()
             self._lanes.discard_all()
-            await self._stop_clients()
+            await self._quietly("producer", self._delivery.stop)
+            await self._quietly("consumer", self._consumer.stop)
             self._share.close()
+
+    def _keeps_written(self, error: Exception) -> bool:
+        if isinstance(error, RecordError):
+            return self.settings.guarantee.exactly_once  # an open transaction would be aborted
+        return isinstance(error, _KEEPING_WRITTEN)
+
+    async def _commit_written(self) -> None:
+        with contextlib.suppress(KafkaError, TimeoutError):
+            await asyncio.wait_for(self._delivery.settled(), _STOP_CLIENT_S)
+            await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
 
     async def _watch_brokers(self) -> None:
         """aiokafka asks the addresses that it knows, for ever; new clients ask those of `bootstrap.servers`."""
@@ -264,93 +262,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             changed.cancel()
             await asyncio.gather(joining, changed, return_exceptions=True)
 
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    async def _turn(self) -> None:
-        reading = not self._admission.waits and self._commits.may_read
-        if self._offset_reset.fresh:
-            await self._renew()
-        elif reading:
-            await self._poll()
-        elif not self._commits.resumed:
-            await self._await_resumed()
-        else:
-            await self._poll_others()
-        if self._commits.resumed:
-            self._admission.admit()
-        if self._admission.expire(reading=reading):
-            self._commits.due()
-        self._output.flush()
-        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
-        await asyncio.sleep(0)
-
-    async def _poll(self) -> None:
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled] if self._lanes.stalled else []
-        if self._lanes.stalled and not wanted:
-            await self._await_change()
-            return
-        await self._read(wanted, _POLL_MS)
-
-    async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
-        """Reads some partitions, or all where none are named; whether there was something."""
-        try:
-            polled = await self._consumer.poll(partitions, timeout_ms)
-        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
-            if self._commits.may_read:
-                await self._unless_ended(self._offset_reset.find(exc))
-            return False
-        # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
-        if not self._commits.may_read:
-            # A rebalance during the poll: this was read before it was known from where on.
-            self._consumer.unread(polled)
-            return False
-        self._admission.add(polled)
-        return bool(polled)
-
-    async def _renew(self) -> None:
-        await self._unless_ended(self._offset_reset.renew())
-        if not self._offset_reset.fresh:
-            self._commits.look_up()
-
-    async def _unless_ended(self, looking: Coroutine[None, None, None]) -> None:
-        """Waits for what asks the brokers, which may be away, but no longer than the flow goes on."""
-        task = asyncio.get_running_loop().create_task(looking)
-        try:
-            while not task.done() and not self._termination.asked and self._termination.error is None:
-                await asyncio.wait([task], timeout=_POLL_MS / 1000)
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _poll_others(self) -> None:
-        """Reads the partitions of which no records wait for room, without letting those wait that have some by now."""
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled and not self._admission.holds(lane)]
-        if not wanted:
-            await self._await_room()
-            return
-        if not await self._read(wanted, 0):
-            self._output.press()
-            await self._share.freed(_PEEK_S)
-
-    async def _await_room(self) -> None:
-        """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
-        self._output.press()  # nothing comes in that could fill batches
-        if not await self._share.freed(_POLL_MS / 1000):
-            await self._consumer.keep_membership()
-
-    async def _await_resumed(self) -> None:
-        """Waits for what the commits say: before that no record may be admitted, or it could be delivered again."""
-        await self._commits.resumed_within(_POLL_MS / 1000)
-        await self._consumer.keep_membership()
-
-    async def _await_change(self) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._consumer.keep_membership()
-
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
@@ -364,13 +275,13 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         # After `max.poll.interval.ms` the group goes on without this member, and takes no commit from it.
         left_s = self._rebalance_s - (time.monotonic() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(self._commits.commit(), min(_STOP_CLIENT_S, left_s))
+            await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
         self._discard(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
-        if self._commits.closed:
-            return  # the flow leaves the group; what it took now, producers too, it would take from the next one
+        if self._leaving:
+            return  # what the flow took now, producers too, it would take from the next one
         self._discard([lane.partition for lane in self._lanes])
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
@@ -382,7 +293,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
         self._offset_reset.assigned(assigned)
         if not self._offset_reset.fresh:
-            self._commits.look_up()
+            self._delivery.offsets.look_up()
         self._joined()
         log.info(
             "pipeline %s reads %s",
@@ -391,10 +302,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
-        self._commits.forget()
         self._lanes.discard(partitions)
-        if isinstance(self._output, Transactions):
-            self._output.forget(partitions)
+        self._delivery.forget(partitions)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
@@ -402,7 +311,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._admission.clear()
         await self._drain()
         self._termination.raise_error()
-        await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+        await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""
@@ -415,14 +324,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
-            self._output.press()
+            self._delivery.press()
             # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
             await self._share.budget.freed(0.05)
-
-    async def _stop_clients(self) -> None:
-        self._output.discard()
-        await self._quietly("producer", self._output.stop)
-        await self._quietly("consumer", self._consumer.stop)
 
     async def _quietly(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
         try:

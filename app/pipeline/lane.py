@@ -129,6 +129,12 @@ class Lane:
             self.tracker = OffsetTracker(offset)
         return self.tracker
 
+    def mark_committed(self, offset: int, metadata: str) -> None:
+        """Takes in what has been committed."""
+        if self.tracker is not None:
+            self.tracker.committed = max(self.tracker.committed, offset)
+            self.noted = metadata
+
     def skip(self, record: SourceRecord) -> None:
         """Gives a record its slot of which nothing is to be written: what it has to say is held elsewhere, or nowhere.
 

@@ -9,6 +9,7 @@ from aiokafka import TopicPartition
 from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
+from app.pipeline.offset_tracker import OffsetTracker
 
 __all__ = ["Lanes"]
 
@@ -44,6 +45,10 @@ class Lanes:
         """False where the lane has been discarded, though its partition may have come back."""
         return self._lanes.get(lane.partition) is lane
 
+    def partition_of(self, tracker: OffsetTracker) -> TopicPartition | None:
+        """The partition of a tracker; None if its lane has been discarded."""
+        return next((lane.partition for lane in self._lanes.values() if lane.tracker is tracker), None)
+
     @property
     def busy(self) -> bool:
         """True while a record is neither durable nor dropped."""
@@ -57,6 +62,20 @@ class Lanes:
     def open(self, partition: TopicPartition, sink_partition: int | None) -> None:
         """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
         self._lanes[partition] = Lane(partition, sink_partition)
+
+    def resume(self, lane: Lane, offset: int, metadata: str, pipeline: str) -> None:
+        """Takes in what is committed of a lane, before its first record is admitted."""
+        lane.committed = offset
+        if self._assembly is not None:
+            self._assembly.resume(lane, metadata, pipeline)
+
+    def to_commit(self, lane: Lane) -> tuple[int, str] | None:
+        """The offset and the metadata to commit of a lane; None if they are committed already."""
+        tracker = lane.tracker
+        if tracker is None:
+            return None
+        commit = (tracker.safe(), "") if self._assembly is None else self._assembly.commit(lane)
+        return commit if commit[0] > tracker.committed or commit[1] != lane.noted else None
 
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
         """Closes the lanes of these partitions, where there are any, and forgets what they hold."""

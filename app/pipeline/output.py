@@ -1,4 +1,4 @@
-"""The output of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
+"""The output: a producer, the topics behind it, and the choice of the partition that a record goes to."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Output:
         self._termination.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
 
     def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
-        """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
+        """The error if a clock is wrong and not the record: by the clock here, the topic takes the timestamp."""
         if error.timestamp is None:
             return None
         for topic in (self._plan.sink, self._plan.dead_letters):
@@ -128,30 +128,23 @@ class Output:
         """Reaches the cluster; raises aiokafka's errors."""
         await self.producer.start()
 
-    # Each record that passes comes through here: what is called for it is counted (see `Admission.admit`).
+    # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """Puts one record behind the others of its sink partition; `flush` sends them on.
-
-        Args:
-            lane: which it leaves.
-            record: what to write.
-            offset: what the commit of the lane stays at or below until the record is durable.
-            held: bytes of the budget that the record holds until then.
-        """
+        """See `Delivery.append`."""
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
-                # Any would do; one for each source partition keeps their order.
+                # Any partition would do; the same one for a source partition keeps the order of its records.
                 partition = lane.partition.partition % self._partitions
             else:
                 partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
         self._sink.append(partition, record, lane.tracked(offset), offset, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
-        """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
+        """See `Delivery.write`."""
         assert slot.result is not None
         tracker = lane.tracked(slot.source.offset)
-        # What was discarded has no place of its own any more: it is written with the record that left last.
+        # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
         if slot.hold is not None:
             slot.hold.last = offset
@@ -168,23 +161,23 @@ class Output:
                 self.append(lane, result, offset, held_bytes(result))
 
     def flush(self) -> None:
-        """Sends what has been written, as soon as the client takes it; does not wait."""
+        """See `Delivery.flush`."""
         self._sink.flush()
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
     def press(self) -> None:
-        """Sends what has been written without lingering; does not wait."""
+        """See `Delivery.press`."""
         self._batches.press()
 
     @property
     def failure(self) -> BaseException | None:
-        """What a write has failed with, behind which nothing is written; None where none has."""
+        """The error of the first write that has failed, after which nothing is written; None if none has."""
         return self._batches.failure
 
     @property
     def failed(self) -> bool:
-        """True where a write has failed."""
+        """True if a write has failed."""
         return self._batches.failure is not None
 
     async def finished(self) -> None:
@@ -192,7 +185,7 @@ class Output:
         await self._batches.flush()
 
     async def settled(self) -> None:
-        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
+        """See `Delivery.settled`."""
         await self._batches.settled()
 
     def discard(self) -> None:
@@ -200,8 +193,9 @@ class Output:
         self._batches.discard()
 
     async def stop(self) -> None:
-        """Stops the producer without waiting for batches that it still holds; drained flows hold none.
+        """Forgets what was not sent, and stops the producer without waiting for batches that it still holds.
 
-        An old batch must not be sent once the next flow has begun.
+        An old batch must not be sent once the next flow has begun. Drained flows hold none.
         """
+        self.discard()
         await ProducerControls(self.producer).abandon()

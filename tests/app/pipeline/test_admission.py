@@ -36,7 +36,7 @@ class Let:
             self.lanes,
             self.share,
             assembly=None,
-            output=cast(Any, SimpleNamespace(append=self._append)),
+            delivery=cast(Any, SimpleNamespace(append=self._append)),
             dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
         )

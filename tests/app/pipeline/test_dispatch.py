@@ -61,7 +61,7 @@ class Bench:
             share,
             retries=cast(Any, None),
             error_policy=ErrorPolicy(pipeline, letters, share, stats=self.stats, termination=self.termination),
-            output=cast(Any, self.output),
+            delivery=cast(Any, self.output),
             termination=self.termination,
         )
 
