@@ -10,18 +10,13 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.cluster.preflight import Plan
-from app.config.settings import ClientSettings, PipelineSettings
-from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.output import Destination, Output
 
 __all__ = ["AtLeastOnce"]
 
@@ -32,43 +27,19 @@ class AtLeastOnce(Output):
     """An output that commits what is durable. A `Delivery`.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
+        destination: where to write.
         share: gets the bytes of records back when they are durable.
         lanes: of the flow.
         consumer: commits as a member of the group.
-        brokers: watch the producer.
-        stats: counts records and commits.
-        termination: ends the flow if a write or a commit fails.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
-        share: Share,
-        lanes: Lanes,
-        *,
-        consumer: GroupConsumer,
-        brokers: BrokerHealth,
-        stats: PipelineStats,
-        termination: Termination,
-    ) -> None:
-        super().__init__(
-            client, settings, plan, share, brokers=brokers, stats=stats, termination=termination, durable=self.due
-        )
-        self.offsets = CommittedOffsets(
-            lanes,
-            settings,
-            termination,
-            needed_for=NeededFor.ADMITTING if settings.chunks.assembles else NeededFor.LAG,
-            fetch=self._fetch,
-        )
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, consumer: GroupConsumer) -> None:
+        super().__init__(destination, share, self.due)
+        needed_for = NeededFor.ADMITTING if self._settings.chunks.assembles else NeededFor.LAG
+        self.offsets = CommittedOffsets(lanes, self._settings, self._termination, needed_for, self._fetch)
         self._lanes = lanes
         self._consumer = consumer
         self._is_due = asyncio.Event()

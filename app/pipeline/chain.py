@@ -10,7 +10,7 @@ from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
 from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import UnwrapStage, WrapStage
+from app.pipeline.wrapper_stages import unwrap_stage, wrap_stage
 from stores.store import PayloadStore
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, RecordTooLargeError
@@ -211,7 +211,7 @@ def build(
     wrapper = settings.wrapper
     stages: list[Stage] = [] if unfit is None else [unfit]
     if wrapper.unwraps:
-        stages.append(UnwrapStage(wrapper.unwrap))
+        stages.append(unwrap_stage(wrapper.unwrap))
     if "inflate" in settings.transforms:
         assert store is not None
         inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
@@ -222,7 +222,7 @@ def build(
         offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing)
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
     if wrapper.wraps:
-        stages.append(WrapStage(wrapper.wrap))
+        stages.append(wrap_stage(wrapper.wrap))
     if chunks.splits:
         chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))

@@ -46,7 +46,6 @@ class CommittedOffsets:
         lanes: Lanes,
         settings: PipelineSettings,
         termination: Termination,
-        *,
         needed_for: NeededFor,
         fetch: Callable[[Sequence[Lane]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]],
     ) -> None:

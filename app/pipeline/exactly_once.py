@@ -10,18 +10,14 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from app.cluster.preflight import Plan
-from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.batches.bounds import Bounds
-from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.output import Destination
 from app.pipeline.transaction import Transaction
 from transforms.record import RecordLike
 
@@ -36,45 +32,22 @@ class ExactlyOnce:
     """Gives each lane transactions of its own. A `Delivery`.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
+        destination: where to write.
         share: gets the bytes of records back when they are durable.
         lanes: of the flow.
         consumer: reads from the committed offsets.
-        brokers: watch each producer.
-        stats: counts records and transactions.
-        termination: ends the flow if a transaction fails.
     """
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
-        share: Share,
-        lanes: Lanes,
-        *,
-        consumer: GroupConsumer,
-        brokers: BrokerHealth,
-        stats: PipelineStats,
-        termination: Termination,
-    ) -> None:
-        self.offsets = CommittedOffsets(
-            lanes, settings, termination, needed_for=NeededFor.READING, fetch=self._take_over
-        )
-        self._client = client
-        self._settings = settings
-        self._plan = plan
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, consumer: GroupConsumer) -> None:
+        settings, termination = destination.settings, destination.termination
+        self.offsets = CommittedOffsets(lanes, settings, termination, NeededFor.READING, self._take_over)
+        self._destination = destination
         self._share = share
         self._lanes = lanes
         self._consumer = consumer
-        self._brokers = brokers
-        self._stats = stats
-        self._termination = termination
         self._bounds = Bounds()
         self._of: dict[TopicPartition, Transaction] = {}
         self._stopping: set[asyncio.Task[None]] = set()
@@ -124,18 +97,7 @@ class ExactlyOnce:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
-        made = Transaction(
-            self._client,
-            self._settings,
-            self._plan,
-            self._share,
-            lane,
-            self._lanes,
-            brokers=self._brokers,
-            bounds=self._bounds,
-            stats=self._stats,
-            termination=self._termination,
-        )
+        made = Transaction(self._destination, self._share, lane, self._lanes, self._bounds)
         try:
             async with slots:
                 await made.start()
@@ -214,6 +176,7 @@ class ExactlyOnce:
         results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
         for each, result in zip(stopping, results, strict=True):
             if isinstance(result, (KafkaError, OSError)):
-                log.info("pipeline %s: producer %s did not stop cleanly: %r", self._settings.name, each.id, result)
+                name = self._destination.settings.name
+                log.info("pipeline %s: producer %s did not stop cleanly: %r", name, each.id, result)
             elif isinstance(result, BaseException):
                 raise result

@@ -40,6 +40,7 @@ from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
@@ -110,18 +111,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._lanes = lanes = Lanes(share, self._assembly)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers)
+        destination = Destination(client, settings, plan, brokers, stats, termination)
         make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
-        self._delivery: Delivery = make_delivery(
-            client,
-            settings,
-            plan,
-            share,
-            lanes,
-            consumer=self._consumer,
-            brokers=brokers,
-            stats=stats,
-            termination=termination,
-        )
+        self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else Letters(settings, plan.dead_letters, store)
         dispatcher = Dispatcher(

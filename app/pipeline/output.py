@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
@@ -26,23 +27,39 @@ from app.pipeline.termination import Termination
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
-__all__ = ["Output"]
+__all__ = ["Destination", "Output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the outputs of a flow write, and the parts of the flow that hear of it.
+
+    Attributes:
+        client: how to reach the cluster.
+        settings: the pipeline's.
+        plan: what the preflight found.
+        brokers: watch the producers.
+        stats: counts records, batches and commits.
+        termination: ends the flow if a write or a commit fails.
+    """
+
+    client: ClientSettings
+    settings: PipelineSettings
+    plan: Plan
+    brokers: BrokerHealth
+    stats: PipelineStats
+    termination: Termination
 
 
 class Output:
     """Writes what leaves the lanes, in the order in which it leaves. Belongs to one event loop.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        share: the budget's bytes are given back when records are durable.
-        brokers: watch the producer.
-        stats: what is counted.
-        termination: of the flow, where a write fails.
+        destination: where to write.
+        share: gets the bytes of records back when they are durable.
         durable: called whenever more may have become durable.
-        transactional_id: of the producer, for an output in transactions, which others begin and end.
-        bounds: of what is on its way, where several outlets share them.
+        transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
+        bounds: of what is on its way, if several outputs share them; None for its own.
 
     Attributes:
         producer: of aiokafka.
@@ -53,31 +70,26 @@ class Output:
 
     def __init__(
         self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
+        destination: Destination,
         share: Share | Part,
-        *,
-        brokers: BrokerHealth,
-        stats: PipelineStats,
-        termination: Termination,
         durable: Callable[[], None],
+        *,
         transactional_id: str | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        self._settings = settings
-        self._plan = plan
+        self._settings = destination.settings
+        self._plan = plan = destination.plan
         self._share = share
-        self._stats = stats
-        self._termination = termination
+        self._stats = destination.stats
+        self._termination = destination.termination
         self._durable = durable
         self._partitions = plan.sink.partitions
-        self.producer: AIOKafkaProducer = clients.producer(client, settings, transactional_id)
-        brokers.watch(self.producer.client)
+        self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
+        destination.brokers.watch(self.producer.client)
         self._batches = Batches(
             self.producer,
-            batch_settings(settings),
-            numbers=stats.batches,
+            batch_settings(self._settings),
+            numbers=self._stats.batches,
             halts=True,
             failed=self._failed,
             bounds=bounds,

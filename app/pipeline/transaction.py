@@ -16,19 +16,14 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
-from app.cluster.preflight import Plan
 from app.config.guarantee import TIMEOUT
-from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.batches.bounds import Bounds
-from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import translated
 from app.kafka.producer import ProducerControls
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
-from app.pipeline.stats import PipelineStats
-from app.pipeline.termination import Termination
+from app.pipeline.output import Destination, Output
 from transforms.identifiers import transactional_id
 from transforms.record import RecordLike
 
@@ -57,16 +52,11 @@ class Transaction:
     bytes of the budget already.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
+        destination: where to write.
         share: gets the bytes of records back when they are durable.
         lane: of the source partition.
         lanes: of the flow; nothing is committed for a lane that is no longer among them.
-        brokers: watch the producer.
         bounds: of what is on its way, in the transactions of all lanes.
-        stats: counts records and transactions.
-        termination: ends the flow if a transaction fails.
 
     Attributes:
         lane: of the source partition, as it is assigned now.
@@ -77,40 +67,16 @@ class Transaction:
     # State that changes, on the event loop alone: `_state`, and what follows from it. While OPEN there is a `_timer`,
     # while ENDING there is `_ends`.
 
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
-        share: Share,
-        lane: Lane,
-        lanes: Lanes,
-        *,
-        brokers: BrokerHealth,
-        bounds: Bounds,
-        stats: PipelineStats,
-        termination: Termination,
-    ) -> None:
+    def __init__(self, destination: Destination, share: Share, lane: Lane, lanes: Lanes, bounds: Bounds) -> None:
+        self._settings = settings = destination.settings
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
-        self._settings = settings
         self._lanes = lanes
-        self._brokers = brokers
-        self._stats = stats
-        self._termination = termination
+        self._brokers = destination.brokers
+        self._stats = destination.stats
+        self._termination = destination.termination
         self._part = Part(share)
-        self.output = Output(
-            client,
-            settings,
-            plan,
-            self._part,
-            brokers=brokers,
-            stats=stats,
-            termination=termination,
-            durable=self.due,
-            transactional_id=self.id,
-            bounds=bounds,
-        )
+        self.output = Output(destination, self._part, self.due, transactional_id=self.id, bounds=bounds)
         self._producer: AIOKafkaProducer = self.output.producer
         self._controls = ProducerControls(self._producer)
         self._limit = settings.guarantee.size

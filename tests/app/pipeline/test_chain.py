@@ -18,7 +18,7 @@ from app.config.settings import PipelineSettings
 from app.pipeline.chain import Chain, Work, build
 from app.pipeline.stages import OffloadStage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import UnwrapStage
+from app.pipeline.wrapper_stages import unwrap_stage
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -574,7 +574,7 @@ def test_work_of_a_stage_is_done_once(monkeypatch: pytest.MonkeyPatch, size: int
     monkeypatch.setattr(Counted, "times", 0)
     store = Refusing()
     offload = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
-    chain = Chain([UnwrapStage(Counted()), offload], "orders", ROOMY)
+    chain = Chain([unwrap_stage(Counted()), offload], "orders", ROOMY)
     work = begun(chain, Record(b"k", MessageWrapper({}, b"v" * size).serialize()))
     assert (work.blocks, work.reserve_bytes >= size, Counted.times) == (True, True, begun_times)
     work = chain.advance(work)
@@ -594,7 +594,7 @@ def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
             raise KeyError("defect")
 
     offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
-    work = begun(Chain([UnwrapStage(Defect()), offload], "orders", ROOMY), Record(b"k", b"v"))
+    work = begun(Chain([unwrap_stage(Defect()), offload], "orders", ROOMY), Record(b"k", b"v"))
     assert (work.blocks, work.asks_store) == (False, False)
     with pytest.raises(KeyError, match="defect"):
         Chain([], "orders", ROOMY).finish(work)
