@@ -7,12 +7,12 @@ from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
-from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.lane import Hold, Lane, Slot
+from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
 from app.pipeline.termination import Termination

@@ -13,9 +13,9 @@ from concurrent.futures import Executor
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.settings import PipelineSettings
 from app.deadletters.writer import Letters
-from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
 from app.pipeline.lane import Slot, held_bytes
+from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from transforms.assembly import Discarded

@@ -28,7 +28,6 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
-from app.pipeline.assembly import Assembly
 from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Chain
@@ -37,6 +36,7 @@ from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
@@ -107,8 +107,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._changed.set)
         self._share = share = Share(budget)
-        self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
-        self._lanes = lanes = Lanes(share, self._assembly)
+        self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
+        self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers)
         destination = Destination(client, settings, plan, brokers, stats, termination)
@@ -125,7 +125,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             termination=termination,
         )
         self._admission = Admission(
-            chain, lanes, share, assembly=self._assembly, delivery=self._delivery, dispatcher=dispatcher, stats=stats
+            chain, lanes, share, assembler=self._assembler, delivery=self._delivery, dispatcher=dispatcher, stats=stats
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
@@ -153,12 +153,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def pending_messages(self) -> int:
         """Messages of which chunks are missing."""
-        return self._assembly.pending if self._assembly is not None else 0
+        return self._assembler.pending if self._assembler is not None else 0
 
     @property
     def pending_bytes(self) -> int:
         """What their chunks hold, beside the budget."""
-        return self._assembly.pending_bytes if self._assembly is not None else 0
+        return self._assembler.pending_bytes if self._assembler is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""

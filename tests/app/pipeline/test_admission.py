@@ -35,7 +35,7 @@ class Let:
             cast(Any, SimpleNamespace(passes=lambda record: record.key != b"work", begin=lambda record: None)),
             self.lanes,
             self.share,
-            assembly=None,
+            assembler=None,
             delivery=cast(Any, SimpleNamespace(append=self._append)),
             dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
