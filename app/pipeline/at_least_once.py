@@ -49,12 +49,10 @@ class AtLeastOnce(Output):
         return await self._consumer.commits([lane.partition for lane in lanes])
 
     async def start(self) -> None:
-        """See `Delivery.start`."""
         await super().start()
         self._committing = asyncio.get_running_loop().create_task(self._commit_regularly())
 
     def due(self) -> None:
-        """See `Delivery.due`."""
         self._is_due.set()
 
     async def _commit_regularly(self) -> None:
@@ -74,7 +72,6 @@ class AtLeastOnce(Output):
             await asyncio.sleep(self._settings.flush_interval_ms / 1000)
 
     async def commit(self) -> None:
-        """See `Delivery.commit`."""
         commits = {lane.partition: commit for lane in self._lanes if (commit := self._lanes.to_commit(lane))}
         if not commits:
             return
@@ -90,7 +87,6 @@ class AtLeastOnce(Output):
                 lane.mark_committed(*commit)
 
     async def finish(self) -> None:
-        """See `Delivery.finish`."""
         # A regular commit that is tried again could follow the last one with older offsets.
         self._end_commits()
         await self.commit()
@@ -100,10 +96,8 @@ class AtLeastOnce(Output):
             self._committing.cancel()
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # the lanes have let go of all
-        """See `Delivery.forget`."""
         self.offsets.forget()
 
     async def stop(self) -> None:
-        """See `Delivery.stop`."""
         self._end_commits()
         await super().stop()

@@ -107,7 +107,6 @@ class ExactlyOnce:
         self._of[lane.partition] = made
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `Delivery.forget`."""
         self.offsets.forget()
         for partition in partitions:
             each = self._of.get(partition)
@@ -120,29 +119,23 @@ class ExactlyOnce:
         """Nothing: each lane has a producer, and there are no lanes yet."""
 
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """See `Delivery.append`."""
         self._of[lane.partition].append(record, offset, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
-        """See `Delivery.write`."""
         self._of[lane.partition].write(slot)
 
     def flush(self) -> None:
-        """See `Delivery.flush`."""
         for each in self._of.values():
             each.output.flush()
 
     def press(self) -> None:
-        """See `Delivery.press`."""
         for each in self._of.values():
             each.output.press()
 
     async def settled(self) -> None:
-        """See `Delivery.settled`."""
         await asyncio.gather(*(each.output.settled() for each in self._of.values()))
 
     def due(self) -> None:
-        """See `Delivery.due`."""
         for each in self._of.values():
             each.due()
 

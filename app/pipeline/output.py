@@ -142,7 +142,6 @@ class Output:
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """See `Delivery.append`."""
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
@@ -153,7 +152,6 @@ class Output:
         self._sink.append(partition, record, lane.tracked(offset), offset, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
-        """See `Delivery.write`."""
         assert slot.result is not None
         tracker = lane.tracked(slot.source.offset)
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
@@ -173,13 +171,11 @@ class Output:
                 self.append(lane, result, offset, held_bytes(result))
 
     def flush(self) -> None:
-        """See `Delivery.flush`."""
         self._sink.flush()
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
     def press(self) -> None:
-        """See `Delivery.press`."""
         self._batches.press()
 
     @property
@@ -197,7 +193,6 @@ class Output:
         await self._batches.flush()
 
     async def settled(self) -> None:
-        """See `Delivery.settled`."""
         await self._batches.settled()
 
     def discard(self) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.reference_scope import ReferenceScope
 from app.kafka.topics import Topic
-from app.pipeline.stats import Latency, PipelineStats
+from app.pipeline.stats import PipelineStats
 from stores.payload import download, publish
 from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
@@ -65,15 +63,6 @@ class Stage(Protocol):
         ...
 
 
-@contextmanager
-def _timed(latency: Latency) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        latency.observe(time.perf_counter() - start)
-
-
 class OffloadStage:
     """Publishes large values under the name of the sink topic, and puts references in their place."""
 
@@ -91,7 +80,6 @@ class OffloadStage:
         self._by_digest = by_digest
 
     def moves(self, record: RecordLike) -> bool:
-        """See `Stage.moves`."""
         return self._offload.wants(record)
 
     blocks = moves
@@ -103,12 +91,11 @@ class OffloadStage:
         return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
 
     def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
         assert record.value is not None
         if not self.moves(record):
             return (self._offload.keep(record),)
         payload = self._offload.payload(record.value)
-        with _timed(self._stats.publish):
+        with self._stats.publish.timed():
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
         return (self._offload.refer(record, reference),)
 
@@ -131,22 +118,18 @@ class UnfitStage:
         self._sink = sink
 
     def wants(self, record: RecordLike) -> bool:
-        """See `Stage.wants`."""
         return _place(record) in self._refused or not self._sink.takes_timestamp(record.timestamp, -CLOCKS_APART_MS)
 
     def moves(self, record: RecordLike) -> bool:  # noqa: ARG002
-        """See `Stage.moves`."""
         return False
 
     blocks = moves
     asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:  # noqa: ARG002
-        """See `Stage.reserve_bytes`."""
         return 0
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:  # noqa: ARG002
-        """See `Stage.apply`."""
         error = self._refused.get(_place(record))
         raise error or RecordUnfitError(self._sink.name, f"its timestamp is {record.timestamp}, as others it refused")
 
@@ -172,30 +155,25 @@ class InflateStage:
         self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reference_scope: ReferenceScope | None = None
     ) -> None:
         self.wants: Callable[[RecordLike], bool] = inflate.format.wants
+        self.reserve_bytes: Callable[[RecordLike], int] = inflate.reserve_bytes
         self._inflate = inflate
         self._store = store
         self._stats = stats
         self._reference_scope = reference_scope
 
     def moves(self, record: RecordLike) -> bool:
-        """See `Stage.moves`."""
         return self._inflate.format.refers(record)
 
     blocks = moves
     asks_store = moves
 
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """See `Inflate.reserve_bytes`."""
-        return self._inflate.reserve_bytes(record)
-
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
         if not self.moves(record):
             return (self._inflate.format.read_inline(record),)
         inflation = self._inflate.begin(record)
         if self._reference_scope is not None:
             self._reference_scope.check(inflation.reference.path, source)
-        with _timed(self._stats.download):
+        with self._stats.download.timed():
             stored = download(self._store, inflation.reference, self._inflate)
         return (self._inflate.finish(record, inflation, stored),)
 
@@ -221,7 +199,6 @@ class ChunkStage:
         self._group_id = group_id
 
     def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
-        """See `Stage.asks_store`."""
         return False
 
     def reserve_bytes(self, record: RecordLike) -> int:
@@ -229,7 +206,6 @@ class ChunkStage:
         return len(record.value or b"")
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
         size = len(record.value or b"")
         if size > self._message_limit_bytes:
             reason = f"chunk.max.message.bytes is {self._message_limit_bytes:,}, and readers would discard it"

@@ -120,7 +120,6 @@ class Transaction:
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, record: RecordLike, offset: int, held: int) -> None:
-        """See `Delivery.append`."""
         self._part.used += held
         if self._state is State.IDLE:
             self._begin()

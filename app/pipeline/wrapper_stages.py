@@ -36,15 +36,12 @@ class WrapperStage:
         self._transform = transform
 
     def blocks(self, record: RecordLike) -> bool:
-        """See `Stage.blocks`."""
         return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
 
     def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
-        """See `Stage.asks_store`."""
         return False
 
     def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
         return (self._transform(record),)
 
 
