@@ -1,4 +1,4 @@
-"""The data plane: flow, lanes, budget, stages, retries, commits, transactions.
+"""The data plane: flow, lanes, budget, stages, retries, deliveries, transactions; its reports are for `web`.
 
 Imports `deadletters` and the rooms below it.
 """

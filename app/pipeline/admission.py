@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from aiokafka import TopicPartition
 
-from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Share
+from app.pipeline.chain import Chain
+from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
-from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_bytes
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
-from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
 from transforms.record import SourceRecord
 
@@ -32,9 +31,9 @@ class Admission:
         chain: says which records pass.
         lanes: of the flow.
         share: of the budget.
-        assembly: takes chunks; None where none are assembled.
-        outlet: where records go that pass.
-        passage: which the others take.
+        assembler: takes chunks; None where none are assembled.
+        delivery: takes the records that pass.
+        dispatcher: which the others take.
         stats: what is counted.
     """
 
@@ -46,17 +45,17 @@ class Admission:
         lanes: Lanes,
         share: Share,
         *,
-        assembly: Assembly | None,
-        outlet: Output | Transactions,
-        passage: Dispatcher,
+        assembler: LaneAssembler | None,
+        delivery: Delivery,
+        dispatcher: Dispatcher,
         stats: PipelineStats,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
         self._share = share
-        self._assembly = assembly
-        self._outlet = outlet
-        self._passage = passage
+        self._assembler = assembler
+        self._delivery = delivery
+        self._dispatcher = dispatcher
         self._stats = stats
         self._waiting: dict[Lane, deque[SourceRecord]] = {}  # in the order in which they began to wait
 
@@ -108,28 +107,33 @@ class Admission:
         # Every record comes through here, and one that passes is to cost next to nothing: the calls that stand here and
         # in `Output.append`, and none of a part in between.
         share = self._share
-        assembly = self._assembly
+        assembler = self._assembler
         passes = self._chain.passes
-        append = self._outlet.append
+        append = self._delivery.append
         while records:
             record = records[0]
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
             if record.headers:
                 held += header_bytes(record.headers)
-            if assembly is not None and assembly.takes(lane, record):
-                if not self._admits_work(lane, held + assembly.reserve_bytes(record)):
+            if assembler is not None and assembler.takes(lane, record):
+                if not self._admits_work(lane, held + assembler.reserve_bytes(record)):
                     return False
-                self._assemble(assembly, lane, record)
+                self._assemble(assembler, lane, record)
             elif not lane.slots and passes(record):
                 if full or not share.admits(held):
                     return True
                 share.take(held)
                 append(lane, record, record.offset, held)
             else:
-                held += self._chain.reserve_bytes(record)
+                # Asked twice: without room for the record itself its work is not even begun, which may make copies.
                 if not self._admits_work(lane, held):
                     return False
-                self._passage.enter(lane, record, held)
+                work = self._chain.begin(record)
+                if work is not None:
+                    held += work.reserve_bytes
+                    if not self._admits_work(lane, held):
+                        return False
+                self._dispatcher.enter(lane, record, work, held)
             records.popleft()
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
@@ -143,16 +147,17 @@ class Admission:
             share.work_waits = True
         return not share.work_waits
 
-    def _assemble(self, assembly: Assembly, lane: Lane, record: SourceRecord) -> None:
+    def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
         """Takes a chunk. What is pending is not of the budget, or chunks could wait in it for those behind them."""
-        whole, discarded = assembly.add(lane, record)
+        whole, discarded = assembler.add(lane, record)
         if whole is None:
             lane.skip(record)
         else:
-            self._passage.enter(lane, whole, held_bytes(whole) + self._chain.reserve_bytes(whole))
+            work = self._chain.begin(whole)
+            self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         for event in discarded:
-            self._passage.give_up(event)
-        self._passage.release(lane)
+            self._dispatcher.give_up(event)
+        self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:
         """Gives up messages whose chunks have not come in time, which goes by only while the flow reads.
@@ -163,12 +168,12 @@ class Admission:
         Returns:
             Whether a commit waits for fewer of them than before.
         """
-        if self._assembly is None:
+        if self._assembler is None:
             return False
-        self._assembly.tick(reading=reading and not self._lanes.stalled)
+        self._assembler.tick(reading=reading and not self._lanes.stalled)
         if self._waiting:
             return False
-        pending = self._assembly.pending
-        for event in self._assembly.expire():
-            self._passage.give_up(event)
-        return self._assembly.pending < pending
+        pending = self._assembler.pending
+        for event in self._assembler.expire():
+            self._dispatcher.give_up(event)
+        return self._assembler.pending < pending

@@ -1,6 +1,6 @@
-"""An outage of a store: whether it lasts, and who asks meanwhile.
+"""The circuit breaker of a store: while the store is down, one record at a time calls it.
 
-A thousand records may wait for one store. If each asked again by itself, the store would come back to a storm, and the
+A thousand records may wait for one store. If each tried again by itself, the store would come back to a storm, and the
 threads of all pipelines would be spent on calls that fail.
 """
 
@@ -14,97 +14,104 @@ from collections.abc import AsyncIterator
 __all__ = ["CircuitBreaker", "pause"]
 
 _FIRST_DELAY_S = 0.2
-_FIRST_ASKS_AFTER_S = 1.0
-_BEGINS_AFTER = 5  # failures with no success between them; a server that fails half the time does so now and then
+_NEWCOMER_DELAY_S = 1.0
+_OPENS_AFTER = 5  # failures with no success between them; a server that fails half the time does so now and then
 
 
 async def pause(tries: int, longest_s: float) -> None:
-    """Waits before another try of a record: twice as long each time, not before the first."""
+    """Waits before another try of a record: twice as long each time, and not before the first."""
     if tries:
         await asyncio.sleep(min(_FIRST_DELAY_S * 2 ** min(tries - 1, 30), longest_s))
 
 
 class CircuitBreaker:
-    """What the calls of a flow have found. Belongs to one event loop; `lasts` may be read by any thread.
+    """Counts the failures of a store, and lets records call it. Belongs to one event loop; any thread may read `open`.
 
     Args:
-        delay_max_s: the longest wait between two calls while it lasts, and between two tries of one record.
+        delay_max_s: the longest wait between two probes, and between two tries of one record.
 
     Attributes:
-        lasts: True while one record at a time asks.
+        open: True while the store is down, and one record at a time calls it: the probe.
     """
 
     def __init__(self, delay_max_s: float) -> None:
-        self.lasts = False
+        self.open = False
         self._delay_max_s = delay_max_s
         self._failures = 0
         self._delay_s = 0.0
         self._failed_at = 0.0
-        self._asking = asyncio.Lock()
+        self._probe = asyncio.Lock()
         self._newcomers = 0
         self._newcomer = asyncio.Event()
 
     def failed(self, *, probing: bool) -> None:
-        """A call has failed in a way that may pass.
+        """Counts a call that has failed in a way that may pass.
 
         Args:
-            probing: whether it was the one that `turn` let through while the outage lasted.
+            probing: whether the call was the probe.
         """
         self._failures += 1
-        if not self.lasts and self._failures >= _BEGINS_AFTER:
-            self.lasts = True
-            self._wait(_FIRST_DELAY_S)
+        if not self.open and self._failures >= _OPENS_AFTER:
+            self.open = True
+            self._delay(_FIRST_DELAY_S)
         elif probing:
-            self._wait(self._delay_s * 2)
+            self._delay(self._delay_s * 2)
 
     def answered(self) -> None:
-        """A call has succeeded: all who wait may ask."""
+        """Counts a call that has succeeded: all records that wait may call."""
         self._failures = 0
-        self.lasts = False
+        self.open = False
 
     @contextlib.asynccontextmanager
     async def turn(self, tries: int) -> AsyncIterator[bool]:
-        """Waits until a record may ask the store, for the time of one call.
-
-        One that has not asked yet waits for less: it may be that nothing but the payloads of others cannot be had, and
-        those would hold it up for minutes.
+        """Waits until a record may call the store, and lasts for the time of one call.
 
         Args:
-            tries: how often it has asked in vain.
+            tries: how often the record has called in vain.
 
         Returns:
-            Whether it asks for all.
+            Whether the call is the probe.
         """
-        if not self.lasts:
+        if not self.open:
             await pause(tries, self._delay_max_s)
-        if self.lasts:
-            # In the order in which they come: one record whose call always fails must not ask for all others.
-            async with self._queue(newcomer=not tries), self._asking:
+        probing = await self._probe_turn(newcomer=not tries)
+        try:
+            yield probing
+        finally:
+            if probing:
+                self._probe.release()
+
+    async def _probe_turn(self, *, newcomer: bool) -> bool:
+        """Waits to be the probe. If True, the caller holds `_probe`; if False, the breaker is closed.
+
+        A newcomer, which has not called yet, makes the wait shorter. For the payloads of others may be all that the
+        store does not give, and they would hold it up for minutes.
+        """
+        if not self.open:
+            return False
+        self._newcomers += newcomer
+        try:
+            if newcomer:
+                self._newcomer.set()
+            async with contextlib.AsyncExitStack() as held:
+                # In the order of arrival: a record whose call always fails must not be the probe each time.
+                await held.enter_async_context(self._probe)
                 while (left_s := self._left_s()) > 0:
                     self._newcomer.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._newcomer.wait(), left_s)
-                if self.lasts:
-                    yield True
-                    return
-        yield False
-
-    @contextlib.asynccontextmanager
-    async def _queue(self, *, newcomer: bool) -> AsyncIterator[None]:
-        self._newcomers += newcomer
-        if newcomer:
-            self._newcomer.set()
-        try:
-            yield
+                if self.open:
+                    held.pop_all()
+                return self.open
         finally:
             self._newcomers -= newcomer
 
     def _left_s(self) -> float:
-        if not self.lasts:
+        if not self.open:
             return 0.0
-        delay_s = min(self._delay_s, _FIRST_ASKS_AFTER_S) if self._newcomers else self._delay_s
+        delay_s = min(self._delay_s, _NEWCOMER_DELAY_S) if self._newcomers else self._delay_s
         return self._failed_at + delay_s - time.monotonic()
 
-    def _wait(self, delay_s: float) -> None:
+    def _delay(self, delay_s: float) -> None:
         self._delay_s = min(delay_s, self._delay_max_s)
         self._failed_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The passage of a record that has work: its slot in the lane, the chain, and out again in source order."""
+"""The dispatcher of a record that has work: its slot in the lane, the chain, and out again in source order."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
-from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
+from app.pipeline.chain import Work
+from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.exactly_once import Transactions
 from app.pipeline.lane import Hold, Lane, Slot
+from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.lanes import Lanes
-from app.pipeline.output import Output
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
 from app.pipeline.termination import Termination
 from transforms.assembly import Discarded
 from transforms.letter import Cause
@@ -30,40 +29,38 @@ class Dispatcher:
     """Takes records through the slots of their lanes. Belongs to one event loop.
 
     Args:
-        chain: says which records pass, and which block.
         lanes: of the flow.
         share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
-        attempts: applies the chain.
-        verdicts: on records that fail.
-        outlet: where results go.
-        ending: of the flow; once it has failed, nothing leaves.
+        retries: applies the chain.
+        error_policy: on records that fail.
+        delivery: takes the results.
+        termination: of the flow; once it has failed, nothing leaves.
     """
 
     def __init__(
         self,
-        chain: Chain,
         lanes: Lanes,
         share: Share,
         *,
-        attempts: Retries,
-        verdicts: ErrorPolicy,
-        outlet: Output | Transactions,
-        ending: Termination,
+        retries: Retries,
+        error_policy: ErrorPolicy,
+        delivery: Delivery,
+        termination: Termination,
     ) -> None:
-        self._chain = chain
         self._lanes = lanes
         self._share = share
-        self._attempts = attempts
-        self._verdicts = verdicts
-        self._outlet = outlet
-        self._ending = ending
+        self._retries = retries
+        self._error_policy = error_policy
+        self._delivery = delivery
+        self._termination = termination
 
-    def enter(self, lane: Lane, record: SourceRecord, held: int) -> None:
+    def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Gives a record its slot at the end of the lane, and begins the work on it.
 
         Args:
             lane: of its partition.
             record: as it was read, or assembled.
+            work: of the chain; None if the record passes, and only waits for those before it.
             held: bytes of the budget to take for it, with what the chain reserves.
         """
         lane.tracked(record.offset)
@@ -71,18 +68,17 @@ class Dispatcher:
         lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)
-        if self._chain.passes(record):
+        if work is None:
             slot.result = (record,)
-            return
-        if not self._chain.blocks(record):
-            with self._verdicts.of(slot):
-                self._share.give_work(slot.finish(self._attempts.apply_now(record)))
+        elif work.blocks:
+            self._begin(lane, self._transform(lane, slot, work))
+        else:
+            with self._error_policy.of(slot):
+                self._share.give_work(slot.finish(self._retries.apply_now(record, work)))
             if slot.cause is None:
                 self.release(lane)
             else:
                 self._begin(lane, self._bury(lane, slot))
-            return
-        self._begin(lane, self._transform(lane, slot))
 
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -91,7 +87,7 @@ class Dispatcher:
 
     def give_up(self, event: Discarded) -> None:
         """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
-        if self._verdicts.drops(event):
+        if self._error_policy.drops(event):
             return
         chunks = chunks_of(event)
         lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
@@ -102,10 +98,10 @@ class Dispatcher:
         slots[-1].hold = Hold(chunks[0].offset)
         lane.holds.append(slots[-1].hold)
         lane.slots.extend(slots)
-        cause = self._verdicts.condemn(event, slots)
+        cause = self._error_policy.condemn(event, slots)
         if cause is None:
             return
-        if len(parts) == 1 and self._verdicts.discard(slots[0], parts[0], cause):
+        if len(parts) == 1 and self._error_policy.discard(slots[0], parts[0], cause):
             self.release(lane)
         else:
             self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
@@ -113,19 +109,19 @@ class Dispatcher:
     async def _discard(self, lane: Lane, parts: Iterable[tuple[Slot, Sequence[SourceRecord]]], cause: Cause) -> None:
         """Part by part: a message may have a hundred thousand chunks, and others must have their turn meanwhile."""
         for slot, part in parts:
-            await self._verdicts.bury_chunks(slot, part, cause)
+            await self._error_policy.bury_chunks(slot, part, cause)
             if slot.result is None:
                 return  # the flow ends
             self.release(lane)
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
-        with self._attempts.watching(lane, slot.source):
-            await self._verdicts.bury(slot)
+        with self._retries.watching(lane, slot.source):
+            await self._error_policy.bury(slot)
         self.release(lane)
 
-    async def _transform(self, lane: Lane, slot: Slot) -> None:
-        with self._verdicts.of(slot):
-            results = await self._attempts.apply(lane, slot.source)
+    async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
+        with self._error_policy.of(slot):
+            results = await self._retries.apply(lane, slot.source, work)
             self._share.give_work(slot.finish(results))
         if slot.cause is not None:
             await self._bury(lane, slot)
@@ -134,15 +130,15 @@ class Dispatcher:
 
     def release(self, lane: Lane) -> None:
         """Lets go of what is done, up to the first record that is not."""
-        if self._ending.error is not None or not self._lanes.holds(lane):
+        if self._termination.error is not None or not self._lanes.holds(lane):
             return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
             lane.work -= slot.admitted
             self._share.pass_on(slot.held)
             try:
-                self._outlet.write(lane, slot)
+                self._delivery.write(lane, slot)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
-                self._ending.fail_by_defect(exc, slot.source)
+                self._termination.fail_by_defect(exc, slot.source)
                 return
-        self._outlet.flush()
+        self._delivery.flush()

@@ -13,9 +13,9 @@ from concurrent.futures import Executor
 from app.cluster.preflight import CLOCKS_APART_MS
 from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
-from app.pipeline.assembly import chunks_of
 from app.pipeline.budget import Share
 from app.pipeline.lane import Slot, held_bytes
+from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from transforms.assembly import Discarded
@@ -53,7 +53,7 @@ class ErrorPolicy:
         share: the budget's bytes are given back where a letter is smaller than what was held.
         executor: where letters are written that take time.
         stats: what is counted.
-        ending: of the flow, where no record may pass this one.
+        termination: of the flow, where no record may pass this one.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ErrorPolicy:
         *,
         executor: Executor | None = None,
         stats: PipelineStats,
-        ending: Termination,
+        termination: Termination,
     ) -> None:
         self._settings = settings
         self._letters = letters
@@ -72,7 +72,7 @@ class ErrorPolicy:
         self._share = share
         self._executor = executor
         self._stats = stats
-        self._ending = ending
+        self._termination = termination
 
     @contextlib.contextmanager
     def of(self, slot: Slot) -> Iterator[None]:
@@ -94,11 +94,11 @@ class ErrorPolicy:
                     self._finish(slot, (letter,), cause)
                     self._log(slot.source, f"goes to {self._topic_name}", exc)
         except RecordError as exc:
-            self._ending.fail(exc)
+            self._termination.fail(exc)
         except PayloadStoreError as exc:
-            self._ending.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
+            self._termination.fail(RecordError(slot.source, exc, "; the store refuses, so no record can pass it"))
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
-            self._ending.fail_by_defect(exc, slot.source)
+            self._termination.fail_by_defect(exc, slot.source)
 
     async def bury(self, slot: Slot) -> None:
         """Gives a slot with a `cause` its dead letter, which goes to the store or into chunks; or the flow ends."""
@@ -148,9 +148,9 @@ class ErrorPolicy:
             letters = await asyncio.get_running_loop().run_in_executor(self._executor, write, chunks, cause)
         except TransformError as exc:
             advice = f"; and it cannot be a dead letter: {exc}"
-            self._ending.fail(RecordError(slot.source, cause.error, advice))
+            self._termination.fail(RecordError(slot.source, cause.error, advice))
         except Exception as exc:  # noqa: BLE001  # a defect of ours must stop the pipeline as loudly
-            self._ending.fail_by_defect(exc, slot.source)
+            self._termination.fail_by_defect(exc, slot.source)
         else:
             self._finish(slot, letters, cause, records=len(chunks))
         finally:

@@ -1,91 +1,77 @@
-"""The outlet of a flow that delivers exactly once: a transactional producer for each lane."""
+"""Exactly-once delivery: a transactional producer for each lane; offsets are committed in its transactions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.batches.bounds import Bounds
+from app.kafka.clients import translated
+from app.kafka.consumer import GroupConsumer
+from app.pipeline.budget import Share
+from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
+from app.pipeline.lane import Lane, Slot
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Destination
 from app.pipeline.transaction import Transaction
+from transforms.record import RecordLike
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from aiokafka import TopicPartition
-
-    from app.cluster.preflight import Plan
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.kafka.broker_health import BrokerHealth
-    from app.pipeline.budget import Share
-    from app.pipeline.commits import Commits
-    from app.pipeline.lane import Lane, Slot
-    from app.pipeline.lanes import Lanes
-    from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Termination
-    from transforms.record import RecordLike
-
-__all__ = ["Transactions"]
+__all__ = ["ExactlyOnce"]
 
 log = logging.getLogger(__name__)
 
 _STARTING = 16  # producers at once
 
 
-class Transactions:
-    """As `Output`, in transactions, of which each lane has its own. Belongs to one event loop.
+class ExactlyOnce:
+    """Gives each lane transactions of its own. A `Delivery`.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        share: the budget's bytes are given back when records are durable.
+        destination: where to write.
+        share: gets the bytes of records back when they are durable.
         lanes: of the flow.
-        brokers: watched as each producer finds them.
-        commits: say what may be committed, and hear what was.
-        stats: what is counted.
-        ending: of the flow, where a transaction fails.
+        consumer: reads from the committed offsets.
     """
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.
 
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
-        share: Share,
-        lanes: Lanes,
-        *,
-        brokers: BrokerHealth,
-        commits: Commits,
-        stats: PipelineStats,
-        ending: Termination,
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._plan = plan
+    def __init__(self, destination: Destination, share: Share, lanes: Lanes, consumer: GroupConsumer) -> None:
+        settings, termination = destination.settings, destination.termination
+        self.offsets = CommittedOffsets(lanes, settings, termination, NeededFor.READING, self._take_over)
+        self._destination = destination
         self._share = share
         self._lanes = lanes
-        self._brokers = brokers
-        self._commits = commits
-        self._stats = stats
-        self._ending = ending
+        self._consumer = consumer
         self._bounds = Bounds()
         self._of: dict[TopicPartition, Transaction] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
-        """Nothing: there is a producer for each lane, and there are no lanes yet."""
+    # --- partitions --------------------------------------------------------------------------------------------------
+
+    async def _take_over(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """Takes the partitions over from their last owners, and lets the client read from the committed offsets."""
+        # In this order: until a partition has a producer of this flow, another one may commit.
+        try:
+            await self.assign(lanes)
+        except KafkaError as exc:
+            raise translated(exc, "starting a transactional producer") from exc
+        commits = await self._consumer.commits([lane.partition for lane in lanes], stable=True)
+        # The client may have begun to read where the group was before.
+        for partition, commit in commits.items():
+            self._consumer.seek(partition, commit.offset)
+        return commits
 
     async def assign(self, lanes: Sequence[Lane]) -> None:
-        """Gives these lanes their producers, and stops those of others.
+        """Gives these lanes their producers, and stops the producers of other lanes.
 
-        Behind this nobody else commits offsets of their partitions, and what others had begun is aborted or committed:
-        what is committed then is what this flow goes on from.
+        After this no other producer commits offsets of their partitions, and what others had begun is aborted or
+        committed. So the flow may go on from the offsets that are committed then.
 
         Raises:
             KafkaError: a producer could not be started.
@@ -111,19 +97,7 @@ class Transactions:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
-        made = Transaction(
-            self._client,
-            self._settings,
-            self._plan,
-            self._share,
-            lane,
-            self._lanes,
-            brokers=self._brokers,
-            commits=self._commits,
-            bounds=self._bounds,
-            stats=self._stats,
-            ending=self._ending,
-        )
+        made = Transaction(self._destination, self._share, lane, self._lanes, self._bounds)
         try:
             async with slots:
                 await made.start()
@@ -132,61 +106,59 @@ class Transactions:
             raise
         self._of[lane.partition] = made
 
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """See `Output.append`."""
-        self._of[lane.partition].append(record, offset, held)
-
-    def write(self, lane: Lane, slot: Slot) -> None:
-        """See `Output.write`."""
-        self._of[lane.partition].write(slot)
-
-    def flush(self) -> None:
-        """See `Output.flush`."""
-        for each in self._of.values():
-            each.outlet.flush()
-
-    def press(self) -> None:
-        """See `Output.press`."""
-        for each in self._of.values():
-            each.outlet.press()
-
-    async def settled(self) -> None:
-        """See `Output.settled`."""
-        await asyncio.gather(*(each.outlet.settled() for each in self._of.values()))
-
-    def due(self) -> None:
-        """Says that there may be something to commit in any lane."""
-        for each in self._of.values():
-            each.due()
-
-    async def commit(self) -> None:
-        """Commits what has left the lanes; what cannot be, because a write has failed, is left to be aborted."""
-        self.due()
-        await asyncio.gather(*(each.ended() for each in list(self._of.values())))
-
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forgets what is not committed of these partitions, whose lanes have been discarded."""
+        self.offsets.forget()
         for partition in partitions:
             each = self._of.get(partition)
             if each is not None and not each.idle:
                 each.discard()
 
-    def discard(self) -> None:
-        """See `Output.discard`."""
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Nothing: each lane has a producer, and there are no lanes yet."""
+
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
+        self._of[lane.partition].append(record, offset, held)
+
+    def write(self, lane: Lane, slot: Slot) -> None:
+        self._of[lane.partition].write(slot)
+
+    def flush(self) -> None:
         for each in self._of.values():
-            each.discard()
+            each.output.flush()
+
+    def press(self) -> None:
+        for each in self._of.values():
+            each.output.press()
+
+    async def settled(self) -> None:
+        await asyncio.gather(*(each.output.settled() for each in self._of.values()))
+
+    def due(self) -> None:
+        for each in self._of.values():
+            each.due()
+
+    async def commit(self) -> None:
+        """See `Delivery.commit`; if a write has failed, its transaction is left to be aborted."""
+        self.due()
+        await asyncio.gather(*(each.finish() for each in list(self._of.values())))
+
+    finish = commit
+
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Aborts what is open, and stops the producers; raises nothing of aiokafka's."""
+        """See `Delivery.stop`; open transactions are aborted. Raises nothing of aiokafka's."""
         stopping = list(self._of.values())
         self._of.clear()
         await self._stop(stopping)
         await asyncio.gather(*self._stopping)
 
     async def _stop(self, stopping: Sequence[Transaction]) -> None:
-        """Stops them to the end, also where who waits does no more, as at one rebalance after another.
+        """Stops producers to the end, even if the caller is cancelled, as by one rebalance after another.
 
-        One that is stopped by half would be there for good, with its connections.
+        A producer that is half stopped would stay for good, with its connections.
         """
         task = asyncio.get_running_loop().create_task(self._stop_all(stopping))
         self._stopping.add(task)
@@ -197,6 +169,7 @@ class Transactions:
         results = await asyncio.gather(*(each.stop() for each in stopping), return_exceptions=True)
         for each, result in zip(stopping, results, strict=True):
             if isinstance(result, (KafkaError, OSError)):
-                log.info("pipeline %s: producer %s did not stop cleanly: %r", self._settings.name, each.id, result)
+                name = self._destination.settings.name
+                log.info("pipeline %s: producer %s did not stop cleanly: %r", name, each.id, result)
             elif isinstance(result, BaseException):
                 raise result

@@ -4,9 +4,9 @@ Reads batches from the source partitions, lets records pass or puts them through
 results in source order, and commits what is durable. Whatever goes wrong with the clients ends the flow; the next one
 begins at the committed offsets. So there is one way of recovery, and it is the one that a restart takes.
 
-A record goes from `GroupConsumer` to `Admission`. If it passes, `Output` writes it. If it does not, `Dispatcher`
-applies the transforms (with `Retries` and `ErrorPolicy`), and then `Output` writes the result. `Commits` commits what
-is durable.
+A record goes from `GroupConsumer` through the `PollLoop` to `Admission`. If it passes, the `Delivery` writes it. If
+not, `Dispatcher` applies the transforms (with `Retries` and `ErrorPolicy`), and then the `Delivery` writes the result.
+The `Delivery` commits what is durable.
 """
 
 from __future__ import annotations
@@ -15,17 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import (
-    IllegalStateError,
-    KafkaConnectionError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-)
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
@@ -34,19 +28,21 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
-from app.pipeline.assembly import Assembly
+from app.pipeline.at_least_once import AtLeastOnce
 from app.pipeline.budget import Budget, Share
-from app.pipeline.commits import Commits
+from app.pipeline.chain import Chain
+from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.exactly_once import Transactions
+from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
+from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
-from app.pipeline.output import Output
+from app.pipeline.output import Destination
+from app.pipeline.poll_loop import PollLoop
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
 from app.pipeline.topic_watcher import LimitRaisedError, PartitionsChangedError, TopicWatcher
@@ -56,9 +52,10 @@ __all__ = ["Flow"]
 
 log = logging.getLogger(__name__)
 
-_POLL_MS = 200
-_PEEK_S = 0.05
 _STOP_CLIENT_S = 10.0
+
+# After these errors what is written is committed, or it would be written again.
+_KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError)
 
 
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -108,51 +105,45 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
         self._changed = asyncio.Event()
-        self._ending = ending = Termination(settings.name, self._changed.set)
+        self._termination = termination = Termination(settings.name, self._changed.set)
         self._share = share = Share(budget)
-        self._assembly = Assembly(settings.chunks, stats) if settings.chunks.assembles else None
-        self._lanes = lanes = Lanes(share, self._assembly)
+        self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
+        self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
-        self._intake = GroupConsumer(client, settings, brokers)
-        self._commits = Commits(self._intake, settings, lanes, self._assembly, stats=stats, ending=ending)
-        self._outlet: Output | Transactions
-        if settings.guarantee.exactly_once:
-            self._outlet = Transactions(
-                client,
-                settings,
-                plan,
-                share,
-                lanes,
-                brokers=brokers,
-                commits=self._commits,
-                stats=stats,
-                ending=ending,
-            )
-            self._commits.through(self._outlet)
-        else:
-            self._outlet = Output(
-                client, settings, plan, share, brokers=brokers, stats=stats, ending=ending, durable=self._commits.due
-            )
-        self._starts = OffsetReset(self._intake, settings, lanes, stats=stats, renewed=renewed)
-        self._attempts = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
+        self._consumer = GroupConsumer(client, settings, brokers)
+        destination = Destination(client, settings, plan, brokers, stats, termination)
+        make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
+        self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
+        self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
-        passage = Dispatcher(
-            chain,
+        dispatcher = Dispatcher(
             lanes,
             share,
-            attempts=self._attempts,
-            verdicts=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, ending=ending),
-            outlet=self._outlet,
-            ending=ending,
+            retries=self._retries,
+            error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
+            delivery=self._delivery,
+            termination=termination,
         )
         self._admission = Admission(
-            chain, lanes, share, assembly=self._assembly, outlet=self._outlet, passage=passage, stats=stats
+            chain, lanes, share, assembler=self._assembler, delivery=self._delivery, dispatcher=dispatcher, stats=stats
         )
+        self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
+        self._poll_loop = PollLoop(
+            self._consumer,
+            lanes,
+            share,
+            admission=self._admission,
+            delivery=self._delivery,
+            offset_reset=self._offset_reset,
+            termination=termination,
+            changed=self._changed,
+        )
+        self._leaving = False
 
     @property
     def degraded(self) -> str | None:
         """Why records wait, or may have to, or go without the store; None where they do not."""
-        return "; ".join(filter(None, (self._attempts.degraded, self._brokers.trouble, self._intake.trouble))) or None
+        return "; ".join(filter(None, (self._retries.degraded, self._brokers.trouble, self._consumer.trouble))) or None
 
     @property
     def in_flight_bytes(self) -> int:
@@ -162,16 +153,16 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def pending_messages(self) -> int:
         """Messages of which chunks are missing."""
-        return self._assembly.pending if self._assembly is not None else 0
+        return self._assembler.pending if self._assembler is not None else 0
 
     @property
     def pending_bytes(self) -> int:
         """What their chunks hold, beside the budget."""
-        return self._assembly.pending_bytes if self._assembly is not None else 0
+        return self._assembler.pending_bytes if self._assembler is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
-        ends = self._intake.ends()
+        ends = self._consumer.ends()
         return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
 
     def _position(
@@ -181,7 +172,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         committed = lane.tracker.committed if lane.tracker else lane.committed
         end = ends[lane.partition]
         if end is not None and position == committed and not lane.busy and not self._admission.waits:
-            read = self._intake.position(lane.partition)
+            read = self._consumer.position(lane.partition)
             if read is not None and read >= end:
                 # What is left are the marks of transactions and what compaction has taken: no records.
                 end = committed
@@ -190,11 +181,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     @property
     def renewing(self) -> bool:
         """True until topics that were created anew are read from their first record."""
-        return self._starts.renewing
+        return self._offset_reset.renewing
 
     def stop(self) -> None:
         """Asks `run` to drain, to commit, and to return."""
-        self._ending.ask()
+        self._termination.ask()
 
     async def run(self) -> None:
         """Moves records until `stop`.
@@ -204,50 +195,55 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 again by the next flow. `LimitError` where a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
-        changes = TopicWatcher(self._plan, self._ending, self._intake.send)
+        topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send)
         watching: list[asyncio.Task[None]] = []
         try:
-            await self._outlet.start()
+            await self._delivery.start()
             await self._join()
-            self._commits.begin()
-            watching = [asyncio.create_task(each) for each in (changes.watch(), self._watch_brokers())]
-            while not self._ending.asked:
-                self._ending.raise_error()
-                await self._turn()
-            self._commits.end()
+            watching = [asyncio.create_task(each) for each in (topic_watcher.watch(), self._watch_brokers())]
+            while not self._termination.asked:
+                self._termination.raise_error()
+                await self._poll_loop.turn()
             await self._finish()
-        except (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError, RecordError) as exc:
+        except (ClusterError, RecordError) as exc:
             if isinstance(exc, UnfitError):
-                exc.partition = next((lane.partition for lane in self._lanes if lane.tracker is exc.tracker), None)
-            self._commits.end()
-            if isinstance(exc, RecordError) and not self.settings.guarantee.exactly_once:
-                raise
-            # All that is written, before the refused record if there is one, shall not be written again, or be aborted.
-            with contextlib.suppress(KafkaError, TimeoutError):
-                await asyncio.wait_for(self._outlet.settled(), _STOP_CLIENT_S)
-                await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+                exc.partition = self._lanes.partition_of(exc.tracker)
+            if self._keeps_written(exc):
+                await self._commit_written()
             raise
-        except (KafkaError, IllegalStateError, OSError, TimeoutError) as exc:
+        except (KafkaError, OSError, TimeoutError) as exc:
             raise translated(exc, f"group {self.settings.group_id}") from exc
         finally:
+            self._leaving = True
             for task in watching:
                 task.cancel()
-            await self._commits.close()
+            await self._delivery.offsets.close()
             self._lanes.discard_all()
-            await self._stop_clients()
+            await self._quietly("producer", self._delivery.stop)
+            await self._quietly("consumer", self._consumer.stop)
             self._share.close()
+
+    def _keeps_written(self, error: Exception) -> bool:
+        if isinstance(error, RecordError):
+            return self.settings.guarantee.exactly_once  # an open transaction would be aborted
+        return isinstance(error, _KEEPING_WRITTEN)
+
+    async def _commit_written(self) -> None:
+        with contextlib.suppress(KafkaError, TimeoutError):
+            await asyncio.wait_for(self._delivery.settled(), _STOP_CLIENT_S)
+            await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
 
     async def _watch_brokers(self) -> None:
         """aiokafka asks the addresses that it knows, for ever; new clients ask those of `bootstrap.servers`."""
         told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
         error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
-        self._ending.fail(error)
-        self._intake.interrupt(KafkaConnectionError(str(error)))
+        self._termination.fail(error)
+        self._consumer.interrupt(KafkaConnectionError(str(error)))
 
     async def _join(self) -> None:
         """Joins the group, which takes as long as its slowest member; not beyond `stop`."""
         loop = asyncio.get_running_loop()
-        joining = loop.create_task(self._intake.start(self))
+        joining = loop.create_task(self._consumer.start(self))
         changed = loop.create_task(self._changed.wait())
         try:
             await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
@@ -257,93 +253,6 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             joining.cancel()
             changed.cancel()
             await asyncio.gather(joining, changed, return_exceptions=True)
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    async def _turn(self) -> None:
-        reading = not self._admission.waits and self._commits.may_read
-        if self._starts.fresh:
-            await self._renew()
-        elif reading:
-            await self._poll()
-        elif not self._commits.resumed:
-            await self._await_resumed()
-        else:
-            await self._poll_others()
-        if self._commits.resumed:
-            self._admission.admit()
-        if self._admission.expire(reading=reading):
-            self._commits.due()
-        self._outlet.flush()
-        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
-        await asyncio.sleep(0)
-
-    async def _poll(self) -> None:
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled] if self._lanes.stalled else []
-        if self._lanes.stalled and not wanted:
-            await self._await_change()
-            return
-        await self._read(wanted, _POLL_MS)
-
-    async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
-        """Reads some partitions, or all where none are named; whether there was something."""
-        try:
-            polled = await self._intake.poll(partitions, timeout_ms)
-        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
-            if self._commits.may_read:
-                await self._unless_ended(self._starts.find(exc))
-            return False
-        # No await may stand between the poll and this: a rebalance in between would leave records of lost partitions.
-        if not self._commits.may_read:
-            # A rebalance during the poll: this was read before it was known from where on.
-            self._intake.unread(polled)
-            return False
-        self._admission.add(polled)
-        return bool(polled)
-
-    async def _renew(self) -> None:
-        await self._unless_ended(self._starts.renew())
-        if not self._starts.fresh:
-            self._commits.look_up()
-
-    async def _unless_ended(self, looking: Coroutine[None, None, None]) -> None:
-        """Waits for what asks the brokers, which may be away, but no longer than the flow goes on."""
-        task = asyncio.get_running_loop().create_task(looking)
-        try:
-            while not task.done() and not self._ending.asked and self._ending.error is None:
-                await asyncio.wait([task], timeout=_POLL_MS / 1000)
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _poll_others(self) -> None:
-        """Reads the partitions of which no records wait for room, without letting those wait that have some by now."""
-        wanted = [lane.partition for lane in self._lanes if not lane.stalled and not self._admission.holds(lane)]
-        if not wanted:
-            await self._await_room()
-            return
-        if not await self._read(wanted, 0):
-            self._outlet.press()
-            await self._share.freed(_PEEK_S)
-
-    async def _await_room(self) -> None:
-        """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
-        self._outlet.press()  # nothing comes in that could fill batches
-        if not await self._share.freed(_POLL_MS / 1000):
-            await self._intake.keep_membership()
-
-    async def _await_resumed(self) -> None:
-        """Waits for what the commits say: before that no record may be admitted, or it could be delivered again."""
-        await self._commits.resumed_within(_POLL_MS / 1000)
-        await self._intake.keep_membership()
-
-    async def _await_change(self) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
-        await self._intake.keep_membership()
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
@@ -358,25 +267,25 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         # After `max.poll.interval.ms` the group goes on without this member, and takes no commit from it.
         left_s = self._rebalance_s - (time.monotonic() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(self._commits.commit(), min(_STOP_CLIENT_S, left_s))
+            await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
         self._discard(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         """Opens a lane for each partition."""
-        if self._commits.closed:
-            return  # the flow leaves the group; what it took now, producers too, it would take from the next one
+        if self._leaving:
+            return  # what the flow took now, producers too, it would take from the next one
         self._discard([lane.partition for lane in self._lanes])
         for partition in assigned:
             sink_partition = self._plan.sink_partition(partition.topic, partition.partition)
             if sink_partition is not None and sink_partition >= self._plan.sink.partitions:
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
-                self._ending.fail(ClusterError(reason, retriable=True))
+                self._termination.fail(ClusterError(reason, retriable=True))
                 return
             self._lanes.open(partition, sink_partition)
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
-        self._starts.assigned(assigned)
-        if not self._starts.fresh:
-            self._commits.look_up()
+        self._offset_reset.assigned(assigned)
+        if not self._offset_reset.fresh:
+            self._delivery.offsets.look_up()
         self._joined()
         log.info(
             "pipeline %s reads %s",
@@ -385,23 +294,21 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
-        self._commits.forget()
         self._lanes.discard(partitions)
-        if isinstance(self._outlet, Transactions):
-            self._outlet.forget(partitions)
+        self._delivery.forget(partitions)
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         self._admission.clear()
         await self._drain()
-        self._ending.raise_error()
-        await asyncio.wait_for(self._commits.commit(), _STOP_CLIENT_S)
+        self._termination.raise_error()
+        await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
 
     async def _drain(self) -> None:
         """Waits until all that was admitted is durable, at most the graceful time."""
         deadline = time.monotonic() + self._graceful_timeout_s
-        while self._ending.error is None and self._lanes.busy:
+        while self._termination.error is None and self._lanes.busy:
             if time.monotonic() > deadline:
                 log.warning(
                     "pipeline %s: not all records were finished in %.1f s; they are read again",
@@ -409,14 +316,9 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     self._graceful_timeout_s,
                 )
                 return
-            self._outlet.press()
+            self._delivery.press()
             # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
             await self._share.budget.freed(0.05)
-
-    async def _stop_clients(self) -> None:
-        self._outlet.discard()
-        await self._quietly("producer", self._outlet.stop)
-        await self._quietly("consumer", self._intake.stop)
 
     async def _quietly(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A lane: the records of one source partition that the worker holds, in the order in which they came."""
+"""A lane: the records of one source partition that the worker holds, in the order of their offsets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from app.pipeline.offset_tracker import OffsetTracker
 from transforms.letter import Cause
 from transforms.record import Header, RecordLike, SourceRecord
 
-__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "Slot", "header_bytes", "held_bytes"]
+__all__ = ["RECORD_OVERHEAD_BYTES", "Hold", "Lane", "PlacedRecord", "Slot", "header_bytes", "held_bytes"]
 
-# What a record that waits costs beside its key and value, and each of its headers (CPython 3.11, measured).
+# Memory of a record that waits beside its key and value, and of each of its headers (CPython 3.11, measured).
 RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """Keeps the commit at the first chunk of a message that was discarded, until its dead letters are durable.
+    """Keeps the commit at the first chunk of a discarded message, until its dead letters are durable.
 
     Attributes:
         first: the offset of the first chunk.
-        last: the offset that they were written with; None while they have not been.
+        last: the offset with which the letters were written; None before that.
     """
 
     first: int
@@ -38,15 +38,14 @@ class Slot:
     """One record on its way through the transforms.
 
     Attributes:
-        source: the record as it was read; once it is finished, no more than where it stood.
-        held: bytes of the budget that it holds.
-        admitted: those that it held when it came in.
-        result: the records to write, in order, often one; none where there is nothing to write; None while it is not
-            known.
-        dead: True where they go to the dead-letter topic.
-        hold: where they are dead letters of chunks.
-        skipped: True where nothing is to be written, of this record and others before it.
-        cause: why it has to be a dead letter that takes a thread; None where it has not.
+        source: the record as it was read; only its place once the slot is finished.
+        held: bytes of the budget that the slot holds.
+        admitted: bytes that it held when the record was admitted.
+        result: the records to write, in order; empty if there is nothing to write; None until it is known.
+        dead: True if the result goes to the dead-letter topic.
+        hold: keeps the commit back while the dead letters of chunks are not durable; None for other records.
+        skipped: True if nothing is written for this record, and for others before it in the same slot.
+        cause: the reason for a dead letter that a thread has to write; None if there is none.
     """
 
     source: SourceRecord
@@ -59,23 +58,22 @@ class Slot:
     admitted: int = 0
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
-        """Gives the slot its result, which is what it holds from here on.
+        """Gives the slot its result, whose bytes it holds from here on.
 
         Returns:
-            The bytes of the budget that came free: the whole of a value that was offloaded; below 0 where one was
-            inflated beyond what was reserved.
+            The bytes of the budget that came free; below 0 if the result is larger than what was reserved.
         """
         held = sum(map(held_bytes, result))
         freed = self.held - held
         self.result, self.dead, self.held = result, dead, held
-        # It may wait for hours behind another one: a value that is offloaded, and counted no more, must be let go.
+        # The slot may wait for hours behind another one. The budget counts the value no more, so it must be let go.
         self.source = _place(self.source)
         return freed
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What is left of a record of which nothing is to be written."""
+class PlacedRecord:
+    """A `SourceRecord` of our own: an assembled message, or the place of a record that is let go."""
 
     topic: str
     partition: int
@@ -86,28 +84,29 @@ class _Place:
     headers: Sequence[Header] = ()
 
 
-def _place(record: SourceRecord) -> _Place:
-    return _Place(record.topic, record.partition, record.offset, record.timestamp)
+def _place(record: SourceRecord) -> PlacedRecord:
+    return PlacedRecord(record.topic, record.partition, record.offset, record.timestamp)
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """Records that wait for one before them, and what may be committed.
+    """The slots of one source partition, and what may be committed of it.
 
     Attributes:
         partition: the source partition.
-        sink_partition: where its records go; None where the key decides.
-        committed: the committed offset when the partition was assigned; None where there was none.
-        tracker: from the first record on.
+        sink_partition: where its records go; None if the key decides.
+        committed: the committed offset when the partition was assigned; None if there was none.
+        tracker: knows which records are durable; None before the first record.
         slots: in source order; empty while records pass straight through.
         tasks: the work on slots, to be cancelled when the partition is lost.
-        delivered: below this offset everything was delivered before the partition was assigned; 0 where there is no
-            such offset above the committed one.
+        delivered: all records below this offset were delivered before the partition was assigned; 0 if the committed
+            offset says the same.
         noted: the metadata of the last commit.
-        holds: what keeps the commit back.
-        waiting: records that have left for a transaction that has not begun.
-        work: bytes with which its records were admitted that have slots.
-        stalled: records whose store call has failed for longer than its time budget; the partition is not read on.
+        holds: keep the commit back.
+        waiting: the number of records that wait for the next transaction.
+        work: bytes that the records in slots held when they were admitted.
+        stalled: the number of records that have waited too long for the store; while there are any, the partition is
+            not read.
     """
 
     partition: TopicPartition
@@ -124,15 +123,21 @@ class Lane:
     holds: list[Hold] = field(default_factory=list)
 
     def tracked(self, offset: int) -> OffsetTracker:
-        """The tracker, begun at `offset` where this is the first record."""
+        """The tracker, which begins at `offset` if this is the first record."""
         if self.tracker is None:
             self.tracker = OffsetTracker(offset)
         return self.tracker
 
-    def skip(self, record: SourceRecord) -> None:
-        """Gives a record its slot of which nothing is to be written: what it has to say is held elsewhere, or nowhere.
+    def mark_committed(self, offset: int, metadata: str) -> None:
+        """Takes in what has been committed."""
+        if self.tracker is not None:
+            self.tracker.committed = max(self.tracker.committed, offset)
+            self.noted = metadata
 
-        Its bytes are not of the budget, so they must not wait here behind a record that takes its time.
+    def skip(self, record: SourceRecord) -> None:
+        """Gives a slot to a record for which nothing is written: a chunk, or a record that was delivered before.
+
+        The budget does not count its bytes, so they must not wait here behind a record that takes its time.
         """
         self.tracked(record.offset)
         place = _place(record)
@@ -142,18 +147,18 @@ class Lane:
             self.slots.append(Slot(place, 0, (), skipped=True))
 
     def held_back(self, safe: int) -> int:
-        """What may be committed where all before `safe` is durable: that, or the first chunk of what is not."""
+        """The offset to commit if all records before `safe` are durable: `safe`, or the first chunk of a hold."""
         if self.holds:
             self.holds = [hold for hold in self.holds if hold.last is None or hold.last >= safe]
         return min((hold.first for hold in self.holds), default=safe)
 
     @property
     def busy(self) -> bool:
-        """True while a record of this partition is neither durable nor dropped."""
+        """True while a record of the partition is neither durable nor dropped."""
         return bool(self.slots) or self.waiting > 0 or (self.tracker is not None and self.tracker.in_flight)
 
     def discard(self) -> None:
-        """Forgets what is held; another worker, or this one later, reads it again from the committed offset."""
+        """Forgets the records; another worker, or this one later, reads them again from the committed offset."""
         for task in self.tasks:
             task.cancel()
         self.slots.clear()
@@ -165,5 +170,5 @@ def held_bytes(record: RecordLike) -> int:
 
 
 def header_bytes(headers: Sequence[Header]) -> int:
-    """Those of its headers among them."""
+    """Bytes of the budget that the headers of a record hold."""
     return sum(_HEADER_OVERHEAD_BYTES + len(name) + len(value or b"") for name, value in headers) if headers else 0

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from aiokafka import TopicPartition
 
-from app.pipeline.assembly import Assembly
 from app.pipeline.budget import Share
 from app.pipeline.lane import Lane
+from app.pipeline.lane_assembler import LaneAssembler
+from app.pipeline.offset_tracker import OffsetTracker
 
 __all__ = ["Lanes"]
 
@@ -17,36 +18,40 @@ class Lanes:
     """The lanes, by partition. Belongs to one event loop.
 
     Args:
-        share: gets back what lanes hold when they are discarded.
-        assembly: forgets the chunks of their partitions then; None where none are assembled.
+        share: gets back the bytes of lanes that are discarded.
+        assembler: forgets the chunks of their partitions then; None if the pipeline assembles none.
     """
 
-    # State that changes: `_lanes`, by rebalances, and so at each await on the consumer. Who keeps a lane over one asks
-    # `holds` behind it.
+    # State that changes: `_lanes`, by rebalances, and so at each await on the consumer. A caller that keeps a lane
+    # over an await asks `holds` after it.
 
-    def __init__(self, share: Share, assembly: Assembly | None) -> None:
+    def __init__(self, share: Share, assembler: LaneAssembler | None) -> None:
         self._share = share
-        self._assembly = assembly
+        self._assembler = assembler
         self._lanes: dict[TopicPartition, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
-        """Those that there are now, whatever changes meanwhile."""
+        """The lanes of this moment, whatever changes meanwhile."""
         return iter(tuple(self._lanes.values()))
 
     def __len__(self) -> int:
         return len(self._lanes)
 
     def get(self, partition: TopicPartition) -> Lane | None:
-        """The lane of a partition; None where that is not assigned."""
+        """The lane of a partition; None if the partition is not assigned."""
         return self._lanes.get(partition)
 
     def holds(self, lane: Lane) -> bool:
-        """False where the lane has been discarded, though its partition may have come back."""
+        """False if the lane has been discarded, though its partition may have come back."""
         return self._lanes.get(lane.partition) is lane
+
+    def partition_of(self, tracker: OffsetTracker) -> TopicPartition | None:
+        """The partition of a tracker; None if its lane has been discarded."""
+        return next((lane.partition for lane in self._lanes.values() if lane.tracker is tracker), None)
 
     @property
     def busy(self) -> bool:
-        """True while a record is neither durable nor dropped."""
+        """True while a record of any lane is neither durable nor dropped."""
         return any(lane.busy for lane in self._lanes.values())
 
     @property
@@ -58,15 +63,29 @@ class Lanes:
         """Opens a lane for a partition that has been assigned; see `Lane` for `sink_partition`."""
         self._lanes[partition] = Lane(partition, sink_partition)
 
+    def resume(self, lane: Lane, offset: int, metadata: str, pipeline: str) -> None:
+        """Takes in the committed offset and metadata of a lane, before its first record is admitted."""
+        lane.committed = offset
+        if self._assembler is not None:
+            self._assembler.resume(lane, metadata, pipeline)
+
+    def to_commit(self, lane: Lane) -> tuple[int, str] | None:
+        """The offset and the metadata to commit for a lane; None if they are committed already."""
+        tracker = lane.tracker
+        if tracker is None:
+            return None
+        commit = (tracker.safe(), "") if self._assembler is None else self._assembler.commit(lane)
+        return commit if commit[0] > tracker.committed or commit[1] != lane.noted else None
+
     def discard(self, partitions: Iterable[TopicPartition]) -> None:
-        """Closes the lanes of these partitions, where there are any, and forgets what they hold."""
+        """Closes the lanes of these partitions, if there are any, and forgets their records."""
         for partition in partitions:
             lane = self._lanes.pop(partition, None)
             if lane is not None:
                 self._share.give_work(sum(slot.held for slot in lane.slots))
                 lane.discard()
-                if self._assembly is not None:
-                    self._assembly.clear(partition)
+                if self._assembler is not None:
+                    self._assembler.clear(partition)
 
     def discard_all(self) -> None:
         """Closes all lanes."""

@@ -1,11 +1,10 @@
-"""What topics take, where a refusal tells more than their configuration.
+"""The limits that a pipeline has learned from refusals, beyond what the configuration of topics says.
 
-A pipeline sends no record that is over the `max.message.bytes` which its preflight has found. If one is refused all
-the same, the limit has been lowered since; the pipeline begins again at that record and does by the new limit what it
-does with any large record: offload, split into chunks, dead letter, or stop. A refusal that the configuration does not
-explain (a broker that compresses records itself may make them larger) must not repeat for ever: then the size that was
-refused is the limit. What is refused for other reasons than its size is known by its place in the source: whether the
-next one will be, depends on clocks that are not ours.
+A pipeline sends no record over the `max.message.bytes` that its preflight has found. If a topic refuses one all the
+same, its limit has been lowered since. The pipeline begins again at that record, with the new limit: it offloads the
+record, splits it, writes a dead letter, or stops. If the configuration does not explain the refusal (a broker that
+compresses records itself may make them larger), it must not repeat for ever: the refused size becomes the limit. A
+record that is refused for another reason is remembered by its place in the source, for the next one may fare better.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ __all__ = ["LearnedLimits", "LimitError", "UnfitError"]
 
 
 class LimitError(ClusterError):
-    """A topic takes less than it did when the pipeline began; another try begins with what it takes now.
+    """A topic takes less than it did when the pipeline began; the next flow begins with the new limit.
 
     Attributes:
         topic: the topic.
-        size: bytes of the record that it has refused, as a batch of one.
+        size: bytes of the record that the topic has refused, as a batch of one.
     """
 
     def __init__(self, error: RecordRefusedError) -> None:
@@ -40,13 +39,13 @@ class LimitError(ClusterError):
 
 
 class UnfitError(ClusterError):
-    """A topic refuses a record; another try does with it what `errors.tolerance` says.
+    """A topic refuses a record for what it is; the next flow treats it by `errors.tolerance`.
 
     Attributes:
-        tracker: of its source partition, as the flow knows it.
-        offset: in its source partition.
-        error: what the topic says.
-        partition: the source partition, once the flow has looked it up; None where it is not the flow's any more.
+        tracker: of the source partition.
+        offset: of the record in its source partition.
+        error: the answer of the topic.
+        partition: the source partition, once the flow has looked it up; None if the flow has lost it.
     """
 
     def __init__(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
@@ -58,7 +57,7 @@ class UnfitError(ClusterError):
 
 
 class LearnedLimits:
-    """The limits that refusals have shown, of the topics of one pipeline."""
+    """The limits of the topics of one pipeline, and the records that they have refused."""
 
     def __init__(self) -> None:
         self._below: dict[str, tuple[int, int]] = {}  # topic: its configured limit when it refused, and the size
@@ -66,14 +65,14 @@ class LearnedLimits:
 
     @property
     def unfit(self) -> Mapping[tuple[str, int, int], RecordUnfitError]:
-        """Why a topic has refused a record, by topic, partition and offset of the record as it was read."""
+        """The answers of topics that have refused a record, by its source topic, partition and offset."""
         return self._unfit
 
     def learn_unfit(self, error: UnfitError) -> None:
-        """Takes in that a record was refused.
+        """Takes in that a record was refused for what it is.
 
         Raises:
-            ClusterError: that was known, so this was its dead letter, and no record can pass it.
+            ClusterError: its dead letter was refused, as it was known by now; so no record can pass it.
         """
         if error.partition is None:
             return
@@ -84,13 +83,13 @@ class LearnedLimits:
         self._unfit[place] = error.error
 
     def learn(self, plan: Plan, error: LimitError) -> None:
-        """Takes in that a record was refused where `plan` had let it through."""
+        """Takes in that a record was refused for its size, which `plan` allows."""
         for topic in (plan.sink, plan.dead_letters):
             if topic is not None and topic.name == error.topic:
                 self._below[topic.name] = (topic.max_message_bytes, error.size)
 
     def applied(self, plan: Plan) -> Plan:
-        """The plan with what is known beside the configuration."""
+        """The plan with the limits that were learned."""
         dead_letters = None if plan.dead_letters is None else self._limited(plan.dead_letters)
         return dataclasses.replace(plan, sink=self._limited(plan.sink), dead_letters=dead_letters)
 
@@ -98,5 +97,5 @@ class LearnedLimits:
         configured, refused = self._below.get(topic.name, (None, 0))
         if topic.max_message_bytes == configured and refused <= configured:
             return dataclasses.replace(topic, max_message_bytes=refused - 1)
-        self._below.pop(topic.name, None)  # explained; it says nothing of a limit that is raised again
+        self._below.pop(topic.name, None)  # the new limit explains the refusal, which says nothing of a later limit
         return topic

@@ -29,7 +29,7 @@ class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
 
     Args:
-        intake: which reads.
+        consumer: which reads.
         settings: the pipeline's.
         lanes: of the flow.
         stats: what is counted.
@@ -40,14 +40,14 @@ class OffsetReset:
 
     def __init__(
         self,
-        intake: GroupConsumer,
+        consumer: GroupConsumer,
         settings: PipelineSettings,
         lanes: Lanes,
         *,
         stats: PipelineStats,
         renewed: Collection[str],
     ) -> None:
-        self._intake = intake
+        self._consumer = consumer
         self._name = settings.name
         self._reset = settings.consumer["consumer.auto.offset.reset"]
         self._lanes = lanes
@@ -78,7 +78,7 @@ class OffsetReset:
         """
         for partition in sorted(self._fresh):
             lane = self._lanes.get(partition)
-            first, _ = await self._intake.bounds(partition)
+            first, _ = await self._consumer.bounds(partition)
             if lane is None or not await self._begin(lane, first):
                 return  # the group moves on; what it gives then is begun anew
             log.warning(
@@ -109,13 +109,13 @@ class OffsetReset:
 
     async def _find_first(self, partition: TopicPartition) -> None:
         lane = self._lanes.get(partition)
-        first, end = await self._intake.bounds(partition)
+        first, end = await self._consumer.bounds(partition)
         if lane is None or not self._lanes.holds(lane):
             return  # the group has moved on; who has the partition now looks for itself
-        if self._intake.position(partition) is not None:
+        if self._consumer.position(partition) is not None:
             return  # found meanwhile: a transaction has ended that had it
         if self._reset == "earliest":
-            self._intake.seek(partition, first)
+            self._consumer.seek(partition, first)
         elif await self._group_knows(partition.topic):
             # The group has read other partitions of the topic, each of them committed at its first look.
             if await self._begin(lane, first):
@@ -128,12 +128,12 @@ class OffsetReset:
     async def _group_knows(self, topic: str) -> bool:
         # Asked once: what this flow has since committed at its own first look does not count.
         if topic not in self._known:
-            self._known[topic] = await self._intake.known(topic)
+            self._known[topic] = await self._consumer.known(topic)
         return self._known[topic]
 
     async def _find_again(self, partition: TopicPartition, offset: int) -> None:
         lane = self._lanes.get(partition)
-        first, end = await self._intake.bounds(partition)
+        first, end = await self._consumer.bounds(partition)
         if lane is None or not self._lanes.holds(lane) or first <= offset <= end:
             return
         place = f"topic {partition.topic}, partition {partition.partition}"
@@ -166,11 +166,11 @@ class OffsetReset:
 
         False where the lane has been discarded: what is committed meanwhile is not to be written over.
         """
-        if not self._lanes.holds(lane) or not self._intake.seek(lane.partition, offset):
+        if not self._lanes.holds(lane) or not self._consumer.seek(lane.partition, offset):
             return False
         lane.delivered, lane.noted, lane.committed = 0, "", offset
         try:
-            await self._intake.commit({lane.partition: (offset, "")})
+            await self._consumer.commit({lane.partition: (offset, "")})
         except (CommitFailedError, IllegalStateError):
             return False
         return self._lanes.holds(lane)

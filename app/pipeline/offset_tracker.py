@@ -1,8 +1,8 @@
-"""The offset tracker: which offset of a partition may be committed.
+"""The offset tracker: knows which offset of a partition may be committed.
 
 Records leave a partition in order, in batches; batches to different sink partitions are acknowledged in any order. An
-offset is safe when each record before it is durable. The tracker knows of batches, not of records: what it keeps grows
-with what is in flight, and a record that passes through costs it nothing of its own.
+offset is safe when each record before it is durable. The tracker knows batches, not records: its memory grows with the
+batches in flight, and a record that passes costs it nothing of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Span:
     """The records of one source partition in one sink batch.
 
     Attributes:
-        first: the lowest source offset among them; the others are above it.
+        first: the lowest source offset among them.
         durable: True once the sink has acknowledged the batch.
     """
 
@@ -27,7 +27,7 @@ class Span:
 
 
 class OffsetTracker:
-    """What may be committed of one source partition.
+    """The spans of one source partition that are not durable.
 
     Spans are opened in the order of their first offsets, which follows from records leaving in order.
     """
@@ -37,9 +37,9 @@ class OffsetTracker:
     def __init__(self, start: int) -> None:
         self._open: deque[Span] = deque()
         self.released = start
-        """The offset behind the last record that has left, or was dropped by a rule."""
+        """The offset after the last record that has left, or was dropped by a rule."""
         self.committed = start
-        """What was committed last."""
+        """The offset that was committed last."""
 
     def span(self, first: int) -> Span:
         """Opens a span for a batch whose first record of this partition is at `first`."""

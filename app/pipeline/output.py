@@ -1,8 +1,9 @@
-"""The outlet of a flow: its producer, the topics behind it, and which partition of them a record goes to."""
+"""The output: a producer, the topics behind it, and the choice of the partition that a record goes to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
@@ -26,23 +27,39 @@ from app.pipeline.termination import Termination
 from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
-__all__ = ["Output"]
+__all__ = ["Destination", "Output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the outputs of a flow write, and the parts of the flow that hear of it.
+
+    Attributes:
+        client: how to reach the cluster.
+        settings: the pipeline's.
+        plan: what the preflight found.
+        brokers: watch the producers.
+        stats: counts records, batches and commits.
+        termination: ends the flow if a write or a commit fails.
+    """
+
+    client: ClientSettings
+    settings: PipelineSettings
+    plan: Plan
+    brokers: BrokerHealth
+    stats: PipelineStats
+    termination: Termination
 
 
 class Output:
     """Writes what leaves the lanes, in the order in which it leaves. Belongs to one event loop.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        share: the budget's bytes are given back when records are durable.
-        brokers: watch the producer.
-        stats: what is counted.
-        ending: of the flow, where a write fails.
+        destination: where to write.
+        share: gets the bytes of records back when they are durable.
         durable: called whenever more may have become durable.
-        transactional_id: of the producer, for an outlet in transactions, which others begin and end.
-        bounds: of what is on its way, where several outlets share them.
+        transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
+        bounds: of what is on its way, if several outputs share them; None for its own.
 
     Attributes:
         producer: of aiokafka.
@@ -53,31 +70,26 @@ class Output:
 
     def __init__(
         self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
+        destination: Destination,
         share: Share | Part,
-        *,
-        brokers: BrokerHealth,
-        stats: PipelineStats,
-        ending: Termination,
         durable: Callable[[], None],
+        *,
         transactional_id: str | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        self._settings = settings
-        self._plan = plan
+        self._settings = destination.settings
+        self._plan = plan = destination.plan
         self._share = share
-        self._stats = stats
-        self._ending = ending
+        self._stats = destination.stats
+        self._termination = destination.termination
         self._durable = durable
         self._partitions = plan.sink.partitions
-        self.producer: AIOKafkaProducer = clients.producer(client, settings, transactional_id)
-        brokers.watch(self.producer.client)
+        self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
+        destination.brokers.watch(self.producer.client)
         self._batches = Batches(
             self.producer,
-            batch_settings(settings),
-            numbers=stats.batches,
+            batch_settings(self._settings),
+            numbers=self._stats.batches,
             halts=True,
             failed=self._failed,
             bounds=bounds,
@@ -97,15 +109,15 @@ class Output:
 
     def _failed(self, error: BaseException, topic: str) -> None:
         if isinstance(error, RecordRefusedError):
-            self._ending.fail(LimitError(error))
+            self._termination.fail(LimitError(error))
         else:
-            self._ending.fail(translated(error, f"writing to topic {topic}"))
+            self._termination.fail(translated(error, f"writing to topic {topic}"))
 
     def _unfit(self, tracker: OffsetTracker, offset: int, error: RecordUnfitError) -> None:
-        self._ending.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
+        self._termination.fail(self._clock_error(error) or UnfitError(tracker, offset, error))
 
     def _clock_error(self, error: RecordUnfitError) -> ClusterError | None:
-        """Where a timestamp is refused that the topic takes by the clock here, a clock is wrong and not the record."""
+        """The error if a clock is wrong and not the record: by the clock here, the topic takes the timestamp."""
         if error.timestamp is None:
             return None
         for topic in (self._plan.sink, self._plan.dead_letters):
@@ -128,30 +140,21 @@ class Output:
         """Reaches the cluster; raises aiokafka's errors."""
         await self.producer.start()
 
-    # Each record that passes comes through here: what is called for it is counted (see `Admission.admit`).
+    # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        """Puts one record behind the others of its sink partition; `flush` sends them on.
-
-        Args:
-            lane: which it leaves.
-            record: what to write.
-            offset: what the commit of the lane stays at or below until the record is durable.
-            held: bytes of the budget that the record holds until then.
-        """
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
-                # Any would do; one for each source partition keeps their order.
+                # Any partition would do; the same one for a source partition keeps the order of its records.
                 partition = lane.partition.partition % self._partitions
             else:
                 partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
         self._sink.append(partition, record, lane.tracked(offset), offset, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
-        """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
         assert slot.result is not None
         tracker = lane.tracked(slot.source.offset)
-        # What was discarded has no place of its own any more: it is written with the record that left last.
+        # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
         if slot.hold is not None:
             slot.hold.last = offset
@@ -168,23 +171,21 @@ class Output:
                 self.append(lane, result, offset, held_bytes(result))
 
     def flush(self) -> None:
-        """Sends what has been written, as soon as the client takes it; does not wait."""
         self._sink.flush()
         if self._dead_letters is not None:
             self._dead_letters.flush()
 
     def press(self) -> None:
-        """Sends what has been written without lingering; does not wait."""
         self._batches.press()
 
     @property
     def failure(self) -> BaseException | None:
-        """What a write has failed with, behind which nothing is written; None where none has."""
+        """The error of the first write that has failed, after which nothing is written; None if none has."""
         return self._batches.failure
 
     @property
     def failed(self) -> bool:
-        """True where a write has failed."""
+        """True if a write has failed."""
         return self._batches.failure is not None
 
     async def finished(self) -> None:
@@ -192,7 +193,6 @@ class Output:
         await self._batches.flush()
 
     async def settled(self) -> None:
-        """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
         await self._batches.settled()
 
     def discard(self) -> None:
@@ -200,8 +200,9 @@ class Output:
         self._batches.discard()
 
     async def stop(self) -> None:
-        """Stops the producer without waiting for batches that it still holds; drained flows hold none.
+        """Forgets what was not sent, and stops the producer without waiting for batches that it still holds.
 
-        An old batch must not be sent once the next flow has begun.
+        An old batch must not be sent once the next flow has begun. Drained flows hold none.
         """
+        self.discard()
         await ProducerControls(self.producer).abandon()

@@ -1,4 +1,4 @@
-"""Attempts at a record: the chain, on a thread where it blocks, again while the store is down; how the store fares."""
+"""Retries: the work of the chain that takes time, on threads, and again while the store is down."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from app.config.settings import PipelineSettings
+from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
+from app.pipeline.fallback import Fallback
 from app.pipeline.lane import Lane
-from app.pipeline.stages import Chain, Fallback
 from app.pipeline.stats import PipelineStats
 from transforms.errors import (
     PayloadNotFoundError,
@@ -28,45 +29,43 @@ __all__ = ["Retries"]
 
 log = logging.getLogger(__name__)
 
-_LOG_S = 10.0  # a store that fails now and then is one line in so long
-
-
-class _LaterError(Exception):
-    """The outage began while the record waited for a thread: it has not asked."""
+_LOG_S = 10.0  # a store that fails now and then gets one line in this time
 
 
 @dataclass(slots=True, eq=False)
 class _Trial:
-    """One record while it is tried.
+    """One record while the store is called for it, perhaps again and again.
 
     Attributes:
         lane: of its partition.
-        record: which is tried.
-        began: when, by the monotonic clock.
-        called: when its call began on a thread; None where none is under way. Written by that thread.
+        record: the record as it was read.
+        work: of the chain; None for a dead letter, which other parts write.
+        began_s: when the trial began, by the monotonic clock.
+        called_s: when the call that is under way began; None if none is. The only field that a thread writes.
         tries: how often the store has failed.
-        stalled: whether it stalls the lane.
-        timer: when it is to be looked at.
+        stalled: whether the trial stalls the lane.
+        timer: calls `_look_at`.
     """
 
     lane: Lane
     record: SourceRecord
-    began: float
-    called: float | None = None
+    work: Work | None
+    began_s: float
+    called_s: float | None = None
     tries: int = 0
     stalled: bool = False
     timer: asyncio.TimerHandle | None = None
 
 
 class Retries:
-    """Applies the chain to records that do not pass. Belongs to the event loop that runs when it is made.
+    """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
     Args:
         chain: the transforms.
-        executor: where they run.
+        executor: runs the calls of the store.
         settings: the pipeline's.
-        stats: what is counted.
-        unstalled: called when a lane is to be read on again.
+        stats: counts records, errors and retries.
+        unstalled: called when a lane may be read again.
     """
 
     # State that changes: `_reasons`, `_fallen_back` and the times, on the loop alone.
@@ -87,8 +86,8 @@ class Retries:
         self._unstalled = unstalled
         self._loop = asyncio.get_running_loop()
         fallback = Fallback(chain, self._fell_back_on_thread, may_pass=self._may_pass)
-        self._apply = fallback.apply if chain.falls_back else chain.apply
-        self._outage = CircuitBreaker(settings.retry_delay_max_ms / 1000)
+        self._finish = fallback.finish if chain.falls_back else chain.finish
+        self._breaker = CircuitBreaker(settings.retry_delay_max_ms / 1000)
         self._timeout_s = settings.store_timeout_ms / 1000
         self._reasons: dict[_Trial, str] = {}
         self._fallen_back: str | None = None
@@ -97,38 +96,36 @@ class Retries:
 
     @property
     def degraded(self) -> str | None:
-        """Why records wait, or go without the store; None where they do not."""
+        """Why records wait for the store, or go on without it; None if they do not."""
         return next(reversed(self._reasons.values()), self._fallen_back)
 
-    def apply_now(self, record: SourceRecord) -> Sequence[RecordLike]:
-        """What the chain makes of a record of which it says that it does not block.
+    def apply_now(self, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
+        """Finishes work that does not block.
 
         Raises:
             TransformError: this record can never succeed.
         """
-        results, applied = self._chain.apply(record)
-        self._count(applied, record, results)
-        return results
+        return self._done(record, self._chain.finish(work))
 
-    async def apply(self, lane: Lane, record: SourceRecord) -> Sequence[RecordLike]:
-        """What the chain makes of a record; tries until it succeeds or can never do so.
+    async def apply(self, lane: Lane, record: SourceRecord, work: Work) -> Sequence[RecordLike]:
+        """Finishes work that blocks; calls the store until it succeeds or can never do so.
 
-        A store that is down is not an error of the record: beyond the store's time budget the lane is stalled, and it
-        is tried on. Nor is one that lets nobody in, where it has done so before.
+        A store that is down is not an error of the record: after the time budget of the store the lane is stalled,
+        and the calls go on. The same holds for a store that denies access, if it has allowed it before.
 
         Raises:
             TransformError: this record can never succeed.
-            PayloadStoreError: the store, for good.
+            PayloadStoreError: the store has failed for good.
         """
-        trial = _Trial(lane, record, time.monotonic())
-        if self._chain.asks_store(record):
-            self._watch(trial, self._timeout_s)
-        try:
+        if not work.asks_store:
+            # On a thread of asyncio's own: those of the store may all hang.
+            work = await self._loop.run_in_executor(None, self._chain.advance, work)
+            if not work.asks_store:
+                return self._done(record, self._chain.finish(work))
+        with self._trying(_Trial(lane, record, work, time.monotonic())) as trial:
             while True:
                 try:
-                    return await self._try(trial)
-                except _LaterError:
-                    continue
+                    result = await self._try(trial, work)
                 except (PayloadNotFoundError, ReferenceRefusedError):
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
@@ -137,76 +134,83 @@ class Retries:
                         raise
                     self._stats.retries += 1
                     self._failed(trial, exc)
-        finally:
-            self._end(trial)
+                else:
+                    if result is not None:
+                        return self._done(record, result)
 
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
-        """Notices where what is awaited in here takes longer than the store may: a dead letter goes there too."""
-        began = time.monotonic()
-        trial = _Trial(lane, record, began, called=began)
+        """Stalls the lane if the body takes longer than the store may: a dead letter may go to the store too."""
+        began_s = time.monotonic()
+        with self._trying(_Trial(lane, record, None, began_s, called_s=began_s)):
+            yield
+
+    @contextlib.contextmanager
+    def _trying(self, trial: _Trial) -> Iterator[_Trial]:
         self._watch(trial, self._timeout_s)
         try:
-            yield
+            yield trial
         finally:
-            self._end(trial)
+            if trial.timer is not None:
+                trial.timer.cancel()
+            self._reasons.pop(trial, None)
+            if trial.stalled:
+                trial.lane.stalled -= 1
+                self._unstalled()
 
-    async def _try(self, trial: _Trial) -> Sequence[RecordLike]:
-        record = trial.record
-        if not self._chain.asks_store(record):
-            # It waits for no store, nor for a thread that waits for one, and says nothing of it.
-            await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            return self._done(record, await self._loop.run_in_executor(None, self._apply, record))
+    async def _try(self, trial: _Trial, work: Work) -> Result | None:
+        """Calls the store once, when it is the record's turn; None if it has to wait for another turn."""
         if self._chain.falls_back:
             await pause(trial.tries, self._settings.retry_delay_max_ms / 1000)
-            return self._answered(record, await self._loop.run_in_executor(self._executor, self._call, trial))
-        outage = self._outage
-        async with outage.turn(trial.tries) as probing:
-            call = self._call if probing else self._call_unless_down
+            result: Result | None = await self._loop.run_in_executor(self._executor, self._call, trial, work)
+        else:
+            result = await self._try_in_turn(trial, work)
+        if result is not None:
+            self._answered_at = time.monotonic()
+        return result
+
+    async def _try_in_turn(self, trial: _Trial, work: Work) -> Result | None:
+        breaker = self._breaker
+        async with breaker.turn(trial.tries) as probing:
+            call = self._call if probing else self._call_if_closed
             try:
-                made = await self._loop.run_in_executor(self._executor, call, trial)
+                result = await self._loop.run_in_executor(self._executor, call, trial, work)
             except (PayloadNotFoundError, PayloadUnfitError):
-                outage.answered()
+                breaker.answered()
                 raise
             except PayloadStoreError as exc:
                 if self._may_pass(exc):
-                    outage.failed(probing=probing)
+                    breaker.failed(probing=probing)
                 raise
-            if outage.lasts:
-                log.info("pipeline %s: the store answers again", self._settings.name)
-            outage.answered()
-        return self._answered(record, made)
+            if result is not None:
+                if breaker.open:
+                    log.info("pipeline %s: the store answers again", self._settings.name)
+                breaker.answered()
+            return result
 
-    def _call(self, trial: _Trial) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
-        trial.called = time.monotonic()
+    def _call(self, trial: _Trial, work: Work) -> Result:
+        trial.called_s = time.monotonic()
         try:
-            return self._apply(trial.record)
+            return self._finish(work)
         finally:
-            trial.called = None
+            trial.called_s = None
 
-    def _call_unless_down(self, trial: _Trial) -> tuple[Sequence[RecordLike], tuple[str, ...]]:
-        if self._outage.lasts:
-            raise _LaterError
-        return self._call(trial)
+    def _call_if_closed(self, trial: _Trial, work: Work) -> Result | None:
+        # The store may have gone down while the record waited for a thread.
+        return None if self._breaker.open else self._call(trial, work)
 
-    def _answered(
-        self, record: SourceRecord, made: tuple[Sequence[RecordLike], tuple[str, ...]]
-    ) -> Sequence[RecordLike]:
-        self._answered_at = time.monotonic()
-        return self._done(record, made)
-
-    def _done(self, record: SourceRecord, made: tuple[Sequence[RecordLike], tuple[str, ...]]) -> Sequence[RecordLike]:
-        results, applied = made
-        self._count(applied, record, results)
-        return results
+    def _done(self, record: SourceRecord, result: Result) -> Sequence[RecordLike]:
+        records, applied = result
+        self._count(applied, record, records)
+        return records
 
     def _watch(self, trial: _Trial, seconds: float) -> None:
         trial.timer = self._loop.call_later(seconds, self._look_at, trial)
 
     def _look_at(self, trial: _Trial) -> None:
-        """A record has taken as long as the store may: it waits for its turn where others were answered meanwhile."""
-        called_s, record = trial.called, trial.record
-        since_s = max(self._answered_at, trial.began) if called_s is None else called_s
+        """Stalls the lane if a record has taken as long as the store may, unless it only waits for its turn."""
+        called_s, record = trial.called_s, trial.record
+        since_s = max(self._answered_at, trial.began_s) if called_s is None else called_s
         waited_s = time.monotonic() - since_s
         if not trial.tries:
             if waited_s < self._timeout_s:
@@ -225,7 +229,7 @@ class Retries:
         trial.tries += 1
         self._reasons[trial] = str(error)
         self._log(f"the store failed, it is tried again: {error}")
-        if time.monotonic() - trial.began >= self._timeout_s:
+        if time.monotonic() - trial.began_s >= self._timeout_s:
             self._stall(trial)
 
     def _stall(self, trial: _Trial) -> None:
@@ -233,16 +237,8 @@ class Retries:
             trial.stalled = True
             trial.lane.stalled += 1
 
-    def _end(self, trial: _Trial) -> None:
-        if trial.timer is not None:
-            trial.timer.cancel()
-        self._reasons.pop(trial, None)
-        if trial.stalled:
-            trial.lane.stalled -= 1
-            self._unstalled()
-
     def _may_pass(self, error: PayloadStoreError) -> bool:
-        """What was withdrawn may be given back; what was never given is for the user to mend."""
+        """A right that was withdrawn may be given back; one that was never given is for the user to give."""
         was_let_in = self._stats.offloaded_records or self._stats.inflated_records
         return error.retriable or (isinstance(error, PayloadStoreAccessError) and was_let_in > 0)
 

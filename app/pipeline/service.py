@@ -19,9 +19,10 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
+from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
-from app.pipeline.stages import UnfitStage, build
+from app.pipeline.stages import UnfitStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -80,7 +81,7 @@ class Pipeline(Service):
         # Its own: calls that hang in the store of one pipeline must not take those of another.
         self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         self._ended = ended
-        self._refusals = LearnedLimits()
+        self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
@@ -177,7 +178,7 @@ class Pipeline(Service):
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
         found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
-        plan = self._refusals.applied(found)
+        plan = self._learned_limits.applied(found)
         if self.status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
@@ -197,7 +198,7 @@ class Pipeline(Service):
                 plan.sink.max_message_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
-                unfit=UnfitStage(self._refusals.unfit, plan.sink) if self._refusals.unfit else None,
+                unfit=UnfitStage(self._learned_limits.unfit, plan.sink) if self._learned_limits.unfit else None,
             ),
             store=self._store,
             budget=self._budget,
@@ -210,10 +211,10 @@ class Pipeline(Service):
         try:
             await self.flow.run()
         except LimitError as exc:
-            self._refusals.learn(found, exc)
+            self._learned_limits.learn(found, exc)
             raise
         except UnfitError as exc:
-            self._refusals.learn_unfit(exc)
+            self._learned_limits.learn_unfit(exc)
             raise
         finally:
             if not self.flow.renewing:

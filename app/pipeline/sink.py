@@ -75,7 +75,6 @@ class _Origins:
         return rest
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
-        """See `Load.delivered`."""
         for span in self.spans.values():
             span.durable = True
         self._share.give(self.held)

@@ -1,4 +1,4 @@
-"""The ending of a flow: that it is to end, and why; whoever has a part in the flow may bring it about."""
+"""The termination of a flow: any part of the flow may bring it about; the first error counts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class RecordError(WideloadError):
-    """A record stopped the pipeline, by `errors.tolerance = "none"` or because the store refuses everyone.
+    """A record stopped the pipeline, by `errors.tolerance = "none"` or because the store refuses all records.
 
     Attributes:
-        topic, partition, offset: where the record is.
+        topic, partition, offset: the place of the record.
     """
 
     def __init__(self, record: SourceRecord, error: BaseException, advice: str) -> None:
@@ -32,15 +32,15 @@ class RecordError(WideloadError):
 
 
 class Termination:
-    """Whether a flow is to end. Belongs to its event loop.
+    """Says whether a flow is to end. Belongs to its event loop.
 
     Args:
         pipeline: the name of the pipeline, for the log.
-        wake: called with the first failure, and when the flow is asked to stop: it may be waiting.
+        wake: called on the first failure, and when the flow is asked to stop: the flow may be waiting.
 
     Attributes:
-        error: what the flow has failed with; None where it has not.
-        asked: True once it has been asked to stop.
+        error: the first failure; None if there is none.
+        asked: True once the flow has been asked to stop.
     """
 
     def __init__(self, pipeline: str, wake: Callable[[], None]) -> None:
@@ -55,22 +55,22 @@ class Termination:
         self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the flow with `error`; of several the first counts, the others mostly follow from it."""
+        """Ends the flow with `error`, if it is the first one: later errors mostly follow from that."""
         if self.error is None:
             self.error = error
             self._wake()
 
     def fail_by_defect(self, error: Exception, record: SourceRecord | None = None) -> None:
-        """Ends the flow with an error that nobody foresaw, as loudly as with any other; the log says where it was.
+        """Ends the flow with an error that nobody foresaw, and writes its traceback to the log.
 
         Args:
-            error: which is of ours to mend.
-            record: the one that was in hand, if one was.
+            error: a defect of this project.
+            record: the record that was in hand; None if there was none.
         """
         log.error("pipeline %s: unexpected error", self._pipeline, exc_info=error)
         self.fail(error if record is None else RecordError(record, error, ""))
 
     def raise_error(self) -> None:
-        """Raises what the flow has failed with, if it has."""
+        """Raises the first failure, if there is one."""
         if self.error is not None:
             raise self.error

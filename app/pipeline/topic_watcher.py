@@ -1,8 +1,8 @@
-"""Changes of topics while a pipeline runs: deleted, created anew, partitions added, limits raised.
+"""The topic watcher: notices topics that are deleted, created anew, or get partitions or a higher limit.
 
-Kafka's clients look at their topics every few minutes, and by name alone: a topic that was deleted and created anew is
-to them the same, with offsets that mean other records. Since Kafka 2.8 a topic has an id (KIP-516) that tells; brokers
-without it are asked for the rest.
+Kafka's clients look at their topics every few minutes, and by name alone. To them a topic that was deleted and created
+anew is the same, but its offsets mean other records. Since Kafka 2.8 the id of a topic (KIP-516) tells them apart. With
+older brokers only the other changes are noticed.
 """
 
 from __future__ import annotations
@@ -40,40 +40,39 @@ class LimitRaisedError(ClusterError):
 
 
 class TopicWatcher:
-    """Looks whether the topics of a flow still are those of its plan. Belongs to its event loop.
+    """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
     Args:
         plan: what the preflight found.
-        ending: of the flow, where they are not.
+        termination: ends the flow if they are not.
         send: sends a request to a broker, and returns the answer.
     """
 
-    def __init__(self, plan: Plan, ending: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, plan: Plan, termination: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:
         self._sources = {topic.name: topic for topic in plan.sources}
         self._targets = {topic.name: topic for topic in (plan.sink, plan.dead_letters) if topic is not None}
         self._topics = {**self._sources, **self._targets}
-        # As they were first seen: what the plan has may be lower, where a refusal has told more
-        # (`app.pipeline.learned_limits`).
+        # As they were first seen: the limits of the plan may be lower, after a refusal (`app.pipeline.learned_limits`).
         self._limits: dict[str, int] = {}
-        self._ending = ending
+        self._termination = termination
         self._send = send
 
     async def watch(self) -> None:
         """Looks again and again; ends the flow with the first change, and returns."""
         seen: str | None = None
         while True:
-            # Where there is no answer nothing is known; the clients see for themselves that brokers are away.
+            # No answer says nothing of the topics; the clients see for themselves that brokers are away.
             with contextlib.suppress(KafkaError, OSError):
                 change = self._change(await identities(self._send, self._topics))
                 change = change or self._raised(await limits(self._send, self._targets))
                 if change is not None and str(change) == seen:
-                    self._ending.fail(change)
+                    self._termination.fail(change)
                     return
                 seen = None if change is None else str(change)
             await asyncio.sleep(_LOOK_S)
 
     def _change(self, found: Mapping[str, Identity | None]) -> ClusterError | None:
-        # What must not be committed comes first.
+        # The changes after which nothing may be committed come first.
         changed = {name: self._topics[name] for name in found}
         for name, topic in sorted(changed.items(), key=lambda each: each[0] not in self._sources):
             identity = found[name]
@@ -87,7 +86,7 @@ class TopicWatcher:
         return None
 
     def _raised(self, limits: Mapping[str, int]) -> LimitRaisedError | None:
-        """A limit that is lowered shows when the topic refuses something; of one that is raised nothing else tells."""
+        """A limit that was raised. A lower limit shows when the topic refuses a record."""
         for name, limit in limits.items():
             former = self._limits.setdefault(name, limit)
             if limit > former:

@@ -1,8 +1,8 @@
-"""The transactions of one source partition, one after the other: its results, and how far it has come, go together.
+"""The transactions of one source partition, one after the other: each commits results together with their offset.
 
-Whoever has the partition next begins with a producer of the same `transactional.id`, which ends what this one has left,
-and lets no more of it pass (fencing). That holds by the producer alone: aiokafka's offsets in transactions do not say
-of which generation of the group they are, so each source partition has a producer of its own.
+The next owner of the partition begins with a producer of the same `transactional.id`, which ends the transaction that
+this one has left open, and fences it. The producer alone has to do this: the offsets in transactions of aiokafka do
+not say of which generation of the group they are. So each source partition has a producer of its own.
 """
 
 from __future__ import annotations
@@ -10,40 +10,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from enum import Enum
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from app.config.guarantee import TIMEOUT
+from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
 from app.kafka.producer import ProducerControls
-from app.pipeline.budget import Part
-from app.pipeline.lane import Slot, held_bytes
-from app.pipeline.output import Output
+from app.pipeline.budget import Part, Share
+from app.pipeline.lane import Lane, Slot, held_bytes
+from app.pipeline.lanes import Lanes
+from app.pipeline.output import Destination, Output
 from transforms.identifiers import transactional_id
+from transforms.record import RecordLike
 
-if TYPE_CHECKING:
-    from aiokafka import AIOKafkaProducer
-
-    from app.cluster.preflight import Plan
-    from app.config.settings import ClientSettings, PipelineSettings
-    from app.kafka.batches.bounds import Bounds
-    from app.kafka.broker_health import BrokerHealth
-    from app.pipeline.budget import Share
-    from app.pipeline.commits import Commits
-    from app.pipeline.lane import Lane
-    from app.pipeline.lanes import Lanes
-    from app.pipeline.stats import PipelineStats
-    from app.pipeline.termination import Termination
-    from transforms.record import RecordLike
-
-__all__ = ["Transaction"]
+__all__ = ["State", "Transaction"]
 
 log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _ABORT_S = 3.0
+
+
+class State(Enum):
+    """How far the transaction of a lane has come."""
+
+    IDLE = "none is open; the next record begins one"
+    OPEN = "records are written in it"
+    ENDING = "it is being committed; records wait for the next one"
+    OVER = "it has failed, or its partition is gone; records wait for nothing"
 
 
 class Transaction:
@@ -54,85 +52,53 @@ class Transaction:
     bytes of the budget already.
 
     Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        share: the budget's bytes are given back when records are durable.
+        destination: where to write.
+        share: gets the bytes of records back when they are durable.
         lane: of the source partition.
-        lanes: of the flow; for one that is no longer among them nothing is committed.
-        brokers: watched as the producer finds them.
-        commits: say what may be committed.
+        lanes: of the flow; nothing is committed for a lane that is no longer among them.
         bounds: of what is on its way, in the transactions of all lanes.
-        stats: what is counted.
-        ending: of the flow, where a transaction fails.
 
     Attributes:
         lane: of the source partition, as it is assigned now.
         id: the `transactional.id`.
+        output: writes to the topics.
     """
 
-    # State that changes, on the event loop alone. Nothing is open: no `_timer`. Open: a `_timer`. Ending: `_shut` too,
-    # and `_ends`. Failed, or of no use any more: `_over` too, and records wait here for nothing.
+    # State that changes, on the event loop alone: `_state`, and what follows from it. While OPEN there is a `_timer`,
+    # while ENDING there is `_ends`.
 
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        plan: Plan,
-        share: Share,
-        lane: Lane,
-        lanes: Lanes,
-        *,
-        brokers: BrokerHealth,
-        commits: Commits,
-        bounds: Bounds,
-        stats: PipelineStats,
-        ending: Termination,
-    ) -> None:
+    def __init__(self, destination: Destination, share: Share, lane: Lane, lanes: Lanes, bounds: Bounds) -> None:
+        self._settings = settings = destination.settings
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
-        self._settings = settings
         self._lanes = lanes
-        self._brokers = brokers
-        self._commits = commits
-        self._stats = stats
-        self._ending = ending
+        self._brokers = destination.brokers
+        self._stats = destination.stats
+        self._termination = destination.termination
         self._part = Part(share)
-        self.outlet = Output(
-            client,
-            settings,
-            plan,
-            self._part,
-            brokers=brokers,
-            stats=stats,
-            ending=ending,
-            durable=self.due,
-            transactional_id=self.id,
-            bounds=bounds,
-        )
-        self._producer: AIOKafkaProducer = self.outlet.producer
+        self.output = Output(destination, self._part, self.due, transactional_id=self.id, bounds=bounds)
+        self._producer: AIOKafkaProducer = self.output.producer
         self._controls = ProducerControls(self._producer)
         self._limit = settings.guarantee.size
         self._bytes = 0
+        self._state = State.IDLE
         self._timer: asyncio.TimerHandle | None = None
         self._ends: asyncio.Task[None] | None = None
-        self._shut = False
-        self._over = False
         self._backlog: deque[Slot | tuple[RecordLike, int, int]] = deque()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Takes the `transactional.id`: what another producer had begun with it is aborted, or committed to its end.
+        """Takes the `transactional.id`: the open transaction of another producer is aborted, or committed to its end.
 
-        Where this fails, `stop` lets go of what there is.
+        If this fails, `stop` lets go of what there is.
 
         Raises:
             KafkaError: the cluster does not let it.
         """
         try:
             async with asyncio.timeout(_START_S) as timeout:
-                await self.outlet.start()
+                await self.output.start()
         except TimeoutError as exc:
             if not timeout.expired():
                 raise
@@ -143,110 +109,112 @@ class Transaction:
 
     @property
     def idle(self) -> bool:
-        """True where nothing is open, and nothing has gone wrong: the next transaction may begin."""
-        return self._timer is None and not self._shut and not self.outlet.failed
+        """True if nothing is open and nothing has gone wrong: the next transaction may begin."""
+        return self._state is State.IDLE and not self.output.failed
 
     def take(self, lane: Lane) -> None:
-        """Goes on with a partition that has been assigned again; only where `idle`."""
+        """Goes on with a partition that has been assigned again; only if `idle`."""
         self.lane = lane
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
+    # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, record: RecordLike, offset: int, held: int) -> None:
-        """See `Output.append`."""
         self._part.used += held
-        if self._shut:
+        if self._state is State.IDLE:
+            self._begin()
+        if self._state is not State.OPEN:
             self._wait((record, offset, held))
             return
-        if self._timer is None:
-            self._begin()
-        self.outlet.append(self.lane, record, offset, held)
+        self.output.append(self.lane, record, offset, held)
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
 
     def write(self, slot: Slot) -> None:
-        """See `Output.write`: all of a slot's results go in one transaction."""
+        """See `Delivery.write`: all of a slot's results go in one transaction."""
         assert slot.result is not None
         held = sum(map(held_bytes, slot.result))
         self._part.used += held
-        if self._shut:
+        if self._state in (State.IDLE, State.OPEN):
+            self._write(slot, held)
+        else:
             self._wait(slot)
-            return
-        self._write(slot, held)
 
     def _write(self, slot: Slot, held: int) -> None:
-        if slot.result and self._timer is None:
+        if slot.result and self._state is State.IDLE:
             self._begin()
         try:
-            self.outlet.write(self.lane, slot)
+            self.output.write(self.lane, slot)
         except BaseException:
-            self._over = True  # some of its results may be there, and others never come: this is not to be committed
+            self._state = State.OVER  # some of its results may be written without the others: never to be committed
             raise
+        self._count(held)
+
+    def _count(self, held: int) -> None:
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
 
-    def _wait(self, left: Slot | tuple[RecordLike, int, int]) -> None:
-        self._backlog.append(left)
+    def _wait(self, waiting: Slot | tuple[RecordLike, int, int]) -> None:
+        self._backlog.append(waiting)
         self.lane.waiting += 1
 
     def due(self) -> None:
         """Says that there may be something to commit, though nothing was written."""
-        if self._timer is None and not self._shut and self._commits.of(self.lane) is not None:
+        if self._state is State.IDLE and self._lanes.to_commit(self.lane) is not None:
             self._begin()
 
     def _begin(self) -> None:
         self._controls.begin_transaction()
+        self._state = State.OPEN
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._settings.guarantee.interval_ms / 1000, self.end)
 
-    # --- ending ------------------------------------------------------------------------------------------------------
+    # --- committing --------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """Begins to end the transaction, if one is open; does not wait."""
-        if self._shut or self._timer is None:
+        if self._state is not State.OPEN:
             return
+        assert self._timer is not None
         self._timer.cancel()
-        self._shut = True
+        self._state = State.ENDING
         self._ends = asyncio.get_running_loop().create_task(self._end())
 
-    async def ended(self) -> None:
+    async def finish(self) -> None:
         """Ends what is open, and what waits for the next transaction too; waits until nothing is, or it has failed."""
-        while not self._over:
+        while self._state in (State.OPEN, State.ENDING):
             self.end()
-            if self._ends is None:
-                return
+            assert self._ends is not None
             await asyncio.wait([self._ends])
 
     async def _end(self) -> None:
         limit_s = self._settings.guarantee.timeout_ms / 1000
+        state = State.OVER
         try:
             async with asyncio.timeout(limit_s) as timeout:
-                if self.outlet.failed or self._over or not await self._commit():
-                    self._over = True
-                    return
+                if not self.output.failed and await self._commit():
+                    state = State.IDLE
         except (KafkaError, IllegalOperation, OSError, TimeoutError) as exc:
-            self._over = True
-            told: BaseException = exc
+            error: BaseException = exc
             if isinstance(exc, TimeoutError) and timeout.expired():
-                told = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
-            self._ending.fail(translated(told, f"committing a transaction of {self.id}"))
-            return
+                error = KafkaTimeoutError(f"it has not ended in the {limit_s:g} s of {TIMEOUT}")
+            self._termination.fail(translated(error, f"committing a transaction of {self.id}"))
         except Exception as exc:  # noqa: BLE001  # or the lane would wait for ever
-            self._over = True
-            self._ending.fail_by_defect(exc)
-            return
-        self._timer, self._ends, self._shut, self._bytes = None, None, False, 0
-        self._go_on()
+            self._termination.fail_by_defect(exc)
+        self._state = state
+        if state is State.IDLE:
+            self._bytes = 0
+            self._write_backlog()
 
     async def _commit(self) -> bool:
-        """False where a write has failed, which ends the flow, or the partition was given up meanwhile."""
-        await self.outlet.finished()
-        if self.outlet.failed or not self._lanes.holds(self.lane):
+        """False if a write has failed, which ends the flow, or if the partition was given up meanwhile."""
+        await self.output.finished()
+        if self.output.failed or not self._lanes.holds(self.lane):
             return False
         lane = self.lane
-        commit = self._commits.of(lane)
+        commit = self._lanes.to_commit(lane)
         if commit is not None:
             offsets = {lane.partition: OffsetAndMetadata(*commit)}
             await self._producer.send_offsets_to_transaction(offsets, self._settings.group_id)
@@ -254,39 +222,42 @@ class Transaction:
         self._stats.transactions += 1
         if commit is not None:
             self._stats.commits += 1
-            self._commits.made(lane, *commit)
+            lane.mark_committed(*commit)
         return True
 
-    def _go_on(self) -> None:
-        """Lets what has waited into the next transaction, or as much of it as fits."""
-        while self._backlog and not self._shut:
-            left = self._backlog.popleft()
+    def _write_backlog(self) -> None:
+        """Writes what has waited in the next transaction, or as much of it as fits."""
+        while self._backlog and self._state in (State.IDLE, State.OPEN):
+            waiting = self._backlog.popleft()
             self.lane.waiting -= 1
             try:
-                if isinstance(left, Slot):
-                    assert left.result is not None
-                    self._write(left, sum(map(held_bytes, left.result)))
+                if isinstance(waiting, Slot):
+                    assert waiting.result is not None
+                    self._write(waiting, sum(map(held_bytes, waiting.result)))
                 else:
-                    self._part.used -= left[2]
-                    self.append(*left)
+                    record, offset, held = waiting
+                    if self._state is State.IDLE:
+                        self._begin()
+                    self.output.append(self.lane, record, offset, held)
+                    self._count(held)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
-                self._over = self._shut = True
-                self._ending.fail_by_defect(exc)
+                self._state = State.OVER
+                self._termination.fail_by_defect(exc)
                 return
-        self.outlet.flush()
+        self.output.flush()
         self.due()
 
     # --- giving up ---------------------------------------------------------------------------------------------------
 
     def discard(self) -> None:
         """Forgets what is not committed: the lane's partition is another's, or is read again."""
-        self._over = self._shut = True
+        self._state = State.OVER
         if self._timer is not None:
             self._timer.cancel()
         if self._ends is not None:
             self._ends.cancel()
         self._backlog.clear()
-        self.outlet.discard()
+        self.output.discard()
         self._part.close()
 
     async def stop(self) -> None:
@@ -294,7 +265,7 @@ class Transaction:
         self.discard()
         self._brokers.forget(self._producer.client)
         try:
-            fenced = isinstance(self.outlet.failure, (ProducerFenced, InvalidProducerEpoch))
+            fenced = isinstance(self.output.failure, (ProducerFenced, InvalidProducerEpoch))
             await self._controls.release_transaction(_ABORT_S, abort=not fenced)
         finally:
-            await self.outlet.stop()
+            await self.output.stop()

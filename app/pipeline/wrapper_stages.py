@@ -1,62 +1,55 @@
-"""The stages that take wrappers off and put them on; they ask no store, but a long copy takes a thread."""
+"""The stages of wrappers: they ask no store, but the copy of a long value takes time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from transforms.record import RecordLike
+from transforms.record import Record, RecordLike
 from transforms.wrapper import Unwrap, Wrap
 
-__all__ = ["UnwrapStage", "WrapStage"]
+__all__ = ["WrapperStage", "unwrap_stage", "wrap_stage"]
 
-_COPIED_AT_ONCE_BYTES = 65_536  # what is copied in less time than it takes to hand it to a thread
-
-
-class UnwrapStage:
-    """Takes headers and value out of a wrapper. See `app.pipeline.stages.Stage`."""
-
-    name = "unwrap"
-
-    def __init__(self, unwrap: Unwrap) -> None:
-        self.wants: Callable[[RecordLike], bool] = unwrap.wants
-        self.moves: Callable[[RecordLike], bool] = unwrap.wants
-        self._unwrap = unwrap
-
-    def blocks(self, record: RecordLike) -> bool:
-        """See `Stage.blocks`."""
-        return _is_long(record)
-
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """See `Unwrap.reserve_bytes`."""
-        return self._unwrap.reserve_bytes(record)
-
-    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
-        return (self._unwrap.unwrap(record),)
+_COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
 
 
-class WrapStage:
-    """Puts headers and value into a wrapper; otherwise as `UnwrapStage`."""
+class WrapperStage:
+    """Wraps or unwraps. A `Stage`.
 
-    name = "wrap"
+    Args:
+        name: as in `transforms`.
+        wants: see `Stage.wants`.
+        reserve_bytes: see `Stage.reserve_bytes`.
+        transform: makes the record that takes the place of another.
+    """
 
-    def __init__(self, wrap: Wrap) -> None:
-        self.wants: Callable[[RecordLike], bool] = wrap.wants
-        self.moves: Callable[[RecordLike], bool] = wrap.wants
-        self._wrap = wrap
+    def __init__(
+        self,
+        name: str,
+        wants: Callable[[RecordLike], bool],
+        reserve_bytes: Callable[[RecordLike], int],
+        transform: Callable[[RecordLike], Record],
+    ) -> None:
+        self.name = name
+        self.wants = wants
+        self.moves = wants
+        self.reserve_bytes = reserve_bytes
+        self._transform = transform
 
     def blocks(self, record: RecordLike) -> bool:
-        """See `Stage.blocks`."""
-        return _is_long(record)
+        return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
 
-    def reserve_bytes(self, record: RecordLike) -> int:
-        """A second copy of the value; headers are not counted anywhere."""
-        return len(record.value or b"")
+    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
+        return False
 
     def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        """See `Stage.apply`."""
-        return (self._wrap.wrap(record),)
+        return (self._transform(record),)
 
 
-def _is_long(record: RecordLike) -> bool:
-    return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
+def unwrap_stage(unwrap: Unwrap) -> WrapperStage:
+    """The stage that takes headers and value out of a wrapper."""
+    return WrapperStage("unwrap", unwrap.wants, unwrap.reserve_bytes, unwrap.unwrap)
+
+
+def wrap_stage(wrap: Wrap) -> WrapperStage:
+    """The stage that puts headers and value into a wrapper; the copies of headers are not counted anywhere."""
+    return WrapperStage("wrap", wrap.wants, lambda record: len(record.value or b""), wrap.wrap)

@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.pipeline.stats import STORE_SECONDS, Latency, PipelineReport, PipelineStats
+from app.pipeline.report import PipelineReport
+from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
 
 __all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
 

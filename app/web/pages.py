@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
-from app.pipeline.stats import PipelineReport
+from app.pipeline.report import PipelineReport
 from app.web.metrics import Metrics
 from transforms.identifiers import transactional_id
 

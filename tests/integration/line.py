@@ -12,8 +12,8 @@ from app.cluster.preflight import Plan, plan_pipeline
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
 from app.pipeline.budget import Budget
+from app.pipeline.chain import build
 from app.pipeline.flow import Flow
-from app.pipeline.stages import build
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from tests.integration.topics import Found, Sent, marks, read_all, send

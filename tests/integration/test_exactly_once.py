@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from app.cluster.preflight import plan_pipeline
 from app.kafka.clients import ClusterError
-from app.pipeline.exactly_once import Transactions
+from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
 from app.pipeline.termination import RecordError
@@ -200,7 +200,7 @@ async def test_nothing_is_read_before_others_have_ended(make_line: MakeLine, mon
     line = make_line(**{"transaction.boundary.interval.ms": 20})
     await line.send(records(10))
     place = TopicPartition(line.source, 0)
-    assign = Transactions.assign
+    assign = ExactlyOnce.assign
     async with AIOKafkaProducer(bootstrap_servers=line.broker, transactional_id=line.id) as former:
         for offset in range(4):
             await former.begin_transaction()
@@ -209,15 +209,15 @@ async def test_nothing_is_read_before_others_have_ended(make_line: MakeLine, mon
             if offset < 3:
                 await former.commit_transaction()
 
-        async def late(transactions: Transactions, lanes: Sequence[Lane]) -> None:
+        async def late(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
             # The client has begun to read behind the third; now the fourth comes.
             async with asyncio.timeout(20):
-                while transactions._commits._intake.position(place) is None:  # noqa: ASYNC110  # known to the client alone
+                while delivery._consumer.position(place) is None:  # noqa: ASYNC110  # known to the client alone
                     await asyncio.sleep(0.01)
             await former.commit_transaction()
-            await assign(transactions, lanes)
+            await assign(delivery, lanes)
 
-        monkeypatch.setattr(Transactions, "assign", late)
+        monkeypatch.setattr(ExactlyOnce, "assign", late)
         async with line.life() as life:
             await life.until(lambda: life.stats.records_out >= 6)
             await life.stop()

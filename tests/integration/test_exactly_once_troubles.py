@@ -20,7 +20,7 @@ from app.kafka.consumer import GroupConsumer
 from app.kafka.topics import topics
 from app.local.broker import EmbeddedBroker
 from app.pipeline import transaction
-from app.pipeline.exactly_once import Transactions
+from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
@@ -28,10 +28,10 @@ from tests.integration.line import LONG, Life, Line, MakeLine, keys, records
 from transforms.errors import ConfigurationError, RecordUnfitError
 
 
-def transactions_of(life: Life) -> Transactions:
-    """The producers of a flow."""
-    assert isinstance(life.flow._outlet, Transactions)
-    return life.flow._outlet
+def delivery_of(life: Life) -> ExactlyOnce:
+    """The delivery of a flow."""
+    assert isinstance(life.flow._delivery, ExactlyOnce)
+    return life.flow._delivery
 
 
 def senders() -> int:
@@ -44,20 +44,20 @@ async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatc
     """A group that has committed nothing waits for its coordinator beyond the time of a poll; that is no failure."""
     line = make_line()
     await line.send(records(5))
-    may, assign = asyncio.Event(), Transactions.assign
+    may, assign = asyncio.Event(), ExactlyOnce.assign
 
-    async def late(transactions: Transactions, lanes: Sequence[Lane]) -> None:
+    async def late(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
         await may.wait()
-        await assign(transactions, lanes)
+        await assign(delivery, lanes)
 
-    monkeypatch.setattr(Transactions, "assign", late)
+    monkeypatch.setattr(ExactlyOnce, "assign", late)
     async with line.life() as life:
-        intake = life.flow._intake
-        intake._membership_s = 0.0  # a poll is due each time
+        consumer = life.flow._consumer
+        consumer._membership_s = 0.0  # a poll is due each time
         place = TopicPartition(line.source, 0)
-        await life.until(lambda: intake.consumer._fetcher is not None)
-        await life.until(lambda: place in intake.consumer._fetcher._records)  # that there is no offset
-        await life.until(lambda: place not in intake.consumer._fetcher._records)
+        await life.until(lambda: consumer.consumer._fetcher is not None)
+        await life.until(lambda: place in consumer.consumer._fetcher._records)  # that there is no offset
+        await life.until(lambda: place not in consumer.consumer._fetcher._records)
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()
@@ -70,10 +70,10 @@ async def test_rebalance_upon_rebalance_leaves_no_producer(make_line: MakeLine) 
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
-        transactions = transactions_of(life)
-        (each,) = transactions._of.values()
+        delivery = delivery_of(life)
+        (each,) = delivery._of.values()
         assert senders() == 1
-        giving_up = asyncio.create_task(transactions.assign([]))
+        giving_up = asyncio.create_task(delivery.assign([]))
         while not giving_up.done():
             await asyncio.sleep(0)
             giving_up.cancel()
@@ -88,7 +88,7 @@ async def test_producer_that_does_not_start_is_let_go(make_line: MakeLine, monke
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
-        (each,) = transactions_of(life)._of.values()
+        (each,) = delivery_of(life)._of.values()
         await life.until(lambda: each.idle)
         watched = len(life.flow._brokers._clients)
         starting = asyncio.Event()
@@ -100,7 +100,7 @@ async def test_producer_that_does_not_start_is_let_go(make_line: MakeLine, monke
         with monkeypatch.context() as patched:
             patched.setattr(transaction.Transaction, "start", never)
             other = Lane(TopicPartition(line.source, 1), 0)
-            assigning = asyncio.create_task(transactions_of(life).assign([*life.flow._lanes, other]))
+            assigning = asyncio.create_task(delivery_of(life).assign([*life.flow._lanes, other]))
             await asyncio.wait_for(starting.wait(), 20)
             assert len(life.flow._brokers._clients) == watched + 1
             assigning.cancel()
@@ -136,15 +136,15 @@ async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch:
     stop = GroupConsumer.stop
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
-        looked_up = life.flow._commits._looking_up
+        looked_up = life.flow._delivery.offsets._looking_up
 
-        async def while_the_group_moves(intake: GroupConsumer) -> None:
+        async def while_the_group_moves(consumer: GroupConsumer) -> None:
             await life.flow.on_partitions_assigned({TopicPartition(line.source, 0)})
-            await stop(intake)
+            await stop(consumer)
 
         monkeypatch.setattr(GroupConsumer, "stop", while_the_group_moves)
         await life.stop()
-        assert life.flow._commits._looking_up is looked_up
+        assert life.flow._delivery.offsets._looking_up is looked_up
         assert senders() == 0
 
 
@@ -155,7 +155,7 @@ async def test_transaction_that_has_failed(make_line: MakeLine, more: bool) -> N
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
-        (each,) = transactions_of(life)._of.values()
+        (each,) = delivery_of(life)._of.values()
         each._producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
         if more:
             await line.send(records(1, start=5))
@@ -176,8 +176,8 @@ async def test_transaction_that_does_not_end(make_line: MakeLine) -> None:
     guarantee = dataclasses.replace(line.pipeline.guarantee, interval_ms=50, timeout_ms=1_000)
     line.pipeline = dataclasses.replace(line.pipeline, guarantee=guarantee)
     async with line.life() as life:
-        await life.until(lambda: life.flow._commits.resumed)
-        (each,) = transactions_of(life)._of.values()
+        await life.until(lambda: life.flow._delivery.offsets.may_admit)
+        (each,) = delivery_of(life)._of.values()
         each._producer.commit_transaction = asyncio.Event().wait
         await line.send(records(5))
         with pytest.raises(ClusterError, match=r"not ended in the 1 s of producer\.transaction\.timeout\.ms") as caught:
@@ -190,9 +190,9 @@ async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine) 
     """A record that the sink refuses, of a partition that is another worker's by now, ends the flow as any other."""
     line = make_line()
     async with line.life() as life:
-        await life.until(lambda: life.flow._commits.resumed)
+        await life.until(lambda: life.flow._delivery.offsets.may_admit)
         error = UnfitError(OffsetTracker(0), 0, RecordUnfitError(line.sink, "INVALID_TIMESTAMP"))
-        life.flow._ending.fail(error)
+        life.flow._termination.fail(error)
         with pytest.raises(UnfitError) as caught:
             await asyncio.wait_for(asyncio.shield(life.task), 30)
     assert caught.value is error
@@ -211,16 +211,16 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
 
     async with line.life() as life:
 
-        async def slow(intake: GroupConsumer, partition: TopicPartition) -> tuple[int, int]:
-            found = await bounds(intake, partition)
+        async def slow(consumer: GroupConsumer, partition: TopicPartition) -> tuple[int, int]:
+            found = await bounds(consumer, partition)
             if not overtaken:
                 # As after two rebalances: the partition is here again, another worker has had it.
                 overtaken.append(1)
                 life.flow._lanes.discard([place])
                 life.flow._lanes.open(place, 0)
                 (lane,) = life.flow._lanes
-                transactions_of(life)._of[place].take(lane)
-                await intake.commit({place: (3, "")})
+                delivery_of(life)._of[place].take(lane)
+                await consumer.commit({place: (3, "")})
             return found
 
         monkeypatch.setattr(GroupConsumer, "bounds", slow)

@@ -21,10 +21,11 @@ from app.deadletters.reader import LetterReader
 from app.kafka.batches import Batches
 from app.kafka.batches.raw import raw_batch
 from app.pipeline.budget import Budget, Share
+from app.pipeline.chain import Chain
 from app.pipeline.flow import Flow
 from app.pipeline.offset_tracker import OffsetTracker
 from app.pipeline.sink import Sink
-from app.pipeline.stages import Chain, Stage
+from app.pipeline.stages import Stage
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError
 from tests.integration.test_dlq import run as command
@@ -93,6 +94,7 @@ class Careless:
         return False
 
     blocks = moves
+    asks_store = moves
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""

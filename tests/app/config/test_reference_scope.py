@@ -10,12 +10,12 @@ import pytest
 from app.config.parsing import parse
 from app.config.reference_scope import ReferenceScopeSettings, reference_scope
 from app.config.settings import PipelineSettings
-from app.pipeline.stages import build
+from app.pipeline.chain import build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.root import Root
-from tests.app.pipeline.test_stages import PlainStore
+from tests.app.pipeline.plain_store import PlainStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import ConfigurationError, ReferenceRefusedError
 from transforms.record import Header

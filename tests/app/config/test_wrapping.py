@@ -14,7 +14,7 @@ import pytest
 from app.commands.check import effective
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
-from app.pipeline.stages import Chain, build
+from app.pipeline.chain import Chain, Work, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
@@ -189,6 +189,12 @@ class Pair:
             keys.setdefault("large_message_threshold_bytes", THRESHOLD)
         return build(settings_of(*transforms, **NAMED, **keys), self.store, limit, PipelineStats())
 
+    def work(self, record: Any, *transforms: str) -> Work:
+        """What a chain has begun of the work on a record."""
+        found = self.chain(*transforms).begin(record)
+        assert found is not None
+        return found
+
     def one(self, record: Any, *transforms: str, **keys: Any) -> Any:
         """What a chain makes of a record."""
         (found,), _ = self.chain(*transforms, **keys).apply(record)
@@ -288,7 +294,7 @@ def test_both_are_counted() -> None:
 )
 def test_only_the_store_and_long_copies_take_a_thread(transforms: list[str], record: Record, blocks: bool) -> None:  # noqa: FBT001
     """A small record is wrapped and unwrapped at once, also before a stage that may call the store."""
-    assert Pair().chain(*transforms).blocks(record) is blocks
+    assert Pair().work(record, *transforms).blocks is blocks
 
 
 def test_a_wrapped_reference_takes_a_thread_and_room() -> None:
@@ -296,14 +302,13 @@ def test_a_wrapped_reference_takes_a_thread_and_room() -> None:
     pair = Pair()
     record = Record(b"k", b"v" * 1_000_000, HEADERS)
     carried = pair.one(record, "offload", "wrap")
-    chain = pair.chain("unwrap", "inflate")
-    assert chain.blocks(carried)
-    assert chain.reserve_bytes(carried) == 1_000_000
+    work = pair.work(carried, "unwrap", "inflate")
+    assert (work.blocks, work.asks_store, work.reserve_bytes) == (True, True, 1_000_000)
     # A copy that takes a thread is made all the same, or what is behind it would have no room.
     long = dataclasses.replace(record, headers=(("trace-id", b"t" * 100_000),))
-    assert chain.reserve_bytes(pair.one(long, "offload", "wrap")) >= 1_000_000
+    assert pair.work(pair.one(long, "offload", "wrap"), "unwrap", "inflate").reserve_bytes >= 1_000_000
     # Inflated and wrapped at once, the value is there twice.
-    assert pair.chain("inflate", "wrap").reserve_bytes(pair.one(record, "offload")) == 2_000_000
+    assert pair.work(pair.one(record, "offload"), "inflate", "wrap").reserve_bytes == 2_000_000
 
 
 def test_offload_sees_what_the_wrapper_adds() -> None:

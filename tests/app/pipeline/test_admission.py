@@ -10,6 +10,7 @@ from aiokafka.structs import ConsumerRecord
 
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
+from app.pipeline.chain import Work
 from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
@@ -31,12 +32,12 @@ class Let:
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
         self.admission = Admission(
-            cast(Any, SimpleNamespace(passes=lambda record: record.key != b"work", reserve_bytes=lambda record: 0)),
+            cast(Any, SimpleNamespace(passes=lambda record: record.key != b"work", begin=lambda record: None)),
             self.lanes,
             self.share,
-            assembly=None,
-            outlet=cast(Any, SimpleNamespace(append=self._append)),
-            passage=cast(Any, SimpleNamespace(enter=self._enter)),
+            assembler=None,
+            delivery=cast(Any, SimpleNamespace(append=self._append)),
+            dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
         )
 
@@ -67,7 +68,7 @@ class Let:
         self.passed.append((lane.partition.partition, offset))
         self.held.append(held)
 
-    def _enter(self, lane: Lane, record: SourceRecord, held: int) -> None:
+    def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
         self.worked.append((lane.partition.partition, record.offset))
 

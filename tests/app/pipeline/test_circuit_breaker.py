@@ -1,4 +1,4 @@
-"""An outage: who asks meanwhile, how often, and how all go on."""
+"""The circuit breaker: who calls the store while it is down, how often, and how all go on."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pytest
 from app.pipeline.circuit_breaker import CircuitBreaker, pause
 
 
-def down(outage: CircuitBreaker, failures: int = 5) -> None:
+def down(breaker: CircuitBreaker, failures: int = 5) -> None:
     """Lets so many calls fail."""
     for _ in range(failures):
-        outage.failed(probing=False)
+        breaker.failed(probing=False)
 
 
-async def test_outage_begins_after_failures_in_a_row() -> None:
+async def test_breaker_opens_after_failures_in_a_row() -> None:
     """A store that fails now and then is asked by all; one that fails five times running is down."""
-    outage = CircuitBreaker(60.0)
-    down(outage, 4)
-    outage.answered()
-    down(outage, 4)
-    assert not outage.lasts
-    down(outage, 1)
-    assert outage.lasts
+    breaker = CircuitBreaker(60.0)
+    down(breaker, 4)
+    breaker.answered()
+    down(breaker, 4)
+    assert not breaker.open
+    down(breaker, 1)
+    assert breaker.open
 
 
-async def test_outage_lets_one_ask_and_all_go_on_when_it_ends() -> None:
+async def test_breaker_lets_one_ask_and_all_go_on_when_it_ends() -> None:
     """While it lasts one record at a time asks, each another one; with the first answer all others may ask at once."""
-    outage = CircuitBreaker(0.001)
-    down(outage)
+    breaker = CircuitBreaker(0.001)
+    down(breaker)
     asking, asked = 0, []
     answers = iter([False, False, True])
 
@@ -38,71 +38,71 @@ async def test_outage_lets_one_ask_and_all_go_on_when_it_ends() -> None:
         nonlocal asking
         tries = 0
         while True:
-            async with outage.turn(tries) as probing:
+            async with breaker.turn(tries) as probing:
                 asking += probing
                 assert asking <= 1
                 asked.append((name, probing))
                 await asyncio.sleep(0)
                 asking -= probing
                 if not probing or next(answers):
-                    outage.answered()
+                    breaker.answered()
                     return
-                outage.failed(probing=True)
+                breaker.failed(probing=True)
                 tries += 1
 
     await asyncio.wait_for(asyncio.gather(*map(ask, range(4))), 10)
     assert asked[:3] == [(0, True), (1, True), (2, True)]
     assert sorted(asked[3:]) == [(0, False), (1, False), (3, False)]
-    assert not outage.lasts
+    assert not breaker.open
 
 
-async def test_outage_asks_less_and_less_often() -> None:
+async def test_breaker_asks_less_and_less_often() -> None:
     """The wait between two calls doubles, up to the longest that is allowed; a call that is late changes nothing."""
-    outage = CircuitBreaker(0.45)
-    down(outage)
+    breaker = CircuitBreaker(0.45)
+    down(breaker)
     waits = []
     for _ in range(3):
         before = time.monotonic()
-        async with outage.turn(0) as probing:
+        async with breaker.turn(0) as probing:
             assert probing
             waits.append(time.monotonic() - before)
-            outage.failed(probing=False)
-            outage.failed(probing=True)
+            breaker.failed(probing=False)
+            breaker.failed(probing=True)
     assert waits == [pytest.approx(least, abs=0.15) for least in (0.2, 0.4, 0.45)]
 
 
-async def test_outage_of_one_payload_holds_up_no_other_for_long() -> None:
+async def test_breaker_of_one_payload_holds_up_no_other_for_long() -> None:
     """Where one payload alone cannot be had, a record that comes then asks soon, not after the waits of that one."""
-    outage = CircuitBreaker(60.0)
-    down(outage)
+    breaker = CircuitBreaker(60.0)
+    down(breaker)
     for _ in range(8):
-        outage.failed(probing=True)  # it waits for most of a minute by now
+        breaker.failed(probing=True)  # it waits for most of a minute by now
 
     async def bad() -> None:
         tries = 9
         while True:
-            async with outage.turn(tries) as probing:
-                outage.failed(probing=probing)
+            async with breaker.turn(tries) as probing:
+                breaker.failed(probing=probing)
                 tries += 1
 
     waiting = asyncio.create_task(bad())
     await asyncio.sleep(0)
-    async with asyncio.timeout(10), outage.turn(0) as probing:
+    async with asyncio.timeout(10), breaker.turn(0) as probing:
         assert probing
-        outage.answered()
+        breaker.answered()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert waiting.cancelled()
 
 
-async def test_outage_turn_that_is_cancelled_is_the_next_ones() -> None:
+async def test_breaker_turn_that_is_cancelled_is_the_next_ones() -> None:
     """A partition that is lost while its record was to ask leaves the turn to another."""
-    outage = CircuitBreaker(0.001)
-    down(outage)
+    breaker = CircuitBreaker(0.001)
+    down(breaker)
     entered = asyncio.Event()
 
     async def hold() -> None:
-        async with outage.turn(0):
+        async with breaker.turn(0):
             entered.set()
             await asyncio.Event().wait()
 
@@ -110,7 +110,7 @@ async def test_outage_turn_that_is_cancelled_is_the_next_ones() -> None:
     await asyncio.wait_for(entered.wait(), 10)
     holder.cancel()
     await asyncio.gather(holder, return_exceptions=True)
-    async with asyncio.timeout(10), outage.turn(0) as probing:
+    async with asyncio.timeout(10), breaker.turn(0) as probing:
         assert probing
 
 

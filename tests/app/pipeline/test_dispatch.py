@@ -1,9 +1,8 @@
-"""The passage: what is written of a message that will not be whole, and that others have their turn meanwhile."""
+"""The dispatcher: what is written of a message that will not be whole, and that others have their turn meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 from aiokafka import TopicPartition
@@ -46,25 +45,24 @@ class Output:
 
 
 class Bench:
-    """A passage with all that it needs, and one lane."""
+    """A dispatcher with all that it needs, and one lane."""
 
     def __init__(self, limit: int) -> None:
         share = Share(Budget(10_000_000))
         self.lanes = Lanes(share, None)
         self.lanes.open(PARTITION, 0)
-        self.outlet = Output()
+        self.output = Output()
         self.stats = PipelineStats()
-        self.ending = Termination("p", lambda: None)
+        self.termination = Termination("p", lambda: None)
         pipeline = settings()
         letters = LetterWriter(pipeline, Topic("dlq", 1, limit, "delete"), None)
-        self.passage = Dispatcher(
-            cast(Any, SimpleNamespace()),
+        self.dispatcher = Dispatcher(
             self.lanes,
             share,
-            attempts=cast(Any, None),
-            verdicts=ErrorPolicy(pipeline, letters, share, stats=self.stats, ending=self.ending),
-            outlet=cast(Any, self.outlet),
-            ending=self.ending,
+            retries=cast(Any, None),
+            error_policy=ErrorPolicy(pipeline, letters, share, stats=self.stats, termination=self.termination),
+            delivery=cast(Any, self.output),
+            termination=self.termination,
         )
 
     @property
@@ -84,17 +82,17 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
     """The loop goes on between parts of them; all are written in order, and the commit waits for the last."""
     count = 30_000
     bench = Bench(1_000_000)
-    bench.passage.give_up(event(count))
-    assert bench.outlet.values == [], "it has only begun"
+    bench.dispatcher.give_up(event(count))
+    assert bench.output.values == [], "it has only begun"
     turns = 0
     while bench.lane.slots:
         await asyncio.sleep(0)
         turns += 1
-    assert bench.ending.error is None
-    assert bench.outlet.values == [b"%d" % offset for offset in range(count)]
-    parts = len(bench.outlet.held)
+    assert bench.termination.error is None
+    assert bench.output.values == [b"%d" % offset for offset in range(count)]
+    parts = len(bench.output.held)
     assert turns >= parts - 1 >= 100
-    assert bench.outlet.held == [True] * (parts - 1) + [False], "held back until the last is durable"
+    assert bench.output.held == [True] * (parts - 1) + [False], "held back until the last is durable"
     assert bench.lane.held_back(count + 1) == count + 1
     assert bench.stats.dead_letters == count
 
@@ -102,18 +100,18 @@ async def test_letters_of_very_many_chunks_leave_others_their_turn() -> None:
 async def test_letters_of_few_chunks_are_written_at_once() -> None:
     """What takes no time takes no turn."""
     bench = Bench(1_000_000)
-    bench.passage.give_up(event(3))
-    assert bench.outlet.values == [b"0", b"1", b"2"]
+    bench.dispatcher.give_up(event(3))
+    assert bench.output.values == [b"0", b"1", b"2"]
     assert not bench.lane.slots
 
 
 async def test_letters_of_chunks_that_do_not_fit_are_chunks() -> None:
     """Each goes in as many records as it needs, and counts as one."""
     bench = Bench(500)
-    bench.passage.give_up(event(3))
+    bench.dispatcher.give_up(event(3))
     await asyncio.gather(*bench.lane.tasks)
-    assert bench.ending.error is None
-    assert len(bench.outlet.values) > 3
+    assert bench.termination.error is None
+    assert len(bench.output.values) > 3
     assert bench.stats.dead_letters == 3
 
 
@@ -121,10 +119,10 @@ async def test_letters_that_are_given_up_with_their_lane() -> None:
     """A partition that is lost in the middle takes its letters with it: its next owner reads the chunks again."""
     bench = Bench(1_000_000)
     lane = bench.lane
-    bench.passage.give_up(event(5_000))
-    await bench.outlet.begun.wait()
+    bench.dispatcher.give_up(event(5_000))
+    await bench.output.begun.wait()
     bench.lanes.discard_all()
     await asyncio.gather(*lane.tasks, return_exceptions=True)
-    written = len(bench.outlet.values)
-    bench.passage.release(lane)
-    assert len(bench.outlet.values) == written < 5_000
+    written = len(bench.output.values)
+    bench.dispatcher.release(lane)
+    assert len(bench.output.values) == written < 5_000

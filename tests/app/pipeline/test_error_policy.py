@@ -52,10 +52,10 @@ class Bench:
         self.budget = Budget(100_000)
         self.share = Share(self.budget)
         self.stats = PipelineStats()
-        self.ending = Termination("p", lambda: None)
+        self.termination = Termination("p", lambda: None)
         pipeline = settings(**keys)
         writer = None if letters is None else LetterWriter(pipeline, letters, None)
-        self.verdicts = ErrorPolicy(pipeline, writer, self.share, stats=self.stats, ending=self.ending)
+        self.error_policy = ErrorPolicy(pipeline, writer, self.share, stats=self.stats, termination=self.termination)
 
     def slot(self, held: int = 5_000) -> Slot:
         """A slot whose bytes are taken."""
@@ -65,10 +65,10 @@ class Bench:
     def failed(self, error: Exception) -> Slot:
         """A slot whose work has raised."""
         slot = self.slot()
-        with self.verdicts.of(slot):
+        with self.error_policy.of(slot):
             fail(error)
         if slot.cause is not None:
-            asyncio.run(self.verdicts.bury(slot))
+            asyncio.run(self.error_policy.bury(slot))
         return slot
 
 
@@ -80,7 +80,7 @@ def test_verdict_on_a_record_that_can_never_succeed(error: Exception) -> None:
     assert slot.result is not None
     (letter,) = slot.result
     assert (slot.dead, letter.value, dict(letter.headers)["__connect.errors.offset"]) == (True, b"v", b"7")
-    assert (bench.ending.error, bench.stats.dead_letters, bench.share.used) == (None, 1, slot.held)
+    assert (bench.termination.error, bench.stats.dead_letters, bench.share.used) == (None, 1, slot.held)
     assert slot.result is not None
     assert slot.held == sum(map(held_bytes, slot.result))
 
@@ -99,7 +99,7 @@ def test_verdict_that_ends_the_flow(letters: Topic | None, error: Exception, tol
     bench = Bench(letters)
     slot = bench.failed(error)
     with pytest.raises(RecordError, match=f"topic raw, partition 3, {told}"):
-        bench.ending.raise_error()
+        bench.termination.raise_error()
     assert (slot.result, bench.stats.dead_letters, bench.share.used) == (None, 0, 5_000)
 
 
@@ -138,11 +138,11 @@ def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     slot = bench.slot(0)
     chunks = tuple(Read(offset, value=b"%d" % offset) for offset in (3, 5))
     event = Discarded("expired", "u", chunks, "late")
-    dropped = bench.verdicts.drops(event)
+    dropped = bench.error_policy.drops(event)
     with caplog.at_level(logging.WARNING):
-        cause = bench.verdicts.condemn(event, [slot])
+        cause = bench.error_policy.condemn(event, [slot])
         assert cause is not None
-        assert bench.verdicts.discard(slot, chunks, cause)
+        assert bench.error_policy.discard(slot, chunks, cause)
     assert [line for _, _, line in caplog.record_tuples] == [
         (
             "pipeline p: topic raw, partition 3, offset 3 and 1 other chunks go to dlq: "
@@ -160,9 +160,9 @@ def test_verdict_on_discarded_chunks_without_letters() -> None:
     """Where there is no dead-letter topic the flow ends at the first of them."""
     bench = Bench(None)
     event = Discarded("expired", "u", (Read(3), Read(5)), "late")
-    assert bench.verdicts.condemn(event, [bench.slot(0)]) is None
+    assert bench.error_policy.condemn(event, [bench.slot(0)]) is None
     with pytest.raises(RecordError, match=r"partition 3, offset 3: the chunked message u is discarded"):
-        bench.ending.raise_error()
+        bench.termination.raise_error()
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_verdict_drops_only_by_its_rule(rule: bool, reason: Any, dropped: bool) 
     """Chunks are dropped only where the configuration says so, and only those that were evicted."""
     bench = Bench(LETTERS, **{"auto.ack.oldest.chunked.message.on.queue.full": rule})
     event = Discarded(reason, "u", (Read(3), Read(5)), "why")
-    assert (bench.verdicts.drops(event), bench.stats.evicted_messages) == (dropped, int(dropped))
+    assert (bench.error_policy.drops(event), bench.stats.evicted_messages) == (dropped, int(dropped))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 from aiokafka import TopicPartition
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
+from app.pipeline.chain import Chain, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
-from app.pipeline.stages import Chain
 from app.pipeline.stats import PipelineStats
+from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, ReferenceRefusedError
 from transforms.record import RecordLike
+from transforms.wrapper import MessageWrapper
 
 DOWN = PayloadStoreError("down", retriable=True)
 REFUSED = PayloadStoreError("access denied", retriable=False)
@@ -33,6 +37,7 @@ class Storing:
     errors: list[PayloadStoreError]
     tried: Callable[[], None] = lambda: None
     name: str = "offload"
+    asks: bool = True
 
     def wants(self, record: RecordLike) -> bool:
         """Every record."""
@@ -43,6 +48,10 @@ class Storing:
         return True
 
     blocks = moves
+
+    def asks_store(self, record: RecordLike) -> bool:
+        """Every record, or none."""
+        return self.asks
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """None."""
@@ -63,12 +72,12 @@ def executor() -> Iterator[Executor]:
         yield threads
 
 
-def settings() -> PipelineSettings:
+def settings(transforms: Sequence[str] = ("offload",)) -> PipelineSettings:
     """A pipeline that tries again soon."""
     table = {
         "topics": ["raw"],
         "output.topic": "orders",
-        "transforms": ["offload"],
+        "transforms": list(transforms),
         "large.message.payload.store.class": "memory",
         "errors.retry.delay.max.ms": 1,
     }
@@ -84,109 +93,115 @@ def made(
     return Retries(Chain([stage], "orders", 1_000_000), executor, pipeline, stats=stats, unstalled=unstalled)
 
 
-async def test_attempts_go_on_until_the_store_is_back(executor: Executor) -> None:
+def work(record: Read, *, asks_store: bool = True) -> Work:
+    """All the work of a chain on a record."""
+    return Work(record, (record,), blocks=True, asks_store=asks_store)
+
+
+async def test_retries_go_on_until_the_store_is_back(executor: Executor) -> None:
     """A store that is down is tried again; while it is, the flow is degraded and says why, and afterwards no more."""
     stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
     seen: list[str | None] = []
-    stage = Storing([DOWN] * 3, lambda: seen.append(attempts.degraded))
-    attempts = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
-    results = await asyncio.wait_for(attempts.apply(lane, record), 10)
-    assert (list(results), seen, attempts.degraded) == ([record], [None, "down", "down", "down"], None)
+    stage = Storing([DOWN] * 3, lambda: seen.append(retries.degraded))
+    retries = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    results = await asyncio.wait_for(retries.apply(lane, record, work(record)), 10)
+    assert (list(results), seen, retries.degraded) == ([record], [None, "down", "down", "down"], None)
     assert (stats.store_errors, stats.retries, stats.offloaded_records, stats.offloaded_bytes) == (3, 3, 1, 1)
     assert lane.stalled == 0
 
 
-async def test_attempts_stall_the_lane_beyond_the_time_budget(executor: Executor) -> None:
+async def test_retries_stall_the_lane_beyond_the_time_budget(executor: Executor) -> None:
     """The partition is not read on while its store call takes longer than it may, and is afterwards."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stalled: list[int] = []
     seen: list[int] = []
     stage = Storing([DOWN] * 2, lambda: seen.append(lane.stalled))
-    attempts = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    retries = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: stalled.append(lane.stalled))
+    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (seen[1:], stalled) == ([1, 1], [0])
 
 
-async def test_attempts_end_where_the_store_refuses(executor: Executor) -> None:
+async def test_retries_end_where_the_store_refuses(executor: Executor) -> None:
     """What cannot pass by itself is not tried again, and is no reason to call the flow degraded."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
-    attempts = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
-    assert (stats.store_errors, stats.retries, attempts.degraded) == (1, 0, None)
+        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
+    assert (stats.store_errors, stats.retries, retries.degraded) == (1, 0, None)
 
 
 @pytest.mark.parametrize("error", [PayloadNotFoundError("a"), ReferenceRefusedError("a", "b")])
-async def test_attempts_of_a_record_that_is_wrong_are_no_errors_of_the_store(
+async def test_retries_of_a_record_that_is_wrong_are_no_errors_of_the_store(
     executor: Executor, error: PayloadStoreError
 ) -> None:
     """A payload that is missing, and a reference that is refused, do not count as errors of the store."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
-    attempts = made(Storing([error]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(Storing([error]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(type(error)):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (stats.store_errors, stats.retries) == (0, 0)
 
 
-async def test_attempts_wait_for_what_was_withdrawn(executor: Executor) -> None:
+async def test_retries_wait_for_what_was_withdrawn(executor: Executor) -> None:
     """A store that has let the pipeline in, and then does not, is waited for; the reason is on the pages."""
     stats, lane = PipelineStats(), Lane(TopicPartition("raw", 3), 3)
     seen: list[str | None] = []
-    stage = Storing([], lambda: seen.append(attempts.degraded))
-    attempts = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    stage = Storing([], lambda: seen.append(retries.degraded))
+    retries = made(stage, executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [PayloadStoreAccessError("access denied")] * 2
-    await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+    await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     assert (seen, stats.retries) == ([None, None, "access denied", "access denied"], 2)
     stage.errors = [REFUSED]
     with pytest.raises(PayloadStoreError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
-async def test_attempts_end_where_the_store_never_let_the_pipeline_in(executor: Executor) -> None:
+async def test_retries_end_where_the_store_never_let_the_pipeline_in(executor: Executor) -> None:
     """A permission that was never there is for the user to give."""
-    attempts = made(
+    retries = made(
         Storing([PayloadStoreAccessError("access denied")]),
         executor,
         PipelineStats(),
         timeout_ms=60_000,
         unstalled=lambda: None,
     )
+    lane = Lane(TopicPartition("raw", 3), 3)
     with pytest.raises(PayloadStoreAccessError, match="access denied"):
-        await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
+        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
 
 
-async def test_attempts_of_many_records_do_not_storm_a_store_that_is_down() -> None:
+async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> None:
     """While the store is down a hundred records ask it no more often than one would; when it is back all go on."""
     lane, stats = Lane(TopicPartition("raw", 3), 3), PipelineStats()
     # A call takes a while, as each does: else all are made before the first failure is known.
     stage = Storing([DOWN] * 10_000, tried=lambda: time.sleep(0.02))
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with ThreadPoolExecutor(4) as threads:
-        attempts = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
+        retries = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
         asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
-        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(100))), 20)
+        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100))), 20)
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.
-    assert (stats.offloaded_records, attempts.degraded) == (100, None)
+    assert (stats.offloaded_records, retries.degraded) == (100, None)
     assert 5 <= stats.retries <= 20
 
 
-async def test_attempts_stay_degraded_while_any_record_waits() -> None:
+async def test_retries_stay_degraded_while_any_record_waits() -> None:
     """One payload that cannot be had is a reason to say so, though others can; and the last to wait takes it along."""
     lane = Lane(TopicPartition("raw", 3), 3)
     with ThreadPoolExecutor(1) as threads:
-        attempts = made(Storing([DOWN] * 2), threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
-        bad = asyncio.create_task(attempts.apply(lane, Read()))
+        retries = made(Storing([DOWN] * 2), threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        bad = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
         async with asyncio.timeout(10):
-            while attempts.degraded is None:  # noqa: ASYNC110  # it is no event
+            while retries.degraded is None:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-            await attempts.apply(lane, Read())
+            await retries.apply(lane, Read(), work(Read()))
         bad.cancel()
         await asyncio.gather(bad, return_exceptions=True)
-    assert attempts.degraded is None
+    assert retries.degraded is None
 
 
-async def test_attempts_say_that_a_store_is_silent() -> None:
+async def test_retries_say_that_a_store_is_silent() -> None:
     """A call that never returns is noticed when the store's time is over: the lane is stalled, and the reason said."""
     lane, release = Lane(TopicPartition("raw", 3), 3), threading.Event()
 
@@ -195,21 +210,21 @@ async def test_attempts_say_that_a_store_is_silent() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         stage = Storing([], silent)
-        attempts = made(stage, threads, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
-        task = asyncio.create_task(attempts.apply(lane, Read()))
+        retries = made(stage, threads, PipelineStats(), timeout_ms=50, unstalled=lambda: None)
+        task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
         try:
             async with asyncio.timeout(10):
                 while not lane.stalled:  # noqa: ASYNC110  # likewise
                     await asyncio.sleep(0.001)
-            reason = attempts.degraded
+            reason = retries.degraded
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
     told = "the store has not answered for 50 ms what it was asked for topic raw, partition 3, offset 7"
-    assert (reason, lane.stalled, attempts.degraded) == (told, 0, None)
+    assert (reason, lane.stalled, retries.degraded) == (told, 0, None)
 
 
-async def test_attempts_that_wait_for_a_thread_are_not_silence() -> None:
+async def test_retries_that_wait_for_a_thread_are_not_silence() -> None:
     """Where others are answered, a record that waits for its turn stalls nothing, however long that takes."""
     lane = Lane(TopicPartition("raw", 3), 3)
     seen: list[int] = []
@@ -219,24 +234,24 @@ async def test_attempts_that_wait_for_a_thread_are_not_silence() -> None:
         seen.append(lane.stalled)
 
     with ThreadPoolExecutor(1) as threads:
-        attempts = made(Storing([], tried), threads, PipelineStats(), timeout_ms=200, unstalled=lambda: None)
-        await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(12))), 20)
+        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=200, unstalled=lambda: None)
+        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(12))), 20)
     assert seen == [0] * 12
 
 
-async def test_attempts_take_a_missing_payload_for_an_answer(executor: Executor) -> None:
+async def test_retries_take_a_missing_payload_for_an_answer(executor: Executor) -> None:
     """A store that says that a payload is not there is not down: the outage ends."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stage = Storing([*[DOWN] * 6, PayloadNotFoundError("memory://gone")])
-    attempts = made(stage, executor, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+    retries = made(stage, executor, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
     with pytest.raises(PayloadNotFoundError):
-        await asyncio.wait_for(attempts.apply(lane, Read()), 10)
+        await asyncio.wait_for(retries.apply(lane, Read(), work(Read())), 10)
     stage.errors = [DOWN]
-    await asyncio.wait_for(asyncio.gather(*(attempts.apply(lane, Read()) for _ in range(3))), 10)
-    assert attempts.degraded is None
+    await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(3))), 10)
+    assert retries.degraded is None
 
 
-async def test_attempts_that_are_cancelled_leave_no_lane_stalled(executor: Executor) -> None:
+async def test_retries_that_are_cancelled_leave_no_lane_stalled(executor: Executor) -> None:
     """A partition that is lost in the middle leaves nothing behind."""
     lane = Lane(TopicPartition("raw", 3), 3)
     stalled, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -246,29 +261,29 @@ async def test_attempts_that_are_cancelled_leave_no_lane_stalled(executor: Execu
             loop.call_soon_threadsafe(stalled.set)
 
     stage = Storing([DOWN] * 10_000, tried)
-    attempts = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
-    task = asyncio.create_task(attempts.apply(lane, Read()))
+    retries = made(stage, executor, PipelineStats(), timeout_ms=0, unstalled=lambda: None)
+    task = asyncio.create_task(retries.apply(lane, Read(), work(Read())))
     await asyncio.wait_for(stalled.wait(), 10)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (task.cancelled(), lane.stalled) == (True, 0)
 
 
-def test_attempts_at_once_raise_what_the_chain_raises(executor: Executor) -> None:
+def test_retries_at_once_raise_what_the_chain_raises(executor: Executor) -> None:
     """Work that blocks nobody is done where it is asked for, once, and counted like any other."""
 
     async def apply() -> tuple[Sequence[RecordLike], PipelineStats]:
         stats = PipelineStats()
-        attempts = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+        retries = made(Storing([REFUSED]), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
         with pytest.raises(PayloadStoreError, match="access denied"):
-            attempts.apply_now(Read())
-        return attempts.apply_now(Read()), stats
+            retries.apply_now(Read(), work(Read()))
+        return retries.apply_now(Read(), work(Read())), stats
 
     results, stats = asyncio.run(apply())
     assert (list(results), stats.offloaded_records, stats.retries) == ([Read()], 1, 0)
 
 
-async def test_attempts_say_which_call_hangs_while_others_are_answered() -> None:
+async def test_retries_say_which_call_hangs_while_others_are_answered() -> None:
     """One payload whose call never ends is noticed though the store answers for others, and stalls its lane alone."""
     stuck, others = Lane(TopicPartition("raw", 3), 3), Lane(TopicPartition("raw", 4), 4)
     hanging, release = threading.Event(), threading.Event()
@@ -279,45 +294,89 @@ async def test_attempts_say_which_call_hangs_while_others_are_answered() -> None
             release.wait(30)
 
     with ThreadPoolExecutor(2) as threads:
-        attempts = made(Storing([], tried), threads, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
-        task = asyncio.create_task(attempts.apply(stuck, Read(offset=7)))
+        retries = made(Storing([], tried), threads, PipelineStats(), timeout_ms=100, unstalled=lambda: None)
+        task = asyncio.create_task(retries.apply(stuck, Read(offset=7), work(Read(offset=7))))
         try:
             async with asyncio.timeout(10):
                 while not hanging.is_set():  # noqa: ASYNC110  # a thread sets it
                     await asyncio.sleep(0.001)
                 while not stuck.stalled:
-                    await attempts.apply(others, Read())
-            reason = attempts.degraded
+                    await retries.apply(others, Read(), work(Read()))
+            reason = retries.degraded
         finally:
             release.set()
         await asyncio.wait_for(task, 10)
     assert reason is not None
     assert reason.endswith("what it was asked for topic raw, partition 3, offset 7")
-    assert (stuck.stalled, others.stalled, attempts.degraded) == (0, 0, None)
+    assert (stuck.stalled, others.stalled, retries.degraded) == (0, 0, None)
 
 
-async def test_attempts_without_the_store_wait_for_no_thread_of_it() -> None:
+async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
     """What asks no store goes on while every thread that may ask it hangs."""
     release = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         threads.submit(release.wait, 30)
-        splitting = Storing([], name="chunk")
-        attempts = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        splitting = Storing([], name="chunk", asks=False)
+        retries = made(splitting, threads, PipelineStats(), timeout_ms=60_000, unstalled=lambda: None)
+        lane = Lane(TopicPartition("raw", 3), 3)
         try:
-            await asyncio.wait_for(attempts.apply(Lane(TopicPartition("raw", 3), 3), Read()), 10)
+            await asyncio.wait_for(retries.apply(lane, Read(), work(Read(), asks_store=False)), 10)
         finally:
             release.set()
-    assert attempts.degraded is None
+    assert retries.degraded is None
 
 
-async def test_attempts_watch_what_else_may_wait_for_the_store(executor: Executor) -> None:
+async def test_retries_watch_what_else_may_wait_for_the_store(executor: Executor) -> None:
     """A dead letter that is large goes to the store as well; where that hangs, it is said, and the lane stalled."""
     lane = Lane(TopicPartition("raw", 3), 3)
-    attempts = made(Storing([]), executor, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
-    with attempts.watching(lane, Read()):
+    retries = made(Storing([]), executor, PipelineStats(), timeout_ms=20, unstalled=lambda: None)
+    with retries.watching(lane, Read()):
         async with asyncio.timeout(10):
             while not lane.stalled:  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.001)
-        reason = attempts.degraded
+        reason = retries.degraded
     told = "the store has not answered for 20 ms what it was asked for topic raw, partition 3, offset 7"
-    assert (reason, lane.stalled, attempts.degraded) == (told, 0, None)
+    assert (reason, lane.stalled, retries.degraded) == (told, 0, None)
+
+
+class DownStore:
+    """A store that is down."""
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Fails."""
+        raise DOWN
+
+    def download(self, full_path: str) -> bytes:
+        """Fails."""
+        raise DOWN
+
+
+@pytest.mark.parametrize("transforms", [["offload", "wrap"], ["unwrap", "offload"]])
+async def test_retries_of_a_record_that_is_only_copied_wait_for_no_store(
+    transforms: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrapper is copied on a thread; the record is no probe of the store that is down, and says nothing of it."""
+    pipeline = replace(settings(transforms), threshold_bytes=200_000, retry_delay_max_ms=60_000)
+    chain = build(pipeline, cast(PayloadStore, DownStore()), 10_000_000, PipelineStats())
+    lane = Lane(TopicPartition("raw", 3), 3)
+
+    def begun(size: int) -> tuple[Read, Work]:
+        value = b"v" * size
+        record = Read(value=MessageWrapper({}, value).serialize() if "unwrap" in transforms else value)
+        found = chain.begin(record)
+        assert found is not None
+        return record, found
+
+    with ThreadPoolExecutor(8) as threads, caplog.at_level(logging.INFO):
+        retries = Retries(chain, threads, pipeline, stats=PipelineStats(), unstalled=lambda: None)
+        waiting = [asyncio.create_task(retries.apply(lane, *begun(300_000))) for _ in range(5)]
+        async with asyncio.timeout(10):
+            while not retries._breaker.open:  # noqa: ASYNC110  # it is no event
+                await asyncio.sleep(0.001)
+            (result,) = await retries.apply(lane, *begun(100_000))
+        assert result.value is not None
+        assert retries._breaker.open
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    assert "answers again" not in caplog.text

@@ -27,35 +27,35 @@ class Read:
 def test_ending_keeps_the_first_error() -> None:
     """Later failures, which mostly follow from the first, do not hide it."""
     woken: list[None] = []
-    ending = Termination("p", lambda: woken.append(None))
-    ending.raise_error()
+    termination = Termination("p", lambda: woken.append(None))
+    termination.raise_error()
     first = ValueError("first")
-    ending.fail(first)
-    ending.fail(ValueError("second"))
+    termination.fail(first)
+    termination.fail(ValueError("second"))
     with pytest.raises(ValueError, match="first"):
-        ending.raise_error()
-    assert (ending.error, len(woken)) == (first, 1)
+        termination.raise_error()
+    assert (termination.error, len(woken)) == (first, 1)
 
 
 def test_ending_that_is_asked_for_is_no_error() -> None:
     """A flow that is asked to stop is woken for it, and has not failed."""
     woken: list[None] = []
-    ending = Termination("p", lambda: woken.append(None))
-    ending.ask()
-    ending.raise_error()
-    assert (ending.asked, ending.error, len(woken)) == (True, None, 1)
+    termination = Termination("p", lambda: woken.append(None))
+    termination.ask()
+    termination.raise_error()
+    assert (termination.asked, termination.error, len(woken)) == (True, None, 1)
 
 
 def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:
     """A defect ends the flow with the place of the record, and the log has the traceback."""
-    ending = Termination("orders", lambda: None)
+    termination = Termination("orders", lambda: None)
     with caplog.at_level(logging.ERROR):
         try:
             dict[str, int]()["defect"]
         except KeyError as exc:
-            ending.fail_by_defect(exc, Read())
+            termination.fail_by_defect(exc, Read())
     with pytest.raises(RecordError, match="topic raw, partition 3, offset 7: 'defect'") as caught:
-        ending.raise_error()
+        termination.raise_error()
     assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("raw", 3, 7)
     assert "pipeline orders: unexpected error" in caplog.text
     assert "Traceback" in caplog.text
@@ -63,7 +63,7 @@ def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None
 
 def test_ending_by_a_defect_without_a_record() -> None:
     """Where no record was in hand, the flow ends with the error itself."""
-    ending = Termination("p", lambda: None)
+    termination = Termination("p", lambda: None)
     error = KeyError("defect")
-    ending.fail_by_defect(error)
-    assert ending.error is error
+    termination.fail_by_defect(error)
+    assert termination.error is error

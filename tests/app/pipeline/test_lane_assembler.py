@@ -9,8 +9,8 @@ import pytest
 from aiokafka import TopicPartition
 
 from app.config.chunking import ChunkSettings
-from app.pipeline.assembly import Assembly, chunks_of
 from app.pipeline.lane import Hold, Lane
+from app.pipeline.lane_assembler import LaneAssembler, chunks_of
 from app.pipeline.stats import PipelineStats
 from transforms.chunk import Chunking
 from transforms.commit_metadata import note
@@ -57,24 +57,24 @@ def lane(start: int = 0) -> Lane:
 
 def test_metadata_comes_back() -> None:
     """What one assembly notes, the next one takes in: records below are not for the chain any more."""
-    assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
-    assembly.resume(one, note(5, 9, ()), "p")
-    assert [assembly.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
-    assert assembly.add(one, Read(8)) == (None, [])
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
+    assembler.resume(one, note(5, 9, ()), "p")
+    assert [assembler.takes(one, Read(offset)) for offset in (8, 9)] == [True, False]
+    assert assembler.add(one, Read(8)) == (None, [])
 
 
 def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> None:
     """A writer that was taken for dead goes on after the reader has begun again: nothing is discarded."""
-    assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
     whole = chunks(1)
     tracker = one.tracked(0)
     for record in [chunks(0)[0], *whole]:
-        assembly.add(one, record)
+        assembler.add(one, record)
         tracker.released = record.offset + 1
-    offset, metadata = assembly.commit(one)
+    offset, metadata = assembler.commit(one)
     assert (offset, metadata.startswith(f"wideload:delivered={offset};torn=")) == (whole[-1].offset + 1, True)
     stats = PipelineStats()
-    after, two = Assembly(SETTINGS, stats), lane(offset)
+    after, two = LaneAssembler(SETTINGS, stats), lane(offset)
     after.resume(two, metadata, "p")
     assert [after.add(two, record) for record in chunks(offset - 1)[1:]] == [(None, [])] * (len(whole) - 1)
     assert stats.duplicate_chunks == len(whole) - 1
@@ -83,47 +83,47 @@ def test_rest_of_a_message_that_was_begun_twice_is_known_after_a_restart() -> No
 @pytest.mark.parametrize("metadata", ["wideload:delivered=", "wideload:delivered=-1", "x", "wideload:delivered=1 "])
 def test_metadata_of_others_is_ignored(metadata: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is told, and nothing is passed over because of it."""
-    assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
     with caplog.at_level(logging.WARNING):
-        assembly.resume(one, metadata, "p")
+        assembler.resume(one, metadata, "p")
     assert one.delivered == 0
     assert "is not ours and is ignored" in caplog.text
 
 
 def test_commit_waits_for_what_is_pending_and_for_what_is_not_durable() -> None:
     """The offset stays at the first chunk until the message is durable; what passed meanwhile is noted beside it."""
-    assembly, one = Assembly(SETTINGS, PipelineStats()), lane(3)
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane(3)
     first, *middle, last = chunks(3)
     tracker = one.tracked(3)
     for record in (first, *middle):
-        assert assembly.add(one, record) == (None, [])
+        assert assembler.add(one, record) == (None, [])
         tracker.released = record.offset + 1
-    assert assembly.commit(one) == (3, f"wideload:delivered={last.offset}")
-    whole, _ = assembly.add(one, last)
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
+    whole, _ = assembler.add(one, last)
     assert whole is not None
     assert (whole.topic, whole.partition, whole.offset) == ("chunked", 0, last.offset)
     assert (whole.value, whole.headers, whole.timestamp) == (b"x" * 2_500, (("own", b"1"),), 5)
-    assert assembly.commit(one) == (3, f"wideload:delivered={last.offset}")
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
     span = tracker.span(last.offset)
     tracker.released = last.offset + 1
-    assert assembly.commit(one) == (3, f"wideload:delivered={last.offset}")
+    assert assembler.commit(one) == (3, f"wideload:delivered={last.offset}")
     span.durable = True
-    assert assembly.commit(one) == (last.offset + 1, "")
+    assert assembler.commit(one) == (last.offset + 1, "")
 
 
 def test_commit_waits_for_dead_letters() -> None:
     """What was discarded holds the commit at its first chunk until its letters are written and durable."""
-    assembly, one = Assembly(SETTINGS, PipelineStats()), lane()
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats()), lane()
     tracker = one.tracked(0)
     tracker.released = 10
     hold = Hold(4)
     one.holds.append(hold)
-    assert assembly.commit(one) == (4, "wideload:delivered=10")
+    assert assembler.commit(one) == (4, "wideload:delivered=10")
     hold.last = 9
     span = tracker.span(9)
-    assert assembly.commit(one) == (4, "wideload:delivered=9")
+    assert assembler.commit(one) == (4, "wideload:delivered=9")
     span.durable = True
-    assert assembly.commit(one) == (10, "")
+    assert assembler.commit(one) == (10, "")
     assert one.holds == []
 
 
@@ -131,32 +131,32 @@ def test_clock_stands_while_nothing_is_read() -> None:
     """A message expires after time in which its partition was read, not in which the pipeline had to wait."""
     now_s = 100.0
     stats = PipelineStats()
-    assembly, one = Assembly(SETTINGS, stats, clock=lambda: now_s), lane()
+    assembler, one = LaneAssembler(SETTINGS, stats, clock=lambda: now_s), lane()
     (first, *_) = chunks(0)
-    assembly.add(one, first)
+    assembler.add(one, first)
     now_s += 3_600
-    assembly.tick(reading=False)
-    assert assembly.expire() == []
+    assembler.tick(reading=False)
+    assert assembler.expire() == []
     now_s += 0.999
-    assembly.tick(reading=True)
-    assert assembly.expire() == []
+    assembler.tick(reading=True)
+    assert assembler.expire() == []
     now_s += 0.001
-    assembly.tick(reading=True)
-    (expired,) = assembly.expire()
+    assembler.tick(reading=True)
+    (expired,) = assembler.expire()
     assert [chunk.offset for chunk in chunks_of(expired)] == [0]
-    assert (stats.discarded, assembly.pending, assembly.pending_bytes) == ({"expired": 1}, 0, 0)
+    assert (stats.discarded, assembler.pending, assembler.pending_bytes) == ({"expired": 1}, 0, 0)
 
 
 def test_reserve_is_the_message_with_its_last_chunk() -> None:
     """Chunks that are pending are counted elsewhere; the last one brings the whole, where that is not too large."""
-    assembly = Assembly(SETTINGS, PipelineStats())
+    assembler = LaneAssembler(SETTINGS, PipelineStats())
     *before, last = chunks(0)
-    assert [assembly.reserve_bytes(record) for record in before] == [0] * len(before)
-    assert assembly.reserve_bytes(last) == 2_500
-    tight = Assembly(replace(SETTINGS, message_bytes=2_499), PipelineStats())
+    assert [assembler.reserve_bytes(record) for record in before] == [0] * len(before)
+    assert assembler.reserve_bytes(last) == 2_500
+    tight = LaneAssembler(replace(SETTINGS, message_bytes=2_499), PipelineStats())
     assert tight.reserve_bytes(last) == 0
-    assert assembly.reserve_bytes(Read(0)) == 0
-    assert assembly.reserve_bytes(Read(0, headers=(("large-message.chunk.uuid", b"?"),))) == 0
+    assert assembler.reserve_bytes(Read(0)) == 0
+    assert assembler.reserve_bytes(Read(0, headers=(("large-message.chunk.uuid", b"?"),))) == 0
 
 
 def test_counts_are_those_of_the_pipeline() -> None:
@@ -164,12 +164,12 @@ def test_counts_are_those_of_the_pipeline() -> None:
     stats = PipelineStats()
     one = lane()
     for number in (0, 1):
-        assembly = Assembly(SETTINGS, stats)
+        assembler = LaneAssembler(SETTINGS, stats)
         good, gap = chunks(0, uuid=f"good{number}"), chunks(10, b"y" * 5_000, uuid=f"gap{number}")
         for record in (good[0], replace(good[0], offset=1), *good[1:], gap[0], gap[2], *gap[3:]):
-            assembly.add(one, record)
-        assembly.clear(one.partition)
-        assert assembly.pending == 0
+            assembler.add(one, record)
+        assembler.clear(one.partition)
+        assert assembler.pending == 0
     assert (stats.assembled_messages, stats.duplicate_chunks, stats.discarded) == (2, 2, {"out-of-order": 2})
     assert stats.late_chunks == 2 * (len(gap) - 3)
     assert stats.consumed_rate.per_second() > 0

@@ -1,50 +1,36 @@
-"""The assembler of a flow: chunks of its partitions, what the commits say of them, and a clock that waits with them."""
+"""The assembler of a flow: puts chunks together, holds commits back for them, and resumes from committed metadata."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from aiokafka import TopicPartition
 
 from app.config.chunking import ChunkSettings
-from app.pipeline.lane import Lane
+from app.pipeline.lane import Lane, PlacedRecord
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
 from transforms.chunk import Chunk, is_chunk
 from transforms.commit_metadata import note, noted
 from transforms.errors import MalformedChunkError
-from transforms.record import Header, Record, SourceRecord
+from transforms.record import Record, SourceRecord
 
-__all__ = ["AssembledRecord", "Assembly", "chunks_of"]
+__all__ = ["LaneAssembler", "chunks_of"]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AssembledRecord:
-    """A whole message with the coordinates of its last chunk."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[Header]
-    timestamp: int
-
-
-class Assembly:
+class LaneAssembler:
     """An assembler for the lanes of one flow. Belongs to its event loop.
 
-    Its clock goes only while the flow reads (`tick`): chunks that nobody reads are not late.
+    Its clock runs only while the flow reads (`tick`): chunks that nobody reads are not late.
 
     Args:
         settings: the pipeline's.
-        stats: what is counted.
+        stats: counts messages and chunks.
         clock: seconds that do not go back.
     """
 
@@ -59,27 +45,27 @@ class Assembly:
 
     @property
     def pending(self) -> int:
-        """Messages for chunks of which the commit waits: not whole, or delivered and being written again."""
+        """Messages that the commit waits for: chunks are missing, or come again after they were delivered."""
         return self._assembler.pending + self._assembler.repeating
 
     @property
     def pending_bytes(self) -> int:
-        """What their chunks hold, beside the budget."""
+        """Bytes of the chunks of messages that are not whole; the budget does not count them."""
         return self._assembler.pending_bytes
 
     def tick(self, *, reading: bool) -> None:
-        """Lets the time since the last call go by; where the flow did not read, it did not pass."""
+        """Adds the time since the last call to the clock, if the flow has been reading."""
         now_s = self._clock()
         if reading:
             self._now_ms += (now_s - self._last_s) * 1000
         self._last_s = now_s
 
     def takes(self, lane: Lane, record: SourceRecord) -> bool:
-        """True where a record is not for the chain: it is a chunk, or was delivered before the restart."""
+        """True if a record is not for the chain: it is a chunk, or was delivered before the restart."""
         return record.offset < lane.delivered or (bool(record.headers) and is_chunk(record.headers))
 
     def reserve_bytes(self, record: SourceRecord) -> int:
-        """What taking the record may add to what is in flight: the whole message, where it is the last chunk."""
+        """Bytes that `add` may put in flight: those of the whole message, if the record is its last chunk."""
         if not is_chunk(record.headers):
             return 0
         try:
@@ -89,17 +75,17 @@ class Assembly:
         last = chunk.id == chunk.count - 1 and chunk.size <= self._assembler.limits.message_bytes
         return chunk.size if last else 0
 
-    def add(self, lane: Lane, record: SourceRecord) -> tuple[AssembledRecord | None, list[Discarded]]:
-        """Takes a record that `takes` is true of.
+    def add(self, lane: Lane, record: SourceRecord) -> tuple[SourceRecord | None, list[Discarded]]:
+        """Takes a record for which `takes` is true.
 
         Returns:
-            The message that is whole now, if one is, and what was discarded, perhaps of other partitions.
+            The message that is whole now, if there is one, and discarded messages, perhaps of other partitions.
         """
         if not is_chunk(record.headers):
             return None, []
         counts = self._assembler.counts
         duplicates = counts.duplicates
-        whole: AssembledRecord | None = None
+        whole: SourceRecord | None = None
         discarded: list[Discarded] = []
         for event in self._assembler.add(lane.partition, record, int(self._now_ms)):
             if isinstance(event, Assembled):
@@ -119,7 +105,7 @@ class Assembly:
         return discarded
 
     def resume(self, lane: Lane, metadata: str, pipeline: str) -> None:
-        """Takes in what was committed beside the offset of a partition, before its first record."""
+        """Takes in the committed metadata of a partition, before its first record."""
         if not metadata:
             return
         found = noted(metadata)
@@ -136,10 +122,10 @@ class Assembly:
         self._assembler.resume(lane.partition, found.delivered, found.torn)
 
     def commit(self, lane: Lane) -> tuple[int, str]:
-        """The offset and the metadata to commit of a lane with a tracker.
+        """The offset and the metadata to commit for a lane with a tracker.
 
-        A restart there reads each message whole again of which a chunk is pending or whose result is not durable, and
-        skips what was delivered above.
+        A restart from there reads all chunks of each message that is not whole or whose result is not durable, and
+        skips the messages above the offset that were delivered.
         """
         assert lane.tracker is not None
         safe = lane.tracker.safe()
@@ -160,11 +146,11 @@ class Assembly:
 
 
 def chunks_of(discarded: Discarded) -> Sequence[SourceRecord]:
-    """The chunks, as they were read."""
+    """The chunks of a discarded message, as they were read."""
     return cast("Sequence[SourceRecord]", discarded.records)
 
 
-def _placed(last: SourceRecord, record: Record) -> AssembledRecord:
-    return AssembledRecord(
-        last.topic, last.partition, last.offset, record.key, record.value, record.headers, record.timestamp
-    )
+def _placed(last: SourceRecord, message: Record) -> PlacedRecord:
+    """The message in the place of its last chunk."""
+    place = (last.topic, last.partition, last.offset, message.timestamp)
+    return PlacedRecord(*place, message.key, message.value, message.headers)

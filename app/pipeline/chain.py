@@ -1,0 +1,230 @@
+"""The chain: the stages of a pipeline, in order, and the limit of the sink topic behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.config.reference_scope import reference_scope
+from app.config.settings import PipelineSettings
+from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage
+from app.pipeline.stats import PipelineStats
+from app.pipeline.wrapper_stages import unwrap_stage, wrap_stage
+from stores.store import PayloadStore
+from transforms.chunk import Chunking
+from transforms.errors import KeyMissingError, RecordTooLargeError
+from transforms.formats import FORMATS
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import RecordLike
+from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.wire import check_names
+
+__all__ = ["Chain", "Result", "Work", "build"]
+
+Result = tuple[Sequence[RecordLike], tuple[str, ...]]
+"""The records to write, in order, and the names of the stages that are counted for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a chain on one record: how far it has come, and what the rest of it needs.
+
+    Attributes:
+        source: the record as it was read.
+        records: what the stages before `position` have made of it.
+        position: the next stage, as an index into the stages of the chain.
+        applied: the names of the stages that are counted so far.
+        reserve_bytes: the most that a stage needs beside the record itself.
+        blocks: True if the rest takes time, so that it belongs on a thread.
+        asks_store: True if the next stage calls a store.
+        error: the reason why the record can never succeed; None if none is known yet.
+    """
+
+    source: RecordLike
+    records: Sequence[RecordLike]
+    position: int = 0
+    applied: tuple[str, ...] = ()
+    reserve_bytes: int = 0
+    blocks: bool = False
+    asks_store: bool = False
+    error: Exception | None = None
+
+
+class Chain:
+    """Applies its stages to one record after the other. Has no state: several threads may call it at once.
+
+    Args:
+        stages: in the order of `transforms`.
+        topic: the sink topic.
+        limit_bytes: its `max.message.bytes`.
+        falls_back: whether a record may go on without the `offload` stage.
+        compacted: whether the sink topic is compacted, and takes no record without a key.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        topic: str,
+        limit_bytes: int,
+        *,
+        falls_back: bool = False,
+        compacted: bool = False,
+    ) -> None:
+        self.stages = tuple(stages)
+        self.falls_back = falls_back
+        self._topic = topic
+        self._limit_bytes = limit_bytes
+        self._compacted = compacted
+        self._inflate = next((n for n, stage in enumerate(self.stages) if stage.name == "inflate"), 0)
+        # No header-less record with so short a key and value can be over the limit.
+        self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
+
+    def passes(self, record: RecordLike) -> bool:
+        """True if the record goes to the sink as it is."""
+        if self._compacted and record.key is None:
+            return False
+        try:
+            for stage in self.stages:
+                if stage.wants(record):
+                    return False
+            if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
+                return True
+            return batch_of_one_bytes(record) <= self._limit_bytes
+        except UnicodeEncodeError:
+            return False  # the name of a header; `finish` raises the error
+
+    def begin(self, record: RecordLike) -> Work | None:
+        """Begins the work on a record: applies the stages that take no time, up to the first that does.
+
+        Returns:
+            The rest of the work, which is `finish`'s; None if the record passes.
+        """
+        if self.passes(record):
+            return None
+        records: Sequence[RecordLike] = (record,)
+        applied: tuple[str, ...] = ()
+        reserve_bytes = 0
+        try:
+            self._check(record)
+            for position, stage in enumerate(self.stages):
+                (made,) = records
+                if not stage.wants(made):
+                    continue
+                reserve_bytes = max(reserve_bytes, stage.reserve_bytes(made))
+                blocks = stage.blocks(made)
+                # A wrapper comes off here even if it is long: else nobody knows what `inflate` behind it needs.
+                if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
+                    reserve_bytes = max(reserve_bytes, self._reserve_behind(position, made))
+                    asks_store = stage.asks_store(made)
+                    return Work(record, records, position, applied, reserve_bytes, blocks, asks_store)
+                applied += (stage.name,) if stage.moves(made) else ()
+                records = stage.apply(made, record)
+        except Exception as exc:  # noqa: BLE001  # `finish` raises it, for its caller can say of which record
+            return Work(record, records, reserve_bytes=reserve_bytes, error=exc)
+        return Work(record, records, len(self.stages), applied, reserve_bytes)
+
+    def _reserve_behind(self, position: int, record: RecordLike) -> int:
+        """What the stages behind a stage need for a record, which may come to them as it is."""
+        if self.stages[position].name == "inflate":
+            return 0  # they see another record, and `Inflate.copied` counts its copies
+        return max(
+            (stage.reserve_bytes(record) for stage in self.stages[position + 1 :] if stage.wants(record)), default=0
+        )
+
+    def advance(self, work: Work) -> Work:
+        """Applies the stages up to the first that calls a store; takes time.
+
+        Raises:
+            TransformError: this record can never succeed.
+        """
+        return self._apply(work, to_store=True)
+
+    def finish(self, work: Work, *, offloading: bool = True) -> Result:
+        """Applies the rest of the stages. May be called again with the same work if the store has failed.
+
+        Args:
+            work: of a record that does not pass.
+            offloading: whether the `offload` stage is applied; if not, the stages behind it see what it leaves.
+
+        Raises:
+            TransformError: this record can never succeed: `RecordTooLargeError` and `KeyMissingError` if the sink
+                would refuse it, `HeaderNameError` if no client could write it.
+            PayloadStoreError: the store failed; `retriable` says whether to try again.
+        """
+        if work.error is not None:
+            raise work.error
+        work = self._apply(work, offloading=offloading)
+        for record in work.records:
+            size = batch_of_one_bytes(record)
+            if size > self._limit_bytes:
+                raise RecordTooLargeError(self._topic, size, self._limit_bytes)
+        return work.records, work.applied
+
+    def apply(self, record: RecordLike, *, offloading: bool = True) -> Result:
+        """Does all the work on a record at once; see `finish`."""
+        self._check(record)
+        return self.finish(Work(record, (record,)), offloading=offloading)
+
+    def _check(self, record: RecordLike) -> None:
+        if self._compacted and record.key is None:
+            raise KeyMissingError(self._topic)
+        check_names(record)
+
+    def _apply(self, work: Work, *, to_store: bool = False, offloading: bool = True) -> Work:
+        records, applied = work.records, work.applied
+        for position in range(work.position, len(self.stages)):
+            stage = self.stages[position]
+            if len(records) > 1 or not stage.wants(records[0]) or not (offloading or stage.name != "offload"):
+                continue
+            if to_store and stage.asks_store(records[0]):
+                return dataclasses.replace(work, records=records, position=position, applied=applied, asks_store=True)
+            if stage.moves(records[0]):
+                applied = (*applied, stage.name)
+            records = stage.apply(records[0], work.source)
+        return dataclasses.replace(work, records=records, position=len(self.stages), applied=applied, asks_store=False)
+
+
+def build(
+    settings: PipelineSettings,
+    store: PayloadStore | None,
+    limit_bytes: int,
+    stats: PipelineStats,
+    *,
+    compacted: bool = False,
+    unfit: UnfitStage | None = None,
+) -> Chain:
+    """The chain of a pipeline, without the assembler, which goes before it.
+
+    Args:
+        settings: of the pipeline.
+        store: opened with `settings.store`; None if that is empty.
+        limit_bytes: `max.message.bytes` of the sink topic.
+        stats: counts the times of store calls.
+        compacted: whether the sink topic is compacted.
+        unfit: knows the records that the sink refuses; None if it has refused none.
+    """
+    form = FORMATS[settings.reference_format]
+    chunks = settings.chunks
+    by_digest = settings.store.get("large.message.id.generator", "sha256") == "sha256"
+    wrapper = settings.wrapper
+    stages: list[Stage] = [] if unfit is None else [unfit]
+    if wrapper.unwraps:
+        stages.append(unwrap_stage(wrapper.unwrap))
+    if "inflate" in settings.transforms:
+        assert store is not None
+        inflate = Inflate(settings.max_bytes, form, copied=wrapper.wraps, signing=settings.signing)
+        stages.append(InflateStage(inflate, store, stats, reference_scope(settings.reference_scope, store)))
+    if settings.offloads:
+        assert store is not None
+        measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
+        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing)
+        stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
+    if wrapper.wraps:
+        stages.append(wrap_stage(wrapper.wrap))
+    if chunks.splits:
+        chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
+        stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
+    falls_back = settings.offloads and chunks.strategy == "auto"
+    return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back, compacted=compacted)

@@ -1,0 +1,80 @@
+"""The fallback of a chain: large values go as chunks while the store is down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from operator import attrgetter
+
+from app.pipeline.chain import Chain, Result, Work
+from transforms.errors import PayloadStoreError, PayloadUnfitError, TransformError
+
+__all__ = ["Fallback"]
+
+_PROBE_S = 5.0  # how long records go without a store that has failed, before one record asks it again
+
+
+class Fallback:
+    """Finishes the work of a chain without its store while that is down: `large.message.strategy` is `auto`.
+
+    Args:
+        chain: one that `falls_back`.
+        failed: called on a thread with the error of the store when a record has gone on without it.
+        may_pass: called on a thread; says whether an error of the store may pass by itself.
+        clock: seconds that do not go back.
+    """
+
+    # State that changes: `_down_until_s`, by several threads. It is one value, and a reader may see an old one.
+    # `_probing` is held by the one record that asks a store that has failed.
+
+    def __init__(
+        self,
+        chain: Chain,
+        failed: Callable[[PayloadStoreError], None],
+        *,
+        may_pass: Callable[[PayloadStoreError], bool] = attrgetter("retriable"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._chain = chain
+        self._failed = failed
+        self._may_pass = may_pass
+        self._clock = clock
+        self._down_until_s: float | None = None
+        self._probing = threading.Lock()
+
+    def finish(self, work: Work) -> Result:
+        """As `Chain.finish`; raises an error of the store that may pass only if the record needs the store."""
+        if not work.asks_store:
+            return self._chain.finish(work)
+        until_s = self._down_until_s
+        probing = until_s is not None and self._clock() >= until_s and self._probing.acquire(blocking=False)
+        if until_s is not None and not probing and (done := self._without_store(work)) is not None:
+            return done
+        try:
+            result = self._chain.finish(work)
+        except PayloadUnfitError:
+            # The store is not down. What it does not take, readers of chunks do.
+            if (done := self._without_store(work)) is None:
+                raise
+            return done
+        except PayloadStoreError as exc:
+            if not self._may_pass(exc):
+                raise
+            self._down_until_s = self._clock() + _PROBE_S
+            done = self._without_store(work)
+            if done is None:
+                raise
+            self._failed(exc)
+            return done
+        finally:
+            if probing:
+                self._probing.release()
+        self._down_until_s = None
+        return result
+
+    def _without_store(self, work: Work) -> Result | None:
+        try:
+            return self._chain.finish(work, offloading=False)
+        except (PayloadStoreError, TransformError):
+            return None

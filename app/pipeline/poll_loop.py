@@ -1,0 +1,175 @@
+"""The poll loop of a flow: what is read next, and what waits meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping, Sequence
+from enum import Enum
+
+from aiokafka import TopicPartition
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from app.kafka.consumer import GroupConsumer
+from app.pipeline.admission import Admission
+from app.pipeline.budget import Share
+from app.pipeline.delivery import Delivery
+from app.pipeline.lanes import Lanes
+from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.termination import Termination
+from transforms.record import SourceRecord
+
+__all__ = ["Mode", "PollLoop"]
+
+_POLL_MS = 200
+_PEEK_S = 0.05
+
+
+class Mode(Enum):
+    """What a turn of the loop does."""
+
+    RENEW = "begins partitions of topics that were created anew at their first record"
+    READ = "reads all partitions, but for those whose records have waited too long for the store"
+    AWAIT_OFFSETS = "waits for the committed offsets; no record may be admitted before they are known"
+    READ_OTHERS = "waits for room in the budget, and reads the partitions of which no record waits for it"
+
+
+class PollLoop:
+    """Reads, and lets records be admitted. Belongs to the event loop of the flow.
+
+    Args:
+        consumer: reads.
+        lanes: of the flow.
+        share: of the budget.
+        admission: takes the records.
+        delivery: sends them on.
+        offset_reset: finds where to read if an offset is missing.
+        termination: of the flow; nothing is waited for once it has come.
+        changed: set when it comes, and when a lane may be read again.
+    """
+
+    def __init__(
+        self,
+        consumer: GroupConsumer,
+        lanes: Lanes,
+        share: Share,
+        *,
+        admission: Admission,
+        delivery: Delivery,
+        offset_reset: OffsetReset,
+        termination: Termination,
+        changed: asyncio.Event,
+    ) -> None:
+        self._consumer = consumer
+        self._lanes = lanes
+        self._share = share
+        self._admission = admission
+        self._delivery = delivery
+        self._offset_reset = offset_reset
+        self._termination = termination
+        self._changed = changed
+
+    @property
+    def mode(self) -> Mode:
+        """What the next turn does."""
+        offsets = self._delivery.offsets
+        if self._offset_reset.fresh:
+            return Mode.RENEW
+        if offsets.may_read and not self._admission.waits:
+            return Mode.READ
+        return Mode.READ_OTHERS if offsets.may_admit else Mode.AWAIT_OFFSETS
+
+    async def turn(self) -> None:
+        """Reads once, or waits a while, and lets go on what may.
+
+        Raises:
+            KafkaError: the client failed, or the cluster did not answer.
+            ClusterError: see `OffsetReset.find`.
+        """
+        mode = self.mode
+        match mode:
+            case Mode.RENEW:
+                await self._renew()
+            case Mode.READ:
+                await self._poll()
+            case Mode.AWAIT_OFFSETS:
+                await self._await_offsets()
+            case Mode.READ_OTHERS:
+                await self._poll_others()
+        if self._delivery.offsets.may_admit:
+            self._admission.admit()
+        if self._admission.expire(reading=mode is Mode.READ):
+            self._delivery.due()
+        self._delivery.flush()
+        # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
+        await asyncio.sleep(0)
+
+    async def _renew(self) -> None:
+        await self._unless_ended(self._offset_reset.renew())
+        if not self._offset_reset.fresh:
+            self._delivery.offsets.look_up()
+
+    async def _poll(self) -> None:
+        wanted = [lane.partition for lane in self._lanes if not lane.stalled] if self._lanes.stalled else []
+        if self._lanes.stalled and not wanted:
+            await self._await_change()
+            return
+        await self._read(wanted, _POLL_MS)
+
+    async def _poll_others(self) -> None:
+        wanted = [lane.partition for lane in self._lanes if not lane.stalled and not self._admission.holds(lane)]
+        if not wanted:
+            await self._await_room()
+        # Records that have found room by now must not wait for this poll.
+        elif not await self._read(wanted, 0):
+            self._delivery.press()
+            await self._share.freed(_PEEK_S)
+
+    async def _read(self, partitions: Sequence[TopicPartition], timeout_ms: int) -> bool:
+        """Reads some partitions, or all if none are named; True if there was something."""
+        try:
+            polled = await self._consumer.poll(partitions, timeout_ms)
+        except (NoOffsetForPartitionError, OffsetOutOfRangeError) as exc:
+            if self._delivery.offsets.may_read:
+                await self._unless_ended(self._offset_reset.find(exc))
+            return False
+        return self._take(polled)
+
+    def _take(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> bool:
+        # No coroutine: a rebalance between the poll and the admission would leave records of lost partitions.
+        if not self._delivery.offsets.may_read:
+            # A rebalance during the poll: this was read before it was known from where on.
+            self._consumer.unread(polled)
+            return False
+        self._admission.add(polled)
+        return bool(polled)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    async def _unless_ended(self, asking: Coroutine[None, None, None]) -> None:
+        """Waits for an answer of the brokers, which may be away, but no longer than the flow goes on."""
+        task = asyncio.get_running_loop().create_task(asking)
+        try:
+            while not task.done() and not self._termination.asked and self._termination.error is None:
+                await asyncio.wait([task], timeout=_POLL_MS / 1000)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _await_room(self) -> None:
+        """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
+        self._delivery.press()  # nothing comes in that could fill batches
+        if not await self._share.freed(_POLL_MS / 1000):
+            await self._consumer.keep_membership()
+
+    async def _await_offsets(self) -> None:
+        await self._delivery.offsets.known_within(_POLL_MS / 1000)
+        await self._consumer.keep_membership()
+
+    async def _await_change(self) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), _POLL_MS / 1000)
+        await self._consumer.keep_membership()

@@ -1,0 +1,600 @@
+"""Chains, on the store for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import uuid
+from typing import Any, cast
+
+import pytest
+from aiokafka.structs import ConsumerRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
+from app.pipeline.chain import Chain, Work, build
+from app.pipeline.stages import OffloadStage
+from app.pipeline.stats import PipelineStats
+from app.pipeline.wrapper_stages import unwrap_stage
+from stores.memory import MemoryStore
+from stores.registry import open_store
+from stores.store import PayloadStore
+from tests.app.pipeline.plain_store import PlainStore
+from transforms.compression import CODECS, Codec
+from transforms.errors import (
+    ChunkError,
+    KeyMissingError,
+    MalformedReferenceError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    RecordTooLargeError,
+    ReferenceRefusedError,
+)
+from transforms.formats import FORMATS, FormatName
+from transforms.offload import Offload
+from transforms.record import Header, Record, RecordLike
+from transforms.reference import Reference
+from transforms.size import batch_of_one_bytes
+from transforms.wrapper import MessageWrapper, Unwrap
+
+ROOMY = 10_000_000  # a sink's limit that is in nobody's way
+REFERENCE: Header = ("large-message", b"true")
+
+_names = itertools.count()
+
+
+def memory(**keys: object) -> PayloadStore:
+    """A store of its own."""
+    dotted = {name.replace("_", "."): value for name, value in keys.items()}
+    name = f"test-{next(_names)}"
+    return open_store({"large.message.payload.store.class": "memory", "memory.name": name, **dotted})
+
+
+def settings_of(transforms: list[str], **keys: object) -> PipelineSettings:
+    """A pipeline with these transforms and a threshold of 100 bytes."""
+    table: dict[str, object] = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
+    table |= {"large.message.payload.store.class": "memory", "large.message.threshold.bytes": 100}
+    table |= {name.replace("_", "."): value for name, value in keys.items()}
+    return parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
+
+
+def chain_of(transforms: list[str], store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
+    """The chain that the worker builds for `settings_of`."""
+    return build(settings_of(transforms, **keys), store, limit, PipelineStats())
+
+
+def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Chain:
+    """A chain that offloads, with limits of the test's own."""
+    stage = OffloadStage(Offload(threshold, limit, codec), memory(), "orders", PipelineStats(), by_digest=True)
+    return Chain([stage], "orders", limit)
+
+
+def begun(chain: Chain, record: RecordLike) -> Work:
+    """What a chain has begun of the work on a record."""
+    found = chain.begin(record)
+    assert found is not None
+    return found
+
+
+def header(record: RecordLike, name: str) -> bytes | None:
+    """The last header of that name."""
+    return dict(record.headers)[name]
+
+
+# --- which records pass ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "passes"), [(0, True), (99, True), (100, True), (101, False)])
+def test_passes_up_to_the_threshold(length: int, passes: bool) -> None:  # noqa: FBT001
+    """A value of the threshold's length passes, one byte more is offloaded."""
+    record = Record(b"k", b"v" * length)
+    assert chain_of(["offload"], memory()).passes(record) is passes
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(None, None),
+        Record(b"k" * 500, None, (REFERENCE,)),
+        Record(None, b""),
+        Record(b"k", b"v", (("large-message", b"false"),)),
+        Record(b"k", b"v", (("large-message", None),)),
+    ],
+)
+@pytest.mark.parametrize("transforms", [["offload"], ["inflate"], ["inflate", "offload"]])
+def test_passes_what_needs_nothing(record: Record, transforms: list[str]) -> None:
+    """Tombstones, empty values and records that are no references go on as they are."""
+    assert chain_of(transforms, memory()).passes(record)
+
+
+headers: st.SearchStrategy[list[Header]] = st.just([]) | st.lists(
+    st.tuples(st.sampled_from(["h", "ä" * 40]), st.none() | st.binary(max_size=200)), max_size=3
+)
+edges = st.sampled_from([0, 1, 62, 63, 64, 127, 128, 8_191, 8_192, 8_193, 20_000]) | st.integers(0, 300)
+
+
+@given(st.none() | edges, st.none() | edges, headers, st.integers(-20, 20) | st.integers(-130, 130))
+def test_passes_agrees_with_the_exact_size(
+    key: int | None, value: int | None, own: list[Header], distance: int
+) -> None:
+    """The quick answer is never another one than the exact size gives, at any distance from the limit."""
+    record = Record(None if key is None else b"k" * key, None if value is None else b"v" * value, tuple(own))
+    size = batch_of_one_bytes(record)
+    limit = max(1, size + distance)
+    assert Chain([], "orders", limit).passes(record) == (size <= limit)
+    offloads = bool(record.value) and size > limit
+    assert Offload(10**9, limit).wants(record) == offloads
+    assert offload_chain(10**9, limit).passes(record) == (size <= limit)
+
+
+@pytest.mark.parametrize(("spare", "passes"), [(-1, False), (0, True), (1, True)])
+def test_passes_at_the_limit_of_the_sink(spare: int, passes: bool) -> None:  # noqa: FBT001
+    """A record that the sink would refuse is offloaded whatever the threshold says; one that it just takes is not."""
+    record = Record(b"key", b"v" * 200, (("h", b"x"),))
+    limit = batch_of_one_bytes(record) + spare
+    chain = offload_chain(10_000, limit)
+    assert chain.passes(record) is passes
+
+
+# --- bytes beside the record -----------------------------------------------------------------------------------------
+
+
+def test_reserve_for_offload() -> None:
+    """A second copy of the value is held where it is compressed, and none else."""
+    record = Record(b"k", b"v" * 1_000)
+    assert begun(chain_of(["offload"], memory()), record).reserve_bytes == 0
+    packing = chain_of(["offload"], memory(), large_message_compression_type="zstd")
+    assert begun(packing, record).reserve_bytes == 1_000
+
+
+@pytest.mark.parametrize(
+    ("more", "reserved"),
+    [
+        ((("large-message.size", b"5000"),), 5_000),
+        ((("large-message.size", b"5000"), ("large-message.compression", b"lz4")), 10_000),
+        ((), 7_000),
+        ((("large-message.size", b"7000"),), 7_000),
+        ((("large-message.size", b"7001"),), 0),
+        ((("large-message.size", b"-1"),), 0),
+        ((("large-message.size", None),), 0),
+        ((("large-message.compression", b"lz4"),), 0),
+    ],
+)
+def test_reserve_for_inflate(more: tuple[Header, ...], reserved: int) -> None:
+    """What the reference promises, twice where it is compressed, all that is allowed where it promises nothing.
+
+    Nothing for a reference that is refused before anything is read.
+    """
+    record = Record(b"k", b"memory://x/orders/1", (REFERENCE, *more))
+    chain = chain_of(["inflate"], memory(), large_message_max_bytes=7_000)
+    assert begun(chain, record).reserve_bytes == reserved
+
+
+def test_reserve_is_nothing_for_what_passes() -> None:
+    """A record that no stage wants needs no more than itself."""
+    chain = chain_of(["inflate", "offload"], memory(), large_message_compression_type="zstd")
+    assert chain.begin(Record(b"k", b"v")) is None
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+@pytest.mark.parametrize("generator", ["sha256", "uuid"])
+def test_offload_then_inflate_is_the_same_record(codec: str, generator: str) -> None:
+    """The record comes back whole: key, value, timestamp, headers in order with duplicates and nulls."""
+    store = memory(large_message_id_generator=generator)
+    keys: dict[str, Any] = {"large_message_compression_type": codec, "large_message_id_generator": generator}
+    own = (("h", b"1"), ("h", None), ("large-message.size", b"theirs"))
+    record = Record(b"key", b"value " * 500, own, 1_700_000_000_123)
+    (reference,), offloaded = chain_of(["offload"], store, **keys).apply(record)
+    (restored,), inflated = chain_of(["inflate"], store).apply(reference)
+    assert (offloaded, inflated) == (("offload",), ("inflate",))
+    assert restored == record
+    assert reference.value is not None
+    assert len(reference.value) < 200
+
+
+def test_uuid_names_differ() -> None:
+    """With `uuid` each publish has a name of its own."""
+    chain = chain_of(["offload"], memory(large_message_id_generator="uuid"), large_message_id_generator="uuid")
+    record = Record(None, b"v" * 200)
+    names = {bytes(chain.apply(record)[0][0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
+    assert len(names) == 3
+    assert all(uuid.UUID(name).version == 4 for name in names)
+
+
+def test_payload_is_stored_under_the_sink_topic() -> None:
+    """The topic of the path is that of the references."""
+    (reference,), _ = chain_of(["offload"], memory()).apply(Record(None, b"v" * 200))
+    assert (reference.value or b"").split(b"/")[-2] == b"orders"
+
+
+def test_chain_inflates_then_offloads_again() -> None:
+    """A reference may become a value and a reference again, here with another compression."""
+    store = memory()
+    record = Record(b"k", b"value " * 500, (("h", b"1"),))
+    (plain,), _ = chain_of(["offload"], store).apply(record)
+    (packed,), applied = chain_of(["inflate", "offload"], store, large_message_compression_type="zstd").apply(plain)
+    assert applied == ("inflate", "offload")
+    assert header(packed, "large-message.compression") == b"zstd"
+    assert chain_of(["inflate"], store).apply(packed)[0] == (record,)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "form", "length", "blocks"),
+    [
+        (["offload"], "bakdata-flag", 100, False),
+        (["offload"], "bakdata-flag", 101, True),
+        (["offload"], "wideload", 100, False),
+        (["inflate"], "bakdata-flag", 100, False),
+        (["inflate", "offload"], "bakdata-flag", 101, False),
+        (["inflate", "offload"], "bakdata-flag", 102, True),
+    ],
+)
+def test_chain_blocks_only_where_the_store_is_asked(
+    transforms: list[str],
+    form: str,
+    length: int,
+    blocks: bool,  # noqa: FBT001
+) -> None:
+    """What only marks a value needs no thread; a stage is asked of the record as it is behind those before it."""
+    where = {"large.message.payload.store.class": "s3", "s3.bucket": "payloads"}
+    settings = settings_of(transforms, **{**where, "reference.format": form})
+    chain = build(settings, memory(), ROOMY, PipelineStats())
+    work = chain.begin(Record(b"k", b"\0" * length))
+    assert (work is not None and work.blocks) is blocks
+
+
+def test_chain_applies_only_what_is_wanted() -> None:
+    """A small reference behind inflate is a small value, which offload lets pass."""
+    store = memory()
+    stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
+    record = Record(b"k", b"small")
+    (reference,) = stage.apply(record, record)
+    (restored,), applied = chain_of(["inflate", "offload"], store).apply(reference)
+    assert (restored.value, applied) == (b"small", ("inflate",))
+
+
+def test_latencies_are_counted() -> None:
+    """Every call of the store is counted, the one that fails too."""
+    stats, store = PipelineStats(), memory()
+    chain = build(settings_of(["inflate", "offload"]), store, ROOMY, stats)
+    (reference,), _ = chain.apply(Record(None, b"v" * 200))
+    chain.apply(reference)
+    with pytest.raises(PayloadNotFoundError):
+        chain.apply(Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
+    assert (sum(stats.publish.counts), sum(stats.download.counts)) == (2, 2)
+    assert stats.publish.total_seconds > 0
+
+
+# --- what can never succeed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(b"k" * 500, None),
+        Record(b"k" * 500, b""),
+        Record(b"k" * 500, b"v" * 200),
+        Record(b"k", b"v" * 200, (("h", b"x" * 500),)),
+    ],
+)
+def test_record_that_offload_cannot_make_fit(record: Record) -> None:
+    """A key or headers over the sink's limit stay so; the error has the numbers."""
+    chain = chain_of(["offload"], memory(), 400)
+    assert not chain.passes(record)
+    with pytest.raises(RecordTooLargeError) as caught:
+        chain.apply(record)
+    assert (caught.value.topic, caught.value.limit) == ("orders", 400)
+    assert caught.value.size > 400
+
+
+@pytest.mark.parametrize("value", [None, b"v", b"v" * 200])
+def test_record_without_a_key_for_a_compacted_topic(value: bytes | None) -> None:
+    """Brokers refuse it, so it is an error of the record, and nothing is published for it; others go their way."""
+    store = memory()
+    chain = build(settings_of(["offload"]), store, ROOMY, PipelineStats(), compacted=True)
+    assert not chain.passes(Record(None, value))
+    with pytest.raises(KeyMissingError, match=r"the record has no key, and topic orders is compacted"):
+        chain.apply(Record(None, value))
+    assert not list(cast(MemoryStore, store).list())
+    assert chain.passes(Record(b"k", value)) is chain_of(["offload"], store).passes(Record(None, value))
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(-1, False), (0, True)])
+def test_restored_record_against_the_limit_of_the_sink(spare: int, fits: bool) -> None:  # noqa: FBT001
+    """A value that comes back is refused where the sink would refuse it, by the byte."""
+    store = memory()
+    record = Record(b"k", b"v" * 5_000)
+    (reference,), _ = chain_of(["offload"], store).apply(record)
+    chain = chain_of(["inflate"], store, batch_of_one_bytes(record) + spare)
+    if fits:
+        assert chain.apply(reference)[0] == (record,)
+    else:
+        with pytest.raises(RecordTooLargeError):
+            chain.apply(reference)
+
+
+def reference_to(store: PayloadStore, value: bytes, *more: Header) -> Record:
+    """A reference to `value`, with headers as a careless or hostile writer may set them."""
+    return Record(b"k", store.publish("orders", value).encode(), (REFERENCE, *more))
+
+
+@pytest.mark.parametrize(("said", "found"), [(b"9", "10 bytes"), (b"0", "10 bytes"), (b"11", "10 bytes")])
+def test_size_that_lies_is_corruption(said: bytes, found: str) -> None:
+    """A size header that is not the payload's is the reference's fault, not the limit's."""
+    store = memory()
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(reference_to(store, b"0123456789", ("large-message.size", said)))
+    assert (caught.value.what, caught.value.found) == ("size", found)
+
+
+def test_checksum_that_differs_is_corruption() -> None:
+    """Bytes that were changed in the store are noticed."""
+    store = memory()
+    checksum = b"sha256:" + hashlib.sha256(b"other").hexdigest().encode()
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(reference_to(store, b"value", ("large-message.checksum", checksum)))
+    assert caught.value.what == "checksum"
+
+
+def test_compression_that_is_none_is_corruption() -> None:
+    """Bytes that do not decompress are noticed, and no more memory is taken than the size says."""
+    store = memory()
+    record = reference_to(store, b"value", ("large-message.size", b"90"), ("large-message.compression", b"zstd"))
+    with pytest.raises(PayloadCorruptError) as caught:
+        chain_of(["inflate"], store).apply(record)
+    assert caught.value.what == "compression"
+
+
+def test_payload_over_the_limit_is_refused_unread() -> None:
+    """The limit holds for what is there, and for what the reference says; the seed's own references say nothing."""
+    store = memory()
+    chain = build(settings_of(["inflate"], large_message_max_bytes=9), store, ROOMY, PipelineStats())
+    for more in ((), (("large-message.size", b"9"),), (("large-message.size", b"10"),)):
+        with pytest.raises(PayloadTooLargeError) as caught:
+            chain.apply(reference_to(store, b"0123456789", *more))
+        assert caught.value.limit == 9
+
+
+def test_reference_that_leads_elsewhere() -> None:
+    """A path outside the store's root, or none at all, is refused."""
+    chain = chain_of(["inflate"], memory())
+    with pytest.raises(ReferenceRefusedError):
+        chain.apply(Record(None, b"file:///etc/passwd", (REFERENCE,)))
+    with pytest.raises(MalformedReferenceError):
+        chain.apply(Record(None, b"", (REFERENCE,)))
+
+
+# --- formats of others -----------------------------------------------------------------------------------------------
+
+FORMS: tuple[FormatName, ...] = ("bakdata-headers", "bakdata-flag")
+
+
+def foreign_chain(name: FormatName, transform: str, store: PayloadStore, limit: int = ROOMY, **keys: Any) -> Chain:
+    """A chain in a format of others; the settings refuse to write one to a store that is not S3."""
+    settings = dataclasses.replace(settings_of([transform], **keys), reference_format=name)
+    return build(settings, store, limit, PipelineStats())
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("codec", ["none", *CODECS])
+def test_foreign_format_there_and_back(name: FormatName, codec: str) -> None:
+    """Large and small values, empty ones too, come back whole; only the large one's stages count as applied."""
+    store = memory()
+    offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
+    inflate = foreign_chain(name, "inflate", store)
+    for value, large in ((b"value " * 500, True), (b"v" * 101, True), (b"v" * 100, False), (b"", False)):
+        record = Record(b"key", value, (("h", b"1"), ("h", None)), 1_700_000_000_123)
+        assert not offload.passes(record)
+        (written,), offloaded = offload.apply(record)
+        assert not inflate.passes(written)
+        (restored,), inflated = inflate.apply(written)
+        assert restored == record
+        assert (offloaded, inflated) == ((("offload",), ("inflate",)) if large else ((), ()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("transform", ["offload", "inflate"])
+def test_foreign_format_lets_tombstones_pass(name: FormatName, transform: str) -> None:
+    """A tombstone is in no format."""
+    assert foreign_chain(name, transform, memory()).passes(Record(b"key", None, (("h", b"1"),)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_format_reserves_what_it_may_hold(name: FormatName) -> None:
+    """A mark makes a copy of the value; for a reference without a size all that is allowed is reserved."""
+    store = memory()
+    keys: dict[str, Any] = {"large_message_max_bytes": 7_000}
+    inflate = foreign_chain(name, "inflate", store, **keys)
+    for codec, reserved in (("none", 7_000), ("zstd", 14_000)):
+        offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
+        assert begun(offload, Record(b"key", b"v" * 100)).reserve_bytes == 100
+        (small,), _ = offload.apply(Record(b"key", b"v" * 100))
+        assert begun(inflate, small).reserve_bytes == len(small.value or b"")
+        (large,), _ = offload.apply(Record(b"key", b"v" * 6_000))
+        assert begun(inflate, large).reserve_bytes == reserved
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_reference_that_leads_elsewhere(name: FormatName) -> None:
+    """A URI outside the store's root is refused, as one of ours is."""
+    record = FORMATS[name].write_reference(Record(b"key", b"v"), Reference("s3://other/base/orders/values/id"))
+    with pytest.raises(ReferenceRefusedError):
+        foreign_chain(name, "inflate", memory()).apply(record)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_foreign_mark_that_does_not_fit(name: FormatName) -> None:
+    """A record whose mark is over the sink's limit is offloaded, and nothing is sent that the sink would refuse."""
+    store = memory()
+    record = Record(b"key", b"v" * 300)
+    limit = batch_of_one_bytes(record)
+    (written,), applied = foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000).apply(
+        record
+    )
+    assert applied == ("offload",)
+    assert foreign_chain(name, "inflate", store).apply(written)[0] == (record,)
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def storeless(transforms: list[str], limit: int, **keys: Any) -> Chain:
+    """A chain that has no store."""
+    dotted = {name.replace("_", "."): value for name, value in keys.items()}
+    table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms, **dotted}
+    settings = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {}).pipelines[0]
+    return build(settings, None, limit, PipelineStats())
+
+
+@pytest.mark.parametrize(
+    "keys", [{"transforms": ["chunk"]}, {"transforms": ["offload"], "large_message_strategy": "chunk"}]
+)
+def test_chunk_makes_several_of_one(keys: dict[str, Any]) -> None:
+    """No chunk is over the sink's limit, and together they are the value; what fits passes."""
+    chain = storeless(limit=1_000, **keys)
+    record = Record(b"k", bytes(range(256)) * 20, (("own", None),), 7)
+    assert chain.passes(Record(b"k", b"v" * 800))
+    assert chain.passes(Record(b"k", None, record.headers))
+    assert not chain.passes(record)
+    assert begun(chain, record).blocks
+    assert begun(chain, record).reserve_bytes == 5_120
+    records, applied = chain.apply(record)
+    assert applied == ("chunk",)
+    assert len(records) > 5
+    assert all(batch_of_one_bytes(each) <= 1_000 for each in records)
+    assert b"".join(each.value or b"" for each in records) == record.value
+    again, _ = chain.apply(record)
+    assert header(again[0], "large-message.chunk.uuid") != header(records[0], "large-message.chunk.uuid")
+
+
+def test_chunks_of_a_source_record_are_the_same_each_time() -> None:
+    """What is read again makes equal chunks, uuid included; another offset, group or limit makes another message."""
+
+    def source(offset: int) -> ConsumerRecord[bytes, bytes]:
+        value = b"v" * 5_000
+        return ConsumerRecord("raw", 0, offset, 7, 0, b"k", value, None, 1, len(value), (("own", None),))
+
+    chain = storeless(["chunk"], 1_000)
+    once, _ = chain.apply(source(5))
+    assert chain.apply(source(5))[0] == once
+    uuids = {header(once[0], "large-message.chunk.uuid")}
+    for other, offset in (
+        (chain, 6),
+        (storeless(["chunk"], 1_001), 5),
+        (storeless(["chunk"], 1_000, group_id="another"), 5),
+    ):
+        uuids.add(header(other.apply(source(offset))[0][0], "large-message.chunk.uuid"))
+    assert len(uuids) == 4
+
+
+def test_chunk_by_its_own_limit() -> None:
+    """`chunk.max.bytes` splits what the sink would take."""
+    chain = storeless(["chunk"], ROOMY, chunk_max_bytes=1_000)
+    records, _ = chain.apply(Record(None, b"v" * 2_000))
+    assert len(records) == 3
+    assert max(batch_of_one_bytes(each) for each in records) <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Record(b"k", b"v" * 3_001), "chunk.max.message.bytes is 3,000"),
+        (Record(b"k" * 990, b"v" * 100), "key and headers alone take"),
+    ],
+)
+def test_chunk_that_can_never_be(record: Record, reason: str) -> None:
+    """What readers would not assemble, or what has no room for a piece, is an error of the record."""
+    with pytest.raises(ChunkError, match=reason):
+        storeless(["chunk"], 1_000, chunk_max_message_bytes=3_000).apply(record)
+
+
+def test_chunk_does_not_help_tombstones() -> None:
+    """A tombstone with a key over the limit is refused as before."""
+    with pytest.raises(RecordTooLargeError):
+        storeless(["chunk"], 1_000).apply(Record(b"k" * 1_000, None))
+
+
+def test_auto_offloads_or_does_without() -> None:
+    """With a store large values are references; without it chunks, or as they are where the sink takes them."""
+    chain = chain_of(["offload"], memory(), 1_000, large_message_strategy="auto")
+    assert chain.falls_back
+    record = Record(b"k", b"v" * 5_000)
+    references, applied = chain.apply(record)
+    assert (len(references), applied) == (1, ("offload",))
+    chunks, applied = chain.apply(record, offloading=False)
+    assert (len(chunks), applied) == (8, ("chunk",))
+    between = Record(b"k", b"v" * 500)
+    assert not chain.passes(between)
+    assert chain.apply(between, offloading=False) == ((between,), ())
+
+
+def test_only_auto_does_without_a_store() -> None:
+    """No other strategy falls back."""
+    assert not chain_of(["offload"], memory()).falls_back
+    assert not storeless(["chunk"], 1_000).falls_back
+
+
+# --- step by step ----------------------------------------------------------------------------------------------------
+
+
+class Refusing(PlainStore):
+    """A store that is down at first."""
+
+    down = True
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Fails while `down`."""
+        if self.down:
+            raise PayloadStoreError("down", retriable=True)
+        return super().publish(topic, data)
+
+
+class Counted(Unwrap):
+    """Counts the wrappers that come off."""
+
+    times = 0
+
+    def unwrap(self, record: RecordLike) -> Record:
+        """See `Unwrap.unwrap`."""
+        Counted.times += 1
+        return super().unwrap(record)
+
+
+@pytest.mark.parametrize(("size", "begun_times"), [(500, 1), (100_000, 0)])
+def test_work_of_a_stage_is_done_once(monkeypatch: pytest.MonkeyPatch, size: int, begun_times: int) -> None:
+    """A wrapper comes off once, though it is looked at for bytes, threads and the store, and the store fails once."""
+    monkeypatch.setattr(Counted, "times", 0)
+    store = Refusing()
+    offload = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([unwrap_stage(Counted()), offload], "orders", ROOMY)
+    work = begun(chain, Record(b"k", MessageWrapper({}, b"v" * size).serialize()))
+    assert (work.blocks, work.reserve_bytes >= size, Counted.times) == (True, True, begun_times)
+    work = chain.advance(work)
+    assert (work.asks_store, Counted.times) == (True, 1)
+    with pytest.raises(PayloadStoreError, match="down"):
+        chain.finish(work)
+    store.down = False
+    assert chain.finish(work)[1] == ("unwrap", "offload")
+    assert Counted.times == 1
+
+
+def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
+    """To begin raises nothing, a defect of ours neither: whoever finishes can say of which record."""
+
+    class Defect(Unwrap):
+        def unwrap(self, record: RecordLike) -> Record:
+            raise KeyError("defect")
+
+    offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
+    work = begun(Chain([unwrap_stage(Defect()), offload], "orders", ROOMY), Record(b"k", b"v"))
+    assert (work.blocks, work.asks_store) == (False, False)
+    with pytest.raises(KeyError, match="defect"):
+        Chain([], "orders", ROOMY).finish(work)

@@ -1,0 +1,146 @@
+"""The fallback: who asks a store that has failed, and what goes on without it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from app.pipeline.chain import Chain
+from app.pipeline.fallback import Fallback
+from app.pipeline.stages import ChunkStage, OffloadStage
+from app.pipeline.stats import PipelineStats
+from stores.store import PayloadStore
+from tests.app.pipeline.plain_store import PlainStore
+from tests.app.pipeline.test_chain import begun
+from transforms.chunk import Chunking
+from transforms.errors import (
+    PayloadStoreError,
+    PayloadUnfitError,
+)
+from transforms.offload import Offload
+from transforms.record import Record
+
+
+class Refusing(PlainStore):
+    """A store that is down while `down` is true."""
+
+    down: bool = False
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """Counts calls in vain in `tried`."""
+        if self.down:
+            self.tried = getattr(self, "tried", 0) + 1
+            raise PayloadStoreError("down", retriable=True)
+        return super().publish(topic, data)
+
+
+def test_fallback_asks_the_store_now_and_then() -> None:
+    """While the store is down one record every five seconds asks it; what only the store can take always does."""
+    store = Refusing()
+    stage = OffloadStage(Offload(100), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    now_s, told = [0.0], list[PayloadStoreError]()
+    fallback = Fallback(chain, told.append, clock=lambda: now_s[0])
+    record, larger = Record(b"k", b"v" * 5_000), Record(b"k", b"v" * 9_001)
+    assert fallback.finish(begun(chain, record))[1] == ("offload",)
+    store.down = True
+    for now_s[0], tried in ((0.0, 1), (0.1, 1), (4.9, 1), (5.0, 2), (5.1, 2), (10.1, 3)):
+        assert fallback.finish(begun(chain, record))[1] == ("chunk",)
+        assert (store.tried, len(told)) == (tried, tried)
+    with pytest.raises(PayloadStoreError, match="down"):
+        fallback.finish(begun(chain, larger))
+    assert (store.tried, len(told)) == (4, 3)
+    store.down, now_s[0] = False, 10.2
+    assert fallback.finish(begun(chain, record))[1] == ("chunk",)
+    assert fallback.finish(begun(chain, larger))[1] == ("offload",)
+    assert fallback.finish(begun(chain, record))[1] == ("offload",)
+
+
+def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
+    """What is split in any case does not say that the store is back: one record asks it, those beside it do not."""
+
+    class Slow(Refusing):
+        def publish(self, topic: str, data: bytes) -> str:
+            """While it hangs, another record comes."""
+            if now_s[0] and not beside:
+                beside.append(())
+                beside[0] = fallback.finish(begun(chain, large))[1]
+            return super().publish(topic, data)
+
+    store = Slow()
+    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    now_s, beside = [0.0], list[tuple[str, ...]]()
+    fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
+    medium, large = Record(b"k", b"v" * 1_500), Record(b"k", b"v" * 5_000)
+    store.down = True
+    assert fallback.finish(begun(chain, large))[1] == ("chunk",)
+    now_s[0] = 5.0
+    assert [fallback.finish(begun(chain, record))[1] for record in (medium, large)] == [("chunk",)] * 2
+    assert (beside, store.tried) == ([("chunk",)], 2)
+
+
+def test_fallback_lets_one_ask_however_long_that_takes() -> None:
+    """While one record asks a store that hangs, none goes to hang beside it: threads would run out."""
+
+    class Hanging(Refusing):
+        def publish(self, topic: str, data: bytes) -> str:
+            """While it hangs, time goes by and another record comes."""
+            if now_s[0] == 5.0:
+                now_s[0] = 60.0
+                beside.append(fallback.finish(begun(chain, large))[1])
+            return super().publish(topic, data)
+
+    store = Hanging()
+    stage = OffloadStage(Offload(2_000), cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    now_s, beside = [0.0], list[tuple[str, ...]]()
+    fallback = Fallback(chain, lambda error: None, clock=lambda: now_s[0])
+    large = Record(b"k", b"v" * 5_000)
+    store.down = True
+    for now_s[0] in (0.0, 5.0):
+        assert fallback.finish(begun(chain, large))[1] == ("chunk",)
+    assert (beside, store.tried) == ([("chunk",)], 2)
+    store.down, now_s[0] = False, 65.0
+    assert fallback.finish(begun(chain, large))[1] == ("offload",), "the next one may ask"
+
+
+def test_fallback_takes_what_the_store_does_not_take() -> None:
+    """A payload that is too large for the store goes as chunks, and the store is asked for the next one."""
+
+    class Small(PlainStore):
+        def publish(self, topic: str, data: bytes) -> str:
+            if len(data) > 4_000:
+                raise PayloadUnfitError("413")
+            return super().publish(topic, data)
+
+    stage = OffloadStage(Offload(100), cast(PayloadStore, Small()), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 10_000, falls_back=True)
+    told: list[PayloadStoreError] = []
+    fallback = Fallback(chain, told.append)
+    assert [fallback.finish(begun(chain, Record(b"k", b"v" * size)))[1] for size in (5_000, 3_000)] == [
+        ("chunk",),
+        ("offload",),
+    ]
+    assert told == [], "it is not down"
+    with pytest.raises(PayloadUnfitError, match="413"):
+        fallback.finish(begun(chain, Record(b"k", b"v" * 9_001)))
+
+
+def test_fallback_is_none_for_what_is_final() -> None:
+    """A store that refuses for good stops the pipeline, whatever else could be done."""
+
+    class Closed(PlainStore):
+        def publish(self, topic: str, data: bytes) -> str:
+            raise PayloadStoreError("no access")
+
+    stage = OffloadStage(Offload(100), cast(PayloadStore, Closed()), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    record = Record(b"k", b"v" * 5_000)
+    with pytest.raises(PayloadStoreError, match="no access"):
+        Fallback(chain, lambda error: None).finish(begun(chain, record))
+    withdrawn = Fallback(chain, lambda error: None, may_pass=lambda error: str(error) == "no access")
+    assert withdrawn.finish(begun(chain, record))[1] == ("chunk",), (
+        "who has had access waits for it, and goes without meanwhile"
+    )
