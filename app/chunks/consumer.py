@@ -181,12 +181,9 @@ class AssemblingConsumer(DeliveringConsumer):
             raise ConsumerStoppedError
         await self._settle()
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        if self.rebalancing:
-            return delivered  # the partitions may go to another member
-        paused = self.paused()
         number = 0
         for partition in list(self._pending.ready):
-            if (partitions and partition not in partitions) or partition in paused:
+            if (partitions and partition not in partitions) or not self.may_deliver(partition):
                 continue
             waiting = self._pending.ready[partition]
             while waiting and (most is None or number < most):

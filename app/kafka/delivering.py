@@ -38,10 +38,11 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         """True once `stop` has been called."""
         return bool(self._closed)
 
-    @property
-    def rebalancing(self) -> bool:
-        """True while the partitions may go to another member of the group."""
-        return bool(self._subscription.reassignment_in_progress)
+    def may_deliver(self, partition: TopicPartition) -> bool:
+        """False while the partition is paused, or not assigned, or may go to another member of the group."""
+        if self._subscription.reassignment_in_progress or not self._subscription.is_assigned(partition):
+            return False
+        return not self._subscription.subscription.assignment.state_value(partition).paused
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None

@@ -10,25 +10,27 @@ import asyncio
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
+from aiokafka.structs import OffsetAndMetadata
 
-from app.config.naming import check_name, check_topics
+from app.config.naming import check_name
 from app.kafka.arguments import Arguments
+from app.kafka.delivering import DeliveringConsumer, count_as_poll
+from app.kafka.producer import ProducerControls
 from app.serializers import config as taken
+from app.serializers.backlog import Backlog, Entry
 from app.serializers.demand import Allowance, Demand
-from app.serializers.downloads import Downloads
 from app.serializers.threads import PARALLEL, Threads
 from transforms.errors import SerializationError
 from transforms.record import Header
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
-# A record as Kafka has it, and its download if it needs one.
-_Pair = tuple[ConsumerRecord, "asyncio.Task[Any] | None"]
+_LOOK_MS = 1_000  # how often a call that waits for records looks whether another call, cancelled, has left some
 
 
 def _defaults(client: type) -> dict[str, object]:
@@ -71,6 +73,7 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         except BaseException:
             self._serializers.close()
             raise
+        self._controls = ProducerControls(self)
 
     async def send(
         self,
@@ -88,7 +91,7 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
                 whether the same may succeed later.
             ConfigurationError: the topic's name is over its limit.
         """
-        if self._closed:
+        if self._controls.closed:
             raise ProducerClosed
         check_name("topic", topic, "topic")
         if value is not None or key is not None:
@@ -108,57 +111,7 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
             self._serializers.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """What the next call raises, unless somebody has moved on."""
-
-    hold: _Hold
-    error: SerializationError
-
-
-class _Hold:
-    """A partition whose position stays at the first record that is not delivered yet, so that no commit passes it.
-
-    Args:
-        state: aiokafka's own of the partition.
-        assignment: the one that it belongs to.
-        offset: of the record.
-    """
-
-    def __init__(self, state: Any, assignment: Any, offset: int) -> None:
-        self._state = state
-        self._assignment = assignment
-        self._after = state.position
-        self.offset = offset
-        self.ended = asyncio.Event()
-        state.consumed_to(offset)
-
-    @property
-    def stands(self) -> bool:
-        """False where the partition was taken away or paused, or the application has sought another position."""
-        state = self._state
-        current = self._assignment.active and state.has_valid_position and not state.paused
-        return bool(current and state.position == self.offset)
-
-    def covers(self, offset: int) -> bool:
-        """Whether a record that another call has read is of this call; not after a seek, or another assignment."""
-        return bool(self._assignment.active and self.offset == offset)
-
-    def renew(self) -> None:
-        """Another call of the consumer has read on, without knowing."""
-        if not self._state.awaiting_reset:
-            self._state.consumed_to(self.offset)
-
-    def release(self) -> None:
-        """All that was fetched is delivered."""
-        self._state.consumed_to(self._after)
-
-    def moved(self, offset: int) -> _Hold:
-        """The same partition at a later record, after a seek."""
-        return _Hold(self._state, self._assignment, offset)
-
-
-class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
+class DeserializingConsumer(DeliveringConsumer):
     """An `AIOKafkaConsumer` that restores references, and gives what the deserializers make of keys and values.
 
     A record that cannot be had stays where it is (KIP-334): what is before it is delivered, then `getone` or `getmany`
@@ -180,41 +133,34 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        check_topics(topics)
         self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
         self._threads = Threads()
+        self._backlog = Backlog()
         try:
             arguments = {**_CONSUMER.defaults, **_CONSUMER.read(self._deserializers.client)}
             self._demand = Demand.of(self._deserializers)
             self._max_bytes: int = arguments["fetch_max_bytes"]
             self._interval_ms: int = arguments["max_poll_interval_ms"]
-            self._downloads = Downloads(self._restored, self._max_bytes)
-            super().__init__(*topics, **arguments)
+            self._most: int | None = arguments["max_poll_records"]
+            super().__init__(self._backlog, topics, **arguments)
         except BaseException:
             self._deserializers.close()
             raise
-        self._holds: dict[TopicPartition, _Hold] = {}
-        self._failures: dict[TopicPartition, _Failure] = {}
-
-    def subscribe(
-        self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
-    ) -> None:
-        """As `AIOKafkaConsumer.subscribe`.
-
-        Raises:
-            ConfigurationError: a topic's name is over its limit.
-        """
-        check_topics(topics)
-        super().subscribe(topics, pattern, listener)
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`; then closes the deserializers and their stores, once no call is under way."""
         try:
             await super().stop()
         finally:
-            self._downloads.clear()
+            self._backlog.cancel()
             await self._threads.close()
             self._deserializers.close()
+
+    async def position(self, partition: TopicPartition) -> int:
+        """As `AIOKafkaConsumer.position`: the offset from which the next record is delivered."""
+        fetched = OffsetAndMetadata(await super().position(partition), "")
+        offset: int = self._backlog.safe({partition: fetched})[partition].offset
+        return offset
 
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
         """As `AIOKafkaConsumer.getone`, with the record restored.
@@ -223,10 +169,7 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
             SerializationError: see the class.
         """
         while True:
-            self._raise_failure(partitions)
-            record = await super().getone(*partitions)
-            delivered = await self._delivered({TopicPartition(record.topic, record.partition): [record]})
-            for records in delivered.values():
+            for records in (await self._delivered(partitions, _LOOK_MS, 1)).values():
                 return records[0]
 
     async def getmany(
@@ -240,120 +183,100 @@ class DeserializingConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka
         Raises:
             SerializationError: see the class.
         """
-        self._raise_failure(partitions)
-        found = await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=max_records)
-        return await self._delivered(found)
-
-    def _raise_failure(self, partitions: tuple[TopicPartition, ...]) -> None:
-        for partition, failure in list(self._failures.items()):
-            if not partitions or partition in partitions:
-                del self._failures[partition]
-                if failure.hold.stands:
-                    raise failure.error
+        return await self._delivered(partitions, timeout_ms, self._most if max_records is None else max_records)
 
     async def _delivered(
-        self, found: Mapping[TopicPartition, list[ConsumerRecord]]
+        self, partitions: tuple[TopicPartition, ...], timeout_ms: int, most: int | None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        holds = {tp: self._hold(tp, records[0].offset) for tp, records in found.items() if not self._held(tp, records)}
-        if len(holds) < len(found):
-            found = await self._without_held(found, holds)
-        self._holds |= holds
-        try:
-            begun = await self._begun(found)
-            downloads = [task for pairs in begun.values() for _, task in pairs if task is not None]
-            if downloads:
-                await asyncio.wait(downloads)
-                if self._closed:
-                    raise ConsumerStoppedError
-            return self._settled(found, begun, holds)
-        finally:
-            self._downloads.trim(self._is_to_come)
-            for tp, hold in holds.items():
-                if self._holds.get(tp) is hold:  # else another call has it, after a seek
-                    del self._holds[tp]
-                hold.ended.set()
+        if self.closed:
+            raise ConsumerStoppedError
+        self._raise_failure(partitions)
+        await self._fetch(partitions, timeout_ms, most)
+        taken = self._backlog.next(self._deliverable(partitions), most)
+        downloads = await self._begun(taken)
+        ready = any(entries[0].ready for entries in taken.values())
+        if downloads and not (most == 1 and ready):
+            first = asyncio.FIRST_COMPLETED if most == 1 else asyncio.ALL_COMPLETED
+            await asyncio.wait(downloads, return_when=first)
+            if self.closed:
+                raise ConsumerStoppedError
+        return self._settled(partitions, taken, most)
 
-    def _held(self, partition: TopicPartition, records: list[ConsumerRecord]) -> bool:
-        hold = self._holds.get(partition)
-        return hold is not None and hold.covers(records[0].offset)
+    def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
+        """The partitions of a call that have a backlog, and may deliver it now."""
+        wanted = self._backlog.partitions if not partitions else self._backlog.partitions & set(partitions)
+        return set(filter(self.may_deliver, wanted))
 
-    def _hold(self, partition: TopicPartition, offset: int) -> _Hold:
-        assignment = self._subscription.subscription.assignment
-        return _Hold(assignment.state_value(partition), assignment, offset)
+    def _raise_failure(self, partitions: tuple[TopicPartition, ...]) -> None:
+        for tp in self._deliverable(partitions):
+            entry = next(iter(self._backlog.entries(tp)))
+            if entry.error is not None:
+                error, entry.error = entry.error, None
+                self._backlog.drop(tp, 0)
+                raise error
 
-    async def _without_held(
-        self, found: Mapping[TopicPartition, list[ConsumerRecord]], holds: Mapping[TopicPartition, _Hold]
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """Of several tasks that read one partition, one at a time gets on: the others' records are read again."""
-        others = [self._holds[tp] for tp in found if tp not in holds]
-        for hold in others:
-            hold.renew()
-        if not holds:
-            await asyncio.wait(
-                [asyncio.create_task(hold.ended.wait()) for hold in others], return_when=asyncio.FIRST_COMPLETED
-            )
-        return {tp: records for tp, records in found.items() if tp in holds}
-
-    async def _begun(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> dict[TopicPartition, list[_Pair]]:
-        """The records that this call may deliver, the first of each partition, with the download if there is one."""
-        allowance = Allowance(self._max_bytes, self._demand.store_timeout_ms, self._interval_ms)
-        begun: dict[TopicPartition, list[_Pair]] = {}
-        running: set[asyncio.Task[Any]] = set()
+    async def _fetch(self, partitions: tuple[TopicPartition, ...], timeout_ms: int, most: int | None) -> None:
+        """Fetches for partitions that have no backlog; waits for records only if none of the call's has one."""
+        found: dict[TopicPartition, list[ConsumerRecord]] = {}
+        left = self._deliverable(partitions)
+        if not left:
+            found = await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
+        elif others := set(partitions or self.assignment()) - left:
+            found = await super().getmany(*others, timeout_ms=0, max_records=most)
+        else:
+            count_as_poll(self)
         for tp, records in found.items():
-            pairs = begun[tp] = []
-            for record in records:
-                size = self._demand.restored_bytes(record.key, record.value, record.headers)
-                if size is None:
-                    pairs.append((record, None))
+            sizes = (self._demand.restored_bytes(record.key, record.value, record.headers) for record in records)
+            self._backlog.add(tp, map(Entry, records, sizes))
+
+    async def _begun(self, taken: Mapping[TopicPartition, list[Entry]]) -> set[asyncio.Task[ConsumerRecord]]:
+        """The downloads that the call has to wait for."""
+        kept_bytes = self._backlog.downloaded_bytes(without=taken)
+        allowance = Allowance(self._max_bytes - kept_bytes, self._demand.store_timeout_ms, self._interval_ms)
+        downloads: set[asyncio.Task[ConsumerRecord]] = set()
+        running: set[asyncio.Task[ConsumerRecord]] = set()
+        for entries in taken.values():
+            for entry in entries:
+                if entry.size is None:
                     continue
-                while len(running) >= PARALLEL:
+                while entry.download is None and len(running) >= PARALLEL:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if _failed(pairs) or not allowance.takes(size):
+                fits = allowance.takes(entry.size)
+                if entry.download is None and (not fits or any(each.failed for each in entries)):
                     break
-                task = self._downloads.begin(record, size)
+                task = entry.begin(self._restored)
+                downloads.add(task)
                 running.add(task)
-                pairs.append((record, task))
-        return begun
+        return downloads
 
     def _settled(
-        self,
-        found: Mapping[TopicPartition, list[ConsumerRecord]],
-        begun: Mapping[TopicPartition, list[_Pair]],
-        holds: Mapping[TopicPartition, _Hold],
+        self, partitions: tuple[TopicPartition, ...], taken: Mapping[TopicPartition, list[Entry]], most: int | None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """What is delivered, with positions behind it; raises the first failure where that is nothing."""
-        standing = {} if self._subscription.reassignment_in_progress else holds
-        results = {tp: self._result(begun[tp]) for tp, hold in standing.items() if hold.stands}
-        # Positions move when all stages of the application have run: an interrupt in one must lose nothing.
-        for tp, (out, failure) in results.items():
-            hold, records = holds[tp], found[tp]
-            if len(out) == len(records):
-                hold.release()
-            elif out:
-                self.seek(tp, records[len(out)].offset)
-                hold = hold.moved(records[len(out)].offset)
-            if failure is not None:
-                self._failures[tp] = _Failure(hold, failure)
-        delivered = {tp: out for tp, (out, _) in results.items() if out}
-        if found and not delivered:
-            self._raise_failure(tuple(found))
+        """The records that are ready, in order; raises the first failure if there are none."""
+        delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
+        deliverable = self._deliverable(partitions)
+        count = 0
+        for tp, entries in taken.items():
+            for entry, first in zip(entries, self._backlog.entries(tp), strict=False):
+                # Another call may have delivered the entries, and a seek or a rebalance may have dropped them.
+                if tp not in deliverable or entry is not first or not entry.ready or count == most:
+                    break
+                try:
+                    record = self._restored_now(entry.record) if entry.download is None else entry.download.result()
+                except BaseException as exc:
+                    entry.download = None
+                    if not isinstance(exc, SerializationError):
+                        raise
+                    entry.error = exc
+                    break
+                delivered.setdefault(tp, []).append(record)
+                count += 1
+        # Entries are dropped when all stages of the application have run: an interrupt in one must lose nothing.
+        for tp, records in delivered.items():
+            self._backlog.drop(tp, len(records))
+        if not delivered:
+            self._raise_failure(partitions)
         return delivered
-
-    def _result(self, pairs: Iterable[_Pair]) -> tuple[list[ConsumerRecord], SerializationError | None]:
-        out: list[ConsumerRecord] = []
-        for record, task in pairs:
-            self._downloads.forget(record)
-            try:
-                out.append(self._restored_now(record) if task is None else task.result())
-            except SerializationError as exc:
-                return out, exc
-        return out, None
-
-    def _is_to_come(self, topic: str, partition: int, offset: int) -> bool:
-        subscription = self._subscription.subscription
-        assignment = None if subscription is None else subscription.assignment
-        state = None if assignment is None else assignment.state_value(TopicPartition(topic, partition))
-        return bool(state is not None and state.has_valid_position and state.position <= offset)
 
     def _restored_now(self, record: ConsumerRecord) -> ConsumerRecord:
         key, value = self._deserializers.key, self._deserializers.value
@@ -384,8 +307,3 @@ def _coordinates(record: ConsumerRecord) -> Iterator[None]:
         yield
     except SerializationError as exc:
         raise exc.at(record.partition, record.offset) from exc.__cause__
-
-
-def _failed(pairs: Iterable[_Pair]) -> bool:
-    tasks = (task for _, task in pairs if task is not None and task.done() and not task.cancelled())
-    return any(task.exception() is not None for task in tasks)
