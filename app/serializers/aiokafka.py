@@ -66,7 +66,7 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         whole = _PRODUCER.merged(config, options)
         # What aiokafka would refuse is to be offloaded, so the serializers must know the limit.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        self._serializers = taken.producer(whole, own=_PRODUCER.knows, names=_PRODUCER.keys())
+        self._serializers = taken.producer(whole, names=_PRODUCER.keys())
         self._threads = Threads()
         try:
             super().__init__(**_PRODUCER.read(self._serializers.client))
@@ -133,7 +133,7 @@ class DeserializingConsumer(DeliveringConsumer):
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
+        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
         self._threads = Threads()
         self._backlog = Backlog()
         try:

@@ -6,7 +6,7 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -50,36 +50,32 @@ class ClientConfig(Generic[_Composable]):
 
 
 def producer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
+    config: Mapping[str, object], *, names: Collection[str] | None = None
 ) -> ClientConfig[ComposableSerializer]:
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
     Args:
         config: keys as Kafka names them, those of the store among them.
-        own: says whether the client knows a key. Where it is not given, all that is not known to be the store's is
-            the client's.
-        names: the keys that the client knows, as far as they can be listed; the nearest to one that is not known is in
-            the message.
+        names: the keys that the client knows. Without them, each key that is not known to be the store's is the
+            client's.
 
     Raises:
         ConfigurationError: a name, such as `group.id`, is over its limit; a list and its singular stand together; a
             stage cannot be had; a key is known to neither the client nor the store; the store calls of one record may
             together take longer than `max.block.ms`.
     """
-    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own, names)
+    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, names)
 
 
 def consumer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
+    config: Mapping[str, object], *, names: Collection[str] | None = None
 ) -> ClientConfig[ComposableDeserializer]:
     """The deserializers that the four keys of a consumer name; otherwise as `producer`.
 
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _apart(
-        config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, own, names
-    )
+    return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, names)
 
 
 def _key(keys: tuple[Key, ...], name: str) -> Key:
@@ -96,8 +92,7 @@ def _apart(
     kind: str,
     large: type[LargeMessageSerializer | LargeMessageDeserializer],
     limit: Key,
-    own: Callable[[str], bool] | None,
-    names: Iterable[str],
+    names: Collection[str] | None,
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
     found: dict[str, _Composable | None] = {}
@@ -124,7 +119,7 @@ def _apart(
         _check_total([stage.store_timeout_ms for stage in larges], config, limit)
         others = _Others.of(stage for stage in stages if not isinstance(stage, large))
         rest = {k: v for k, v in config.items() if k not in taken}
-        client = _clients_own(rest, own, [*names, *sorted(taken)], others, large=bool(larges))
+        client = _clients_own(rest, names, sorted(taken), others, large=bool(larges))
     except ConfigurationError:
         result.close()
         raise
@@ -159,8 +154,8 @@ class _Others:
 
 def _clients_own(
     config: Mapping[str, object],
-    own: Callable[[str], bool] | None,
-    names: Iterable[str],
+    names: Collection[str] | None,
+    taken: Iterable[str],
     others: _Others,
     *,
     large: bool,
@@ -171,16 +166,16 @@ def _clients_own(
     )
     client, nobodys = {}, []
     for name, value in config.items():
-        if own is not None and own(name):
+        if names is not None and name in names:
             client[name] = value
         elif name in others.named or (store_class is not None and is_store_key(name, store_class)):
             continue
-        elif own is None:
+        elif names is None:
             client[name] = value
         elif not is_open:
             nobodys.append(name)
     if nobodys:
-        raise _nobodys(nobodys, [*names, *others.named, *_known(store_class)])
+        raise _nobodys(nobodys, [*(names or ()), *taken, *others.named, *_known(store_class)])
     return client
 
 

@@ -9,13 +9,12 @@ it to the application: `config["value.serializer"].close()`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from confluent_kafka import Consumer, KafkaException, Producer
 
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
+from app.serializers.librdkafka import KEYS
 from app.serializers.threads import Threads
 
 __all__ = ["AwaitedDeserializer", "async_consumer_config", "consumer_config", "producer_config"]
@@ -23,33 +22,7 @@ __all__ = ["AwaitedDeserializer", "async_consumer_config", "consumer_config", "p
 _LIMIT = "message.max.bytes"
 _LIMIT_BYTES = 1_000_000  # of librdkafka, where the configuration does not say
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
-_NO_SUCH_KEY = "wideload.no.such.key"
-# librdkafka does not list its keys; these are for the hint in a message.
-_NAMES = (
-    "acks",
-    "auto.offset.reset",
-    "bootstrap.servers",
-    "client.id",
-    "compression.type",
-    "delivery.timeout.ms",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.idempotence",
-    "fetch.max.bytes",
-    "group.id",
-    "isolation.level",
-    "linger.ms",
-    "max.poll.interval.ms",
-    "sasl.mechanisms",
-    "sasl.password",
-    "sasl.username",
-    "security.protocol",
-    "session.timeout.ms",
-    "ssl.ca.location",
-    "transactional.id",
-    _LIMIT,
-    *sorted(_ASIDE),
-)
+_NAMES = KEYS | _ASIDE
 
 
 def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
@@ -67,7 +40,7 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is wrong or missing, or neither librdkafka nor the store knows it.
     """
-    parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, own=_known(Producer, config), names=_NAMES)
+    parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, names=_NAMES)
     client: dict[str, Any] = {key: value for key, value in parts.client.items() if key not in _ASIDE}
     return {**client, **_present({"key.serializer": parts.key, "value.serializer": parts.value})}
 
@@ -78,7 +51,7 @@ def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, own=_known(Consumer, config), names=_NAMES)
+    parts = taken.consumer(config, names=_NAMES)
     return {**parts.client, **_present({"key.deserializer": parts.key, "value.deserializer": parts.value})}
 
 
@@ -90,7 +63,7 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, own=_known(Consumer, config), names=_NAMES)
+    parts = taken.consumer(config, names=_NAMES)
     awaited = {
         "key.deserializer": parts.key and AwaitedDeserializer(parts.key, is_key=True),
         "value.deserializer": parts.value and AwaitedDeserializer(parts.value, is_key=False),
@@ -125,21 +98,3 @@ class AwaitedDeserializer:
 
 def _present(serializers: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in serializers.items() if value is not None}
-
-
-def _known(client: type[Producer | Consumer], config: Mapping[str, object]) -> Callable[[str], bool]:
-    """Says whether the client knows a key, which it itself is asked: no list of ours would be that of its version."""
-
-    def knows(name: str) -> bool:
-        if name in _ASIDE or name.endswith(".builder"):
-            return True
-        try:
-            # It takes key by key and stops at the first that it refuses, so no client is ever made here.
-            client({"group.id": "-", name: config.get(name), _NO_SUCH_KEY: ""})
-        except KafkaException as exc:
-            return f'"{name}"' not in str(exc) or "No such configuration property" not in str(exc)
-        except (TypeError, ValueError):
-            pass  # a value that the client will refuse by itself, of a key that it knows
-        return True
-
-    return knows

@@ -61,7 +61,7 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         whole = _PRODUCER.merged(config, options)
         # What kafka-python would refuse is to be offloaded, so the serializers must know the limit.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        serializers = taken.producer(whole, own=_PRODUCER.knows, names=_PRODUCER.keys())
+        serializers = taken.producer(whole, names=_PRODUCER.keys())
         stages = {"key_serializer": serializers.key, "value_serializer": serializers.value}
         try:
             super().__init__(
@@ -125,7 +125,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
+        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
         self._demand = Demand.of(self._deserializers)
         self._failures: dict[TopicPartition, _Failure] = {}
         try:
