@@ -6,11 +6,12 @@ of the worker (`transforms.reference`), so each reads what the other wrote.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.serializers.compaction import CompactionWarning
+from app.serializers.compaction import warn_if_compacted
 from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
@@ -98,7 +99,9 @@ class LargeMessageSerializer(_LargeMessage):
         self._store = open_store(options.store)
         self._to_prove = is_key and not isinstance(self._store, Put)
         own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
-        self._compaction = None if options.by_digest or own_ids else CompactionWarning(config)
+        random_ids = not options.by_digest and not own_ids
+        self._cluster = config if random_ids and config.get("bootstrap.servers") else None
+        self._asked: dict[str, threading.Thread] = {}
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload where it is large; then its headers are appended to `headers`.
@@ -125,8 +128,8 @@ class LargeMessageSerializer(_LargeMessage):
                 topic,
                 f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[]",
             )
-        if self._compaction is not None:
-            self._compaction.look(topic)
+        if self._cluster is not None and topic not in self._asked:
+            self._ask(self._cluster, topic)
         try:
             reference = self._publish(store, topic, self._offload.payload(data))
             value = reference.value()
@@ -150,6 +153,13 @@ class LargeMessageSerializer(_LargeMessage):
         self._check_field(context)
         with appended_headers(context) as headers:
             return self.serialize(context.topic, headers, data)
+
+    def _ask(self, cluster: Mapping[str, object], topic: str) -> None:
+        """Lets a thread look once whether the topic is compacted; the record does not wait for it."""
+        name = f"cleanup-policy-{topic}"
+        thread = threading.Thread(target=warn_if_compacted, args=(cluster, topic), name=name, daemon=True)
+        if self._asked.setdefault(topic, thread) is thread:
+            thread.start()
 
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest)

@@ -30,6 +30,11 @@ Headers = list[Header] | None
 
 _OPPOSITE: Mapping[Direction, Direction] = {"serialize": "deserialize", "deserialize": "serialize"}
 _CONTEXT_NAMES = {("ctx",), ("context",)}
+_METHOD = ("topic", "headers", "data")
+_OLD_METHOD = ("topic", "data")
+_FUNCTION = ("data",)
+_FUNCTION_WITH_CONTEXT = ("data", "context")
+_BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,53 +194,32 @@ def _configure(target: Any, key: str, name: str, config: Mapping[str, object], *
 
 
 def _call(target: object, direction: Direction) -> Callable[[Any, Context], object] | None:
+    """The call of a stage; None if it has neither shape."""
     method = getattr(target, direction, None)
     if callable(method):
-        return _method_call(method)
+        names, required = _positional(method, _METHOD)
+        if required == len(_METHOD) or names[1:2] == ("headers",):
+            return lambda data, context: method(context.topic, context.headers, data)
+        return (lambda data, context: method(context.topic, data)) if required == len(_OLD_METHOD) else None
     if not callable(target) or hasattr(target, _OPPOSITE[direction]):
         return None
-    return _function_call(target)
+    names, required = _positional(target, _FUNCTION)
+    # The context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
+    if required == len(_FUNCTION_WITH_CONTEXT) or names[1:2] in _CONTEXT_NAMES:
+        return target
+    return (lambda data, _: target(data)) if required <= len(_FUNCTION) and names else None
 
 
-def _method_call(method: Callable[..., object]) -> Callable[[Any, Context], object] | None:
-    takes = _positional(method)
-    if takes is None or takes.required == len(("topic", "headers", "data")) or takes.names[1:2] == ("headers",):
-        return lambda data, context: method(context.topic, context.headers, data)
-    if takes.required == len(("topic", "data")):
-        return lambda data, context: method(context.topic, data)
-    return None
+def _positional(function: Callable[..., object], assumed: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The names of the arguments that a function takes by position, and how many of them it requires.
 
-
-def _function_call(function: Callable[..., object]) -> Callable[[Any, Context], object] | None:
-    takes = _positional(function)
-    # A context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
-    if takes is not None and (takes.required == len(("data", "context")) or takes.names[1:2] in _CONTEXT_NAMES):
-        return function
-    if takes is None or (takes.required <= 1 and takes.names):
-        return lambda data, _: function(data)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Positional:
-    """The arguments that a function takes by position: their names, and how many of them it must be given."""
-
-    names: tuple[str, ...]
-    required: int
-
-
-def _positional(function: Callable[..., object]) -> _Positional | None:
-    """None where it takes any, or does not say, as some built-in functions."""
+    `assumed` stands for the names of one that takes any, or that does not say, as some built-in functions.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        return None
+        return assumed, len(assumed)
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
-        return None
-    found = [
-        each
-        for each in parameters
-        if each.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    ]
-    required = sum(each.default is inspect.Parameter.empty for each in found)
-    return _Positional(tuple(each.name for each in found), required)
+        return assumed, len(assumed)
+    found = [each for each in parameters if each.kind in _BY_POSITION]
+    return tuple(each.name for each in found), sum(each.default is inspect.Parameter.empty for each in found)
