@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -69,6 +70,5 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
 
 
 def count_as_poll(consumer: AIOKafkaConsumer) -> None:
-    """Begins `max.poll.interval.ms` anew, without a poll."""
-    with consumer._subscription.fetch_context():  # noqa: SLF001
-        pass
+    """Lets `max.poll.interval.ms` begin again without a poll. Any thread may call it."""
+    consumer._subscription._last_fetch_ended = time.monotonic()  # noqa: SLF001

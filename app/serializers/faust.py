@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -26,6 +25,7 @@ from faust.types.tuples import Message, RecordMetadata
 
 from app.config.client import limits_names
 from app.config.naming import check_name, check_topics
+from app.kafka.delivering import count_as_poll
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.options import check_time
 from transforms.errors import (
@@ -233,7 +233,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
         wait_s = _FIRST_WAIT_S
         while data is not None and side.reader.wants(headers):
-            _count_as_poll(app)
+            _keep_membership(app)
             try:
                 restored = await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
             except SerializationError as exc:
@@ -245,7 +245,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 return
             if wait_s == _FIRST_WAIT_S:
                 _logger.warning("%s; it is tried again until it can be had, and what is behind it waits", error)
-            _count_as_poll(app)
+            _keep_membership(app)
             await asyncio.sleep(min(wait_s, longest_wait_s))
             wait_s *= 2
 
@@ -387,7 +387,7 @@ def _of_app(app: AppT) -> dict[str, object]:
     return known
 
 
-def _count_as_poll(app: AppT) -> None:
+def _keep_membership(app: AppT) -> None:
     """Lets a download count as a poll of the consumer.
 
     Faust asks for no records meanwhile. One that aiokafka has not seen polled for `broker_max_poll_interval` leaves the
@@ -396,7 +396,7 @@ def _count_as_poll(app: AppT) -> None:
     """
     thread = getattr(app.consumer, "_thread", None) if app.started else None
     if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
-        thread._consumer._subscription._last_fetch_ended = time.monotonic()  # noqa: SLF001  # the same
+        count_as_poll(thread._consumer)  # noqa: SLF001  # the same
 
 
 def _listed(headers: HeadersArg | None) -> list[Header]:
