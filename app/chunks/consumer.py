@@ -16,8 +16,9 @@ from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
-from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
+from app.chunks.keys import CONSUMER_KEYS, apart, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.delivering import DeliveringConsumer
 from transforms.assembly import ChunkMessageId, Counts, Discarded
@@ -26,7 +27,7 @@ __all__ = ["AssemblingConsumer"]
 
 _logger = logging.getLogger(__name__)
 
-_ARGUMENTS = arguments_of(AIOKafkaConsumer)
+_ARGUMENTS = Arguments.of(AIOKafkaConsumer)
 _LONG_S = 60.0
 _LOOK_S = 1.0  # how often, at most, a call that waits looks for messages that have expired
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +14,7 @@ from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "arguments_of", "limits"]
+__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "limits"]
 
 _DEFAULTS = Limits()
 # The worker takes these from `in.flight.bytes`, which clients have not.
@@ -25,30 +24,19 @@ _OWN_DEFAULTS: Mapping[str, int] = {
 }
 _KEYS = {key.name: replace(key, default=_OWN_DEFAULTS.get(key.name, key.default)) for key in CHUNK_KEYS}
 
-PRODUCER_KEYS: Sequence[Key] = (
-    *(_KEYS[name] for name in ("chunk.max.bytes", "chunk.max.message.bytes")),
-    LIMIT,
+
+def _keys(*names: str) -> Sequence[Key]:
+    return (*(_KEYS[name] for name in names), LIMIT)
+
+
+PRODUCER_KEYS = _keys("chunk.max.bytes", "chunk.max.message.bytes")
+CONSUMER_KEYS = _keys(
+    "chunk.max.message.bytes",
+    "max.pending.chunked.message",
+    "max.pending.chunked.bytes",
+    "expire.time.of.incomplete.chunked.message.ms",
+    "auto.ack.oldest.chunked.message.on.queue.full",
 )
-
-CONSUMER_KEYS: Sequence[Key] = (
-    *(
-        _KEYS[name]
-        for name in (
-            "chunk.max.message.bytes",
-            "max.pending.chunked.message",
-            "max.pending.chunked.bytes",
-            "expire.time.of.incomplete.chunked.message.ms",
-            "auto.ack.oldest.chunked.message.on.queue.full",
-        )
-    ),
-    LIMIT,
-)
-
-
-def arguments_of(client: type) -> Arguments:
-    """What a client of aiokafka's takes, its serializers included: they are plain functions here."""
-    parameters = inspect.signature(client).parameters.values()
-    return Arguments({each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY})
 
 
 def apart(

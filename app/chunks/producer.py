@@ -23,8 +23,9 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
+from app.chunks.keys import PRODUCER_KEYS, apart
 from app.config.naming import check_name
+from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls
@@ -36,7 +37,7 @@ from transforms.record import Header, Record
 
 __all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
 
-_ARGUMENTS = arguments_of(AIOKafkaProducer)
+_ARGUMENTS = Arguments.of(AIOKafkaProducer)
 _ADMIN = frozenset(inspect.signature(AIOKafkaAdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
 # aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
 _ESTIMATE_BYTES = 21

@@ -7,7 +7,6 @@ serializers and their store in it too.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,16 +32,10 @@ __all__ = ["DeserializingConsumer", "SerializingProducer"]
 _LOOK_MS = 1_000  # how often a call that waits for records looks whether another call, cancelled, has left some
 
 
-def _defaults(client: type) -> dict[str, object]:
-    parameters = inspect.signature(client).parameters.values()
-    named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    return {name: value for name, value in named.items() if not name.endswith("serializer")}
-
-
-_PRODUCER = Arguments(
-    _defaults(AIOKafkaProducer), renamed={"batch.size": "max_batch_size"}, aside=frozenset({"max.block.ms"})
-)
-_CONSUMER = Arguments(_defaults(AIOKafkaConsumer))
+_PRODUCER = Arguments.of(
+    AIOKafkaProducer, renamed={"batch.size": "max_batch_size"}, aside=frozenset({"max.block.ms"})
+).without("serializer")
+_CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 
 
 class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
@@ -97,8 +90,8 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that is not there
         own = list(headers or ())
-        key_bytes = await self._threads.serialize(self._serializers.key, topic, own, key, is_key=True)
-        value_bytes = await self._threads.serialize(self._serializers.value, topic, own, value, is_key=False)
+        key_bytes = await self._threads.run(self._serializers.key, topic, own, key, is_key=True)
+        value_bytes = await self._threads.run(self._serializers.value, topic, own, value, is_key=False)
         future: asyncio.Future[Any] = await super().send(topic, value_bytes, key_bytes, partition, timestamp_ms, own)
         return future
 
@@ -295,8 +288,8 @@ class DeserializingConsumer(DeliveringConsumer):
         headers = list(record.headers)
         both = self._deserializers
         with _coordinates(record):
-            key = await self._threads.deserialize(both.key, record.topic, headers, record.key, is_key=True)
-            value = await self._threads.deserialize(both.value, record.topic, headers, record.value, is_key=False)
+            key = await self._threads.run(both.key, record.topic, headers, record.key, is_key=True)
+            value = await self._threads.run(both.value, record.topic, headers, record.value, is_key=False)
         return replace(record, key=key, value=value, headers=tuple(headers))
 
 

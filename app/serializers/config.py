@@ -34,13 +34,11 @@ class ClientConfig(Generic[_Composable]):
         key: for keys; None where keys are bytes already.
         value: for values; None likewise.
         client: what is left for the client itself, by Kafka's names.
-        whole: all of it, as it was given.
     """
 
     key: _Composable | None
     value: _Composable | None
-    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in both
-    whole: Mapping[str, object] = dataclasses.field(repr=False)
+    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in it
 
     def close(self) -> None:
         """Closes both."""
@@ -112,7 +110,6 @@ def _apart(
             found[field] = composable([config[singular]], config, is_key=is_key, key=singular)
         else:
             found[field] = None
-    result = ClientConfig(found["key"], found["value"], {}, config)
     stages = [leaf for each in found.values() if each is not None for leaf in each.leaves()]
     larges = [stage for stage in stages if isinstance(stage, large)]
     try:
@@ -121,9 +118,9 @@ def _apart(
         rest = {k: v for k, v in config.items() if k not in taken}
         client = _clients_own(rest, names, sorted(taken), others, large=bool(larges))
     except ConfigurationError:
-        result.close()
+        ClientConfig(found["key"], found["value"], {}).close()
         raise
-    return ClientConfig(found["key"], found["value"], client, config)
+    return ClientConfig(found["key"], found["value"], client)
 
 
 def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Key) -> None:

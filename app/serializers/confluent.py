@@ -86,9 +86,7 @@ class AwaitedDeserializer:
 
     async def __call__(self, data: bytes | None, context: Any) -> Any:
         """As `ComposableDeserializer.deserialize`, without blocking the loop on a store."""
-        return await self._threads.deserialize(
-            self._composable, context.topic, context.headers, data, is_key=self._is_key
-        )
+        return await self._threads.run(self._composable, context.topic, context.headers, data, is_key=self._is_key)
 
     async def aclose(self) -> None:
         """Closes the deserializers, once no store call is under way."""

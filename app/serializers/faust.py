@@ -288,31 +288,17 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         return self._sides
 
 
-class _AsItIs(faust.Schema[Any, Any]):
-    """What is bytes already."""
+class _Bytes(faust.Schema[Any, Any]):
+    """For keys and values that are bytes already."""
 
-    def dumps_key(
-        self,
-        app: AppT,  # noqa: ARG002  # Faust's signature
-        key: K,
-        *,
-        serializer: CodecArg = None,  # noqa: ARG002  # the same
-        headers: OpenHeadersArg,
-    ) -> tuple[Any, OpenHeadersArg]:
+    def dumps_key(self, app: AppT, key: K, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
         return key, headers
 
-    def dumps_value(
-        self,
-        app: AppT,  # noqa: ARG002  # Faust's signature
-        value: V,
-        *,
-        serializer: CodecArg = None,  # noqa: ARG002  # the same
-        headers: OpenHeadersArg,
-    ) -> tuple[Any, OpenHeadersArg]:
+    def dumps_value(self, app: AppT, value: V, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
         return value, headers
 
 
-_AS_IT_IS = _AsItIs()
+_BYTES = _Bytes()
 
 
 class LargeMessageTopic(faust.Topic):
@@ -355,7 +341,7 @@ class LargeMessageTopic(faust.Topic):
                 key_serializer=key_serializer,
                 value_serializer=value_serializer,
             )
-            schema, key_serializer, value_serializer = _AS_IT_IS, None, None
+            schema, key_serializer, value_serializer = _BYTES, None, None
         return await super().send(
             key=key,
             value=value,

@@ -25,12 +25,8 @@ from transforms.record import Header
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 
-def _arguments(client: Any) -> Arguments:
-    return Arguments({name: value for name, value in client.DEFAULT_CONFIG.items() if not name.endswith("serializer")})
-
-
-_PRODUCER = _arguments(KafkaProducer)
-_CONSUMER = _arguments(KafkaConsumer)
+_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG).without("serializer")
+_CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG).without("serializer")
 
 
 class _Stages(Serializer):  # type: ignore[misc]  # kafka-python has no types

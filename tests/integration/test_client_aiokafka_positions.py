@@ -168,7 +168,7 @@ async def test_sends_that_wait_when_the_producer_stops_say_so(
     sends = [asyncio.create_task(producer.send(topic, LARGE)) for _ in range(2 * PARALLEL)]
     await becomes(lambda: gate.begun == PARALLEL, "every thread is taken")
     stopping = asyncio.create_task(producer.stop())
-    await becomes(lambda: producer._threads._closed, "the producer is stopping")
+    await becomes(lambda: producer._threads.closed, "the producer is stopping")
     gate.open.set()
     await stopping
     errors = await asyncio.gather(*sends, return_exceptions=True)
