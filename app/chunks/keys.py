@@ -1,4 +1,4 @@
-"""The keys of a client of chunks, which stand in one configuration with those of the client itself."""
+"""The keys of a chunk client, which stand in one configuration with the keys of aiokafka's client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transforms.errors import ConfigurationError
 __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "limits"]
 
 _DEFAULTS = Limits()
-# The worker takes these from `in.flight.bytes`, which clients have not.
+# The worker derives these from `in.flight.bytes`, which clients do not have.
 _OWN_DEFAULTS: Mapping[str, int] = {
     "chunk.max.message.bytes": _DEFAULTS.message_bytes,
     "max.pending.chunked.bytes": _DEFAULTS.pending_bytes,
@@ -42,11 +42,10 @@ CONSUMER_KEYS = _keys(
 def apart(
     keys: Sequence[Key], arguments: Arguments, whole: Mapping[str, object]
 ) -> tuple[dict[str, Value | None], dict[str, Any]]:
-    """The values of our keys, and what is left for the client.
+    """The values of our keys, and the rest of the configuration, for the client.
 
     Raises:
-        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value may not stand
-            under ours.
+        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value is wrong.
     """
     check_config(whole, enabled=limits_names(whole))
     ours = {key.name: key for key in keys}
@@ -57,10 +56,10 @@ def apart(
 
 
 def limits(values: Mapping[str, Value | None]) -> Limits:
-    """What the keys of a consumer allow.
+    """The limits that the keys of a consumer set.
 
     Raises:
-        ConfigurationError: a message may be larger than all that may be pending.
+        ConfigurationError: one message may be larger than all pending messages together.
     """
     pending, message = cast("int", values["max.pending.chunked.bytes"]), cast("int", values["chunk.max.message.bytes"])
     if message > pending:

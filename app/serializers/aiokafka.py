@@ -1,7 +1,7 @@
-"""aiokafka's clients with serializers that see headers and may call a store: off the event loop.
+"""aiokafka's clients with serializers that see headers, and that call a store off the event loop.
 
-Everything of aiokafka's own clients is there. Both are made from one configuration with Kafka's names, which has the
-serializers and their store in it too.
+Both have all methods of aiokafka's own clients. One configuration with Kafka's names is for the client, its serializers
+and their store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transforms.record import Header
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
-_LOOK_MS = 1_000  # how often a call that waits for records looks whether another call, cancelled, has left some
+_LOOK_MS = 1_000  # how often `getone` looks for records that another call, cancelled, has left in the backlog
 
 
 _PRODUCER = Arguments.of(
@@ -42,22 +42,22 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
     """An `AIOKafkaProducer` whose keys and values go through serializers that may offload them.
 
     Sends of one task leave in order. Of sends that run at the same time, one with a large value leaves when its payload
-    is stored, so a later one may pass it; await one `send` before the next where the order matters.
+    is stored, so a later one may pass it. If the order matters, await one `send` before the next.
 
-    Batches of `create_batch` take bytes as they are: a batch knows no topic, so nothing in it is serialized.
+    Batches of `create_batch` take bytes as they are: a batch has no topic, so its records are not serialized.
 
     Args:
-        config: keys with Kafka's names: those of `AIOKafkaProducer` with dots, the serializers', their store's.
-            `max.block.ms` is what the store calls of a record are checked against.
-        options: the same as arguments, for what is no string: `ssl_context`, `partitioner`.
+        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, and the keys of the serializers
+            and their store. The store calls of a record must fit into `max.block.ms`.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is not known, missing or wrong.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
-        # What aiokafka would refuse is to be offloaded, so the serializers must know the limit.
+        # The serializers must know the limit, as they offload what aiokafka would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
         self._serializers = taken.producer(whole, names=_PRODUCER.keys())
         self._threads = Threads()
@@ -77,18 +77,18 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         timestamp_ms: int | None = None,
         headers: Iterable[Header] | None = None,
     ) -> asyncio.Future[Any]:
-        """As `AIOKafkaProducer.send`; the headers of references join a copy of `headers`.
+        """As `AIOKafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
 
         Raises:
-            SerializationError: a stage raised an error; nothing is sent. `__cause__` has the reason, `retriable` says
-                whether the same may succeed later.
+            SerializationError: a stage raised an error, and nothing is sent. `__cause__` is the reason; `retriable` is
+                true if another try may succeed.
             ConfigurationError: the topic's name is over its limit.
         """
         if self._controls.closed:
             raise ProducerClosed
         check_name("topic", topic, "topic")
         if value is not None or key is not None:
-            await self.partitions_for(topic)  # no payload for a topic that is not there
+            await self.partitions_for(topic)  # no payload for a topic that does not exist
         own = list(headers or ())
         key_bytes = await self._threads.run(self._serializers.key, topic, own, key, is_key=True)
         value_bytes = await self._threads.run(self._serializers.value, topic, own, value, is_key=False)
@@ -105,23 +105,24 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
 
 
 class DeserializingConsumer(DeliveringConsumer):
-    """An `AIOKafkaConsumer` that restores references, and gives what the deserializers make of keys and values.
+    """An `AIOKafkaConsumer` that restores references, and deserializes keys and values.
 
-    A record that cannot be had stays where it is (KIP-334): what is before it is delivered, then `getone` or `getmany`
-    raises a `SerializationError` with its topic, partition and offset. The next call tries it again; `seek` to the
-    offset behind passes over it.
+    A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
+    then `getone` or `getmany` raises a `SerializationError` with its topic, partition and offset. The next call tries
+    again; `seek` to the next offset skips the record.
 
-    The position of a partition moves when a record is delivered, not while it is downloaded. So neither a commit nor a
-    rebalance nor a cancelled call loses a record. A download that a cancelled call has begun goes on, and serves the
-    call that reads the record again.
+    The position of a partition moves when a record is delivered, not while it is downloaded. So no commit, rebalance or
+    cancelled call loses a record. A download goes on when its call is cancelled, and serves the next call.
 
     Args:
-        config: keys with Kafka's names: those of `AIOKafkaConsumer` with dots, the deserializers', their store's.
-        topics: to be subscribed.
-        options: the same as arguments, for what is no string: `ssl_context`, `partition_assignment_strategy`.
+        config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and the keys of the
+            deserializers and their store.
+        topics: the topics to subscribe to.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`,
+            `partition_assignment_strategy`.
 
     Raises:
-        ConfigurationError: a key is not known, missing or wrong.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
@@ -141,7 +142,7 @@ class DeserializingConsumer(DeliveringConsumer):
             raise
 
     async def stop(self) -> None:
-        """As `AIOKafkaConsumer.stop`; then closes the deserializers and their stores, once no call is under way."""
+        """As `AIOKafkaConsumer.stop`; then closes the deserializers and their stores, after the last store call."""
         try:
             await super().stop()
         finally:
@@ -170,8 +171,8 @@ class DeserializingConsumer(DeliveringConsumer):
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """As `AIOKafkaConsumer.getmany`, with the records restored: several at once, delivered in order.
 
-        One call downloads no more than `fetch.max.bytes`, unless the first payload alone is larger, and begins no
-        download that might end after `max.poll.interval.ms`. The next call has what was left.
+        One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+        that may end after `max.poll.interval.ms`. The next call delivers the rest.
 
         Raises:
             SerializationError: see the class.
@@ -209,7 +210,7 @@ class DeserializingConsumer(DeliveringConsumer):
                 raise error
 
     async def _fetch(self, partitions: tuple[TopicPartition, ...], timeout_ms: int, most: int | None) -> None:
-        """Fetches for partitions that have no backlog; waits for records only if none of the call's has one."""
+        """Fetches for the partitions without a backlog; waits for records only if no partition of the call has one."""
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
         left = self._deliverable(partitions)
         if not left:
@@ -295,7 +296,7 @@ class DeserializingConsumer(DeliveringConsumer):
 
 @contextmanager
 def _coordinates(record: ConsumerRecord) -> Iterator[None]:
-    """An error within says where the record stands."""
+    """Adds partition and offset to an error."""
     try:
         yield
     except SerializationError as exc:

@@ -71,9 +71,9 @@ class Backlog:
         return self._queues.get(partition, ())
 
     def next(self, partitions: Collection[TopicPartition], most: int | None) -> dict[TopicPartition, list[Entry]]:
-        """The next `most` entries of these partitions; beside them those whose downloads are under way already.
+        """The next `most` entries of these partitions, and besides those whose downloads are under way.
 
-        A download that has failed, as a call began it that was cancelled, is to begin again.
+        A failed download is forgotten, as the call that began it was cancelled; it can begin again.
         """
         found: dict[TopicPartition, list[Entry]] = {}
         count = 0
@@ -98,7 +98,7 @@ class Backlog:
             self._queues[partition] = queue
 
     def downloaded_bytes(self, without: Collection[TopicPartition]) -> int:
-        """The most bytes that the downloads give which are done or under way, in all partitions but some."""
+        """The most bytes that downloads give, done or under way; `without` some partitions."""
         others = [queue for partition, queue in self._queues.items() if partition not in without]
         return sum(entry.size or 0 for queue in others for entry in queue if entry.download is not None)
 

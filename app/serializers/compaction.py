@@ -16,10 +16,10 @@ _LOOKUP_S = 30.0
 
 
 def warn_if_compacted(config: Mapping[str, object], topic: str) -> None:
-    """Asks the cluster for the topic's `cleanup.policy`. Waits for the answer, so it is for a thread of its own.
+    """Asks the cluster for the topic's `cleanup.policy`, and waits for the answer: call it in a thread of its own.
 
     Args:
-        config: a client's: `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
+        config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
         topic: the topic.
     """
     try:

@@ -3,8 +3,8 @@
     producer = SerializingProducer(producer_config({"bootstrap.servers": ..., "value.serializers": [...], ...}))
     consumer = DeserializingConsumer(consumer_config({...}))
 
-Nothing of theirs is replaced: what comes out is a configuration as they take it. They leave closing the serializers in
-it to the application: `config["value.serializer"].close()`.
+The result is a configuration as these clients take it. They do not close the serializers in it; the application does:
+`config["value.serializer"].close()`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from app.serializers.threads import Threads
 __all__ = ["AwaitedDeserializer", "async_consumer_config", "consumer_config", "producer_config"]
 
 _LIMIT = "message.max.bytes"
-_LIMIT_BYTES = 1_000_000  # of librdkafka, where the configuration does not say
+_LIMIT_BYTES = 1_000_000  # librdkafka's default
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
 _NAMES = KEYS | _ASIDE
 
 
 def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What a `SerializingProducer` is made from.
+    """The configuration of a `SerializingProducer`.
 
-    The serializers offload what librdkafka would refuse: values over `message.max.bytes` (1,000,000), too.
+    The serializers also offload values over `message.max.bytes` (1,000,000), which librdkafka would refuse.
 
     Args:
-        config: keys with Kafka's names: librdkafka's, the serializers', their store's. `max.block.ms` is what the
-            store calls of a record are checked against.
+        config: keys with Kafka's names: librdkafka's, and those of the serializers and their store. The store calls of
+            a record must fit into `max.block.ms`.
 
     Returns:
-        `key.serializer` and `value.serializer`, where there are any, and what is left for librdkafka.
+        The keys of librdkafka, with `key.serializer` and `value.serializer` if `config` names serializers.
 
     Raises:
-        ConfigurationError: a key is wrong or missing, or neither librdkafka nor the store knows it.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
     parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, names=_NAMES)
     client: dict[str, Any] = {key: value for key, value in parts.client.items() if key not in _ASIDE}
@@ -46,7 +46,7 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What a `DeserializingConsumer` is made from; otherwise as `producer_config`.
+    """The configuration of a `DeserializingConsumer`; otherwise as `producer_config`.
 
     Raises:
         ConfigurationError: as there.
@@ -56,7 +56,7 @@ def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What an `AsyncDeserializingConsumer` of `confluent_kafka.aio` is made from; otherwise as `consumer_config`.
+    """The configuration of an `AsyncDeserializingConsumer` of `confluent_kafka.aio`; otherwise as `consumer_config`.
 
     Payloads are downloaded off the event loop. The deserializers are closed with `aclose()`.
 
@@ -72,7 +72,7 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 class AwaitedDeserializer:
-    """Deserializers as `confluent_kafka.aio` takes them: what a call gives is to be awaited.
+    """Deserializers as `confluent_kafka.aio` takes them: the caller awaits the result.
 
     Args:
         composable: the deserializers.

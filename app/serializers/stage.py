@@ -1,14 +1,14 @@
 """One serializer or deserializer of a list, whichever client it was written for.
 
-Each of these is taken, as a class, as a dotted path to a class or a function, or as an object that is made already:
+It is a class, an object, or the dotted path of a class or a function, with one of these shapes:
 
     serialize(topic, headers, data)     Kafka's own method; kafka-python 3
     serialize(topic, data)              Kafka's older one; kafka-python 2
     __call__(data, context)             confluent-kafka; the context has `topic`, `field` and `headers`
     __call__(data)                      aiokafka, and any plain function
 
-and the same with `deserialize`. A class is made without arguments and then given the client's whole configuration, if
-it has `configure(config, is_key)`; an object is taken as it is. That is how Kafka's clients treat the two.
+and the same with `deserialize`. As in Kafka's clients, a class is called without arguments, and its object gets the
+client's whole configuration by `configure(config, is_key)`, if it has this method; an object is taken as it is.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What confluent-kafka's `SerializationContext` says, for stages that were written for it.
+    """The facts of confluent-kafka's `SerializationContext`, for stages that were written for it.
 
     Attributes:
         topic: the topic of the record.
         field: `key` or `value`.
-        headers: those of the record, which a serializer may append to; None where the client gives none.
+        headers: of the record; a serializer may append to the list. None if the client gives none.
     """
 
     topic: str
@@ -57,9 +57,9 @@ class Stage:
     """A stage that is ready.
 
     Attributes:
-        name: how messages call it: position and class.
+        name: position and class, for messages.
         target: the serializer or deserializer itself.
-        call: data and context in, data out.
+        call: takes data and context, gives data.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Stage:
     call: Callable[[Any, Context], object]
 
     def close(self) -> None:
-        """Closes the serializer, if it can be closed."""
+        """Closes the serializer, if it has `close`."""
         close = getattr(self.target, "close", None)
         if callable(close):
             close()
@@ -76,18 +76,18 @@ class Stage:
 def load(
     item: object, direction: Direction, key: str, position: int | None, config: Mapping[str, object], *, is_key: bool
 ) -> Stage:
-    """The stage that `item` means.
+    """The stage for an item of the list.
 
     Args:
-        item: a class, a dotted path, or an object that is made already.
-        direction: which of the two it has to be able to do.
-        key: the key of the configuration where it stands.
-        position: where in the list, from 1.
-        config: what a class is configured with.
-        is_key: whether it is for keys.
+        item: a class, a dotted path, or an object.
+        direction: the method that the stage needs.
+        key: the key of the configuration that has the list.
+        position: in the list, from 1.
+        config: for a class.
+        is_key: whether the stage is for keys.
 
     Raises:
-        ConfigurationError: it cannot be found or made, lacks the method, or refuses the configuration.
+        ConfigurationError: the item cannot be found or called, lacks the method, or refuses the configuration.
     """
     target = item
     if isinstance(item, str):
@@ -115,19 +115,19 @@ def load(
 
 @contextlib.contextmanager
 def shared_headers(context: Any) -> Iterator[Headers]:
-    """The headers of confluent-kafka's context as a list; what is done to a list is done to those of the record.
+    """The headers of confluent-kafka's context as a list: the record's own list, or a copy of its dict.
 
-    None where the client was given none: it has no place then where a header could be put.
+    None if the application gave no headers: then no header can be added to the record.
     """
     given = context.headers
     yield list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
 
 
 class _Appended(bytes):
-    """The value of a header that a serializer has appended to a list of the application.
+    """The value of a header that a serializer has appended to the application's own headers.
 
     Attributes:
-        field: `key` or `value`, whichever was serialized.
+        field: what was serialized, `key` or `value`.
     """
 
     field: str
@@ -135,10 +135,10 @@ class _Appended(bytes):
 
 @contextlib.contextmanager
 def appended_headers(context: Any) -> Iterator[Headers]:
-    """As `shared_headers`, for a serializer, which appends to them.
+    """As `shared_headers`, for a serializer: the headers that it appends are put into the application's list or dict.
 
-    confluent-kafka has no other way to a record's headers than the application's own list or dict, which may be used
-    again: for the next record, or for the same where the queue was full. What was appended for the last one goes first.
+    confluent-kafka offers no other way. The application may use the list or dict again, for the next record, or for the
+    same one after a full queue. So the headers that were appended before are removed first.
     """
     given, field = context.headers, str(context.field)
     if isinstance(given, list):
