@@ -184,35 +184,39 @@ class DeserializingConsumer(DeliveringConsumer):
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         if self.closed:
             raise ConsumerStoppedError
-        self._raise_failure(partitions)
-        await self._fetch(partitions, timeout_ms, most)
-        taken = self._backlog.next(self._deliverable(partitions), most)
+        left = self._deliverable(partitions)
+        self._raise_failure(left)
+        await self._fetch(partitions, left, timeout_ms, most)
+        deliverable = self._deliverable(partitions)
+        taken = self._backlog.next(deliverable, most)
         downloads = await self._begun(taken)
-        ready = any(entries[0].ready for entries in taken.values())
-        if downloads and not (most == 1 and ready):
-            first = asyncio.FIRST_COMPLETED if most == 1 else asyncio.ALL_COMPLETED
-            await asyncio.wait(downloads, return_when=first)
+        if downloads:
+            if not (most == 1 and any(entries[0].ready for entries in taken.values())):
+                first = asyncio.FIRST_COMPLETED if most == 1 else asyncio.ALL_COMPLETED
+                await asyncio.wait(downloads, return_when=first)
             if self.closed:
                 raise ConsumerStoppedError
-        return self._settled(partitions, taken, most)
+            deliverable = self._deliverable(partitions)
+        return self._settled({tp: taken[tp] for tp in taken if tp in deliverable}, most)
 
     def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
         """The partitions of a call that have a backlog, and may deliver it now."""
         wanted = self._backlog.partitions if not partitions else self._backlog.partitions & set(partitions)
         return set(filter(self.may_deliver, wanted))
 
-    def _raise_failure(self, partitions: tuple[TopicPartition, ...]) -> None:
-        for tp in self._deliverable(partitions):
-            entry = next(iter(self._backlog.entries(tp)))
-            if entry.error is not None:
+    def _raise_failure(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            entry = next(iter(self._backlog.entries(tp)), None)
+            if entry is not None and entry.error is not None:
                 error, entry.error = entry.error, None
                 self._backlog.drop(tp, 0)
                 raise error
 
-    async def _fetch(self, partitions: tuple[TopicPartition, ...], timeout_ms: int, most: int | None) -> None:
+    async def _fetch(
+        self, partitions: tuple[TopicPartition, ...], left: set[TopicPartition], timeout_ms: int, most: int | None
+    ) -> None:
         """Fetches for the partitions without a backlog; waits for records only if no partition of the call has one."""
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
-        left = self._deliverable(partitions)
         if not left:
             found = await super().getmany(*partitions, timeout_ms=timeout_ms, max_records=most)
         elif others := set(partitions or self.assignment()) - left:
@@ -244,16 +248,15 @@ class DeserializingConsumer(DeliveringConsumer):
         return downloads
 
     def _settled(
-        self, partitions: tuple[TopicPartition, ...], taken: Mapping[TopicPartition, list[Entry]], most: int | None
+        self, taken: Mapping[TopicPartition, list[Entry]], most: int | None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """The records that are ready, in order; raises the first failure if there are none."""
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        deliverable = self._deliverable(partitions)
         count = 0
         for tp, entries in taken.items():
             for entry, first in zip(entries, self._backlog.entries(tp), strict=False):
                 # Another call may have delivered the entries, and a seek or a rebalance may have dropped them.
-                if tp not in deliverable or entry is not first or not entry.ready or count == most:
+                if entry is not first or not entry.ready or count == most:
                     break
                 try:
                     record = self._restored_now(entry.record) if entry.download is None else entry.download.result()
@@ -269,7 +272,7 @@ class DeserializingConsumer(DeliveringConsumer):
         for tp, records in delivered.items():
             self._backlog.drop(tp, len(records))
         if not delivered:
-            self._raise_failure(partitions)
+            self._raise_failure(taken)
         return delivered
 
     def _restored_now(self, record: ConsumerRecord) -> ConsumerRecord:

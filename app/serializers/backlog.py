@@ -41,7 +41,7 @@ class Entry:
     def failed(self) -> bool:
         """True if the download has failed."""
         task = self.download
-        return task is not None and task.done() and not task.cancelled() and task.exception() is not None
+        return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
     def begin(self, restore: Callable[[ConsumerRecord], Awaitable[ConsumerRecord]]) -> asyncio.Task[ConsumerRecord]:
         """The download, begun now if it is not under way. It goes on when the call that began it is cancelled."""
@@ -79,10 +79,10 @@ class Backlog:
         count = 0
         for partition, queue in self._queues.items():
             for entry in islice(queue, most) if partition in partitions else ():
-                if entry.failed:
-                    entry.download = None
-                under_way = entry.download is not None and not entry.ready
+                under_way = entry.download is not None and not entry.download.done()
                 if not under_way:
+                    if entry.failed:
+                        entry.download = None
                     if count == most:
                         break
                     count += 1
