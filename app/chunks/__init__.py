@@ -1,6 +1,6 @@
-"""Clients that write and read chunked topics by themselves, without a worker: aiokafka's own, with chunks inside.
+"""Clients that write and read chunked topics without a worker: aiokafka's own clients, with chunks inside.
 
-Knows transforms, and of the application only how a client is configured and how topics are described.
+Imports `kafka` and `config`.
 """
 
 from app.chunks.consumer import AssemblingConsumer

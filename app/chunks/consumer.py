@@ -1,4 +1,4 @@
-"""aiokafka's consumer with chunks: whole messages come out, and nothing passes one that is not whole."""
+"""aiokafka's consumer with chunks: it delivers whole messages, and commits no chunk of an incomplete one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
-from app.chunks.keys import CONSUMER_KEYS, apart, arguments_of, limits
+from app.chunks.keys import CONSUMER_KEYS, apart, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.delivering import DeliveringConsumer
 from transforms.assembly import ChunkMessageId, Counts, Discarded
@@ -26,7 +27,7 @@ __all__ = ["AssemblingConsumer"]
 
 _logger = logging.getLogger(__name__)
 
-_ARGUMENTS = arguments_of(AIOKafkaConsumer)
+_ARGUMENTS = Arguments.of(AIOKafkaConsumer)
 _LONG_S = 60.0
 _LOOK_S = 1.0  # how often, at most, a call that waits looks for messages that have expired
 
@@ -45,29 +46,29 @@ def _warn(discarded: Discarded) -> None:
 
 
 class AssemblingConsumer(DeliveringConsumer):
-    """An `AIOKafkaConsumer` that gives whole messages, as `AssembledRecord`, between the ordinary records.
+    """An `AIOKafkaConsumer` that delivers whole messages, as `AssembledRecord`, between the ordinary records.
 
-    A message comes when its last chunk does, with that one's offset. A commit, by the application or by itself, never
-    passes the first chunk of a message that has not come; what has come behind that is noted in the commit's metadata,
-    so that a restart gives it no second time.
+    A message is delivered with the offset of its last chunk. No commit, automatic or not, passes the first chunk of an
+    incomplete message. The commit's metadata notes the offset up to which records have been delivered all the same, so
+    that a restart does not deliver them again.
 
-    Each message that is discarded goes to `on_discarded`, before anything that was read after it. When that raises, the
-    error leaves `getone` or `getmany`, and the next call tries again; no commit passes it meanwhile. By default a
-    warning is logged. `transforms.assembly` says what the reasons mean.
+    `on_discarded` gets each discarded message, before any record behind it is delivered. If it raises, `getone` or
+    `getmany` raises this error, the next call tries again, and no commit passes the message. By default a warning is
+    logged. `transforms.assembly` explains the reasons.
 
-    A message expires by the time for which calls have waited for all partitions, with none paused; so chunks that wait
-    in the log are not taken for chunks that do not come.
+    The age of a message grows only while a call waits for all partitions and none is paused. So a message does not
+    expire while its chunks are in the log and nobody reads them.
 
-    After a rebalance, as after `seek`, reading begins anew: what was incomplete is read again from its first chunk.
+    A rebalance or `seek` forgets incomplete messages: their chunks are read again.
 
     Args:
-        config: keys with Kafka's names: those of `AIOKafkaConsumer` with dots, and those of `CONSUMER_KEYS`.
-        topics: to be subscribed.
-        on_discarded: called, and awaited where it is a coroutine function, with each message that is discarded.
-        options: the same as `config`, as arguments, for what is no string: `value_deserializer`, `ssl_context`.
+        config: keys with Kafka's names: the arguments of `AIOKafkaConsumer` with dots, and `CONSUMER_KEYS`.
+        topics: the topics to subscribe to.
+        on_discarded: called with each discarded message; may be a coroutine function.
+        options: arguments in place of keys, for values that are not strings: `value_deserializer`, `ssl_context`.
 
     Raises:
-        ConfigurationError: a key is not known, or wrong.
+        ConfigurationError: a key is unknown, or its value is wrong.
     """
 
     def __init__(
@@ -92,11 +93,11 @@ class AssemblingConsumer(DeliveringConsumer):
 
     @property
     def counts(self) -> Counts:
-        """What has become of chunks so far."""
+        """How many chunks have been delivered, ignored and discarded so far."""
         return self._pending.assembler.counts
 
     def stats(self) -> dict[str, object]:
-        """`chunkedMessageRate` (messages a second over the last minute) by topic, and what is incomplete now."""
+        """`chunkedMessageRate` by topic (messages a second over the last minute), and the incomplete messages."""
         assembler = self._pending.assembler
         return {
             "chunkedMessageRate": {topic: rate.per_second() for topic, rate in self._rates.items()},
@@ -116,7 +117,7 @@ class AssemblingConsumer(DeliveringConsumer):
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """As `AIOKafkaConsumer.getmany`; waits until the time is over where nothing but chunks came."""
+        """As `AIOKafkaConsumer.getmany`; goes on waiting, up to the time-out, if it reads only chunks."""
         deadline = time.monotonic() + timeout_ms / 1000
         most = max_records or self._most
         last = False
@@ -129,36 +130,35 @@ class AssemblingConsumer(DeliveringConsumer):
             await self._read(partitions, left_s, most)
 
     def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
-        """As `AIOKafkaConsumer.seek`; an id of a message means its first chunk, so that the message comes next.
+        """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk, so the message comes next.
 
-        At the offset of a last chunk its message cannot come: it is discarded as `missing-first`, and the next one
-        comes.
+        At the offset of a last chunk, this chunk is discarded as `missing-first`, and the next message comes.
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 
     def safe_offsets(
         self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What `commit` commits; also for `send_offsets_to_transaction`.
+        """The offsets that `commit` commits; also for `send_offsets_to_transaction`.
 
         Args:
-            offsets: as for `commit`: behind what the application is done with, or by default behind all it was given.
+            offsets: the next offset of each partition, as for `commit`; by default those behind all delivered records.
         """
         if offsets is not None:
             return self._pending.safe(commit_structure_validate(dict(offsets)))
         return self.delivered_offsets()
 
     async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
-        """As `AIOKafkaConsumer.commit`, with `safe_offsets`; metadata of the application's own takes the note's place.
+        """As `AIOKafkaConsumer.commit`, with `safe_offsets`.
 
-        Where it does, a restart gives some messages a second time.
+        Metadata of the application's own replaces the note; then a restart may deliver some messages again.
         """
         await super().commit(None if offsets is None else self.safe_offsets(offsets))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self, partitions: tuple[TopicPartition, ...], timeout_s: float, most: int | None) -> None:
-        """One look at what aiokafka has; what came is sorted before anything else can run."""
+        """Reads once. No other task can run between the read and the sorting of the records."""
         assembler = self._pending.assembler
         expire_s = assembler.limits.expire_ms / 1000
         wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if assembler.pending and expire_s else timeout_s
@@ -176,17 +176,14 @@ class AssemblingConsumer(DeliveringConsumer):
     async def _delivered(
         self, partitions: tuple[TopicPartition, ...], most: int | None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """What waits, up to `most` records, when all that was discarded is dealt with."""
+        """Up to `most` records that are ready, once `on_discarded` has taken the discarded messages."""
         if self.closed:
             raise ConsumerStoppedError
         await self._settle()
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
-        if self.rebalancing:
-            return delivered  # the partitions may go to another member
-        paused = self.paused()
         number = 0
         for partition in list(self._pending.ready):
-            if (partitions and partition not in partitions) or partition in paused:
+            if (partitions and partition not in partitions) or not self.may_deliver(partition):
                 continue
             waiting = self._pending.ready[partition]
             while waiting and (most is None or number < most):
@@ -213,7 +210,7 @@ class AssemblingConsumer(DeliveringConsumer):
                 done = self._on_discarded(discarded)
                 if inspect.isawaitable(done):
                     await done
-                # Where the partition was taken away meanwhile, it is gone already.
+                # A rebalance meanwhile may have dropped it.
                 if self._pending.discarded and self._pending.discarded[0] is discarded:
                     self._pending.discarded.popleft()
 

@@ -1,8 +1,7 @@
-"""The keys of a client of chunks, which stand in one configuration with those of the client itself."""
+"""The keys of a chunk client, which stand in one configuration with the keys of aiokafka's client."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,50 +14,38 @@ from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "arguments_of", "limits"]
+__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "limits"]
 
 _DEFAULTS = Limits()
-# The worker takes these from `in.flight.bytes`, which clients have not.
+# The worker derives these from `in.flight.bytes`, which clients do not have.
 _OWN_DEFAULTS: Mapping[str, int] = {
     "chunk.max.message.bytes": _DEFAULTS.message_bytes,
     "max.pending.chunked.bytes": _DEFAULTS.pending_bytes,
 }
 _KEYS = {key.name: replace(key, default=_OWN_DEFAULTS.get(key.name, key.default)) for key in CHUNK_KEYS}
 
-PRODUCER_KEYS: Sequence[Key] = (
-    *(_KEYS[name] for name in ("chunk.max.bytes", "chunk.max.message.bytes")),
-    LIMIT,
+
+def _keys(*names: str) -> Sequence[Key]:
+    return (*(_KEYS[name] for name in names), LIMIT)
+
+
+PRODUCER_KEYS = _keys("chunk.max.bytes", "chunk.max.message.bytes")
+CONSUMER_KEYS = _keys(
+    "chunk.max.message.bytes",
+    "max.pending.chunked.message",
+    "max.pending.chunked.bytes",
+    "expire.time.of.incomplete.chunked.message.ms",
+    "auto.ack.oldest.chunked.message.on.queue.full",
 )
-
-CONSUMER_KEYS: Sequence[Key] = (
-    *(
-        _KEYS[name]
-        for name in (
-            "chunk.max.message.bytes",
-            "max.pending.chunked.message",
-            "max.pending.chunked.bytes",
-            "expire.time.of.incomplete.chunked.message.ms",
-            "auto.ack.oldest.chunked.message.on.queue.full",
-        )
-    ),
-    LIMIT,
-)
-
-
-def arguments_of(client: type) -> Arguments:
-    """What a client of aiokafka's takes, its serializers included: they are plain functions here."""
-    parameters = inspect.signature(client).parameters.values()
-    return Arguments({each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY})
 
 
 def apart(
     keys: Sequence[Key], arguments: Arguments, whole: Mapping[str, object]
 ) -> tuple[dict[str, Value | None], dict[str, Any]]:
-    """The values of our keys, and what is left for the client.
+    """The values of our keys, and the rest of the configuration, for the client.
 
     Raises:
-        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value may not stand
-            under ours.
+        ConfigurationError: a name is over its limit, a key is neither ours nor the client's, or a value is wrong.
     """
     check_config(whole, enabled=limits_names(whole))
     ours = {key.name: key for key in keys}
@@ -69,10 +56,10 @@ def apart(
 
 
 def limits(values: Mapping[str, Value | None]) -> Limits:
-    """What the keys of a consumer allow.
+    """The limits that the keys of a consumer set.
 
     Raises:
-        ConfigurationError: a message may be larger than all that may be pending.
+        ConfigurationError: one message may be larger than all pending messages together.
     """
     pending, message = cast("int", values["max.pending.chunked.bytes"]), cast("int", values["chunk.max.message.bytes"])
     if message > pending:

@@ -1,4 +1,4 @@
-"""What a consumer has read and not delivered: chunks of incomplete messages, and what waits for the next call."""
+"""The records that a consumer has read and not delivered: chunks of incomplete messages, and records that are ready."""
 
 from __future__ import annotations
 
@@ -20,22 +20,20 @@ __all__ = ["AssembledRecord", "Pending", "ReadingClock"]
 
 @dataclass
 class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no types
-    """A whole message, with the offset of its last chunk; all else is as in the record that was split.
+    """A whole message, with the offset of its last chunk; everything else is as in the record that was split.
 
     Attributes:
-        chunk_message_id: where its first and its last chunk stand.
+        chunk_message_id: the offsets of its first and its last chunk.
     """
 
     chunk_message_id: ChunkMessageId
 
 
 class ReadingClock:
-    """Milliseconds that consumers have waited for records.
-
-    It stands still while nobody reads, so that messages do not expire whose chunks are waiting in the log.
+    """Counts the milliseconds in which a call was reading. It stands still while no call reads.
 
     Args:
-        time: seconds of a clock that does not go back.
+        time: a clock that never goes back, in seconds.
     """
 
     def __init__(self, time: Callable[[], float]) -> None:
@@ -45,13 +43,13 @@ class ReadingClock:
         self._elapsed = 0.0
 
     def now_ms(self) -> int:
-        """The time of this clock."""
+        """The time so far."""
         running = self._time() - self._since if self._readers else 0.0
         return int((self._elapsed + running) * 1000)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Lets it go on while somebody waits."""
+        """The clock runs inside this context."""
         if not self._readers:
             self._since = self._time()
         self._readers += 1
@@ -64,14 +62,17 @@ class ReadingClock:
 
 
 class Pending:
-    """Sorts what was read into what may be delivered and what is discarded, and knows what may be committed.
+    """Assembles chunks into messages, and says which offsets may be committed. Belongs to one event loop.
 
     Args:
         limits: how much may be pending.
-        quiet_evictions: whether a message that had to go for others is only counted.
-    """
+        quiet_evictions: whether evicted messages are only counted, and not put into `discarded`.
 
-    # State that changes, on one event loop: `ready`, `discarded`, and the assembler.
+    Attributes:
+        assembler: the incomplete messages.
+        ready: ordinary records and whole messages to deliver, by partition.
+        discarded: the messages that `on_discarded` has not taken yet.
+    """
 
     def __init__(self, limits: Limits, *, quiet_evictions: bool = False) -> None:
         self.assembler = Assembler(limits)
@@ -81,7 +82,7 @@ class Pending:
         self._known: set[TopicPartition] = set()
 
     def take(self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], now_ms: int) -> None:
-        """Takes what was read, in the order of offsets."""
+        """Takes records in the order of offsets."""
         for partition, records in found.items():
             for record in records:
                 if is_chunk(record.headers):
@@ -90,14 +91,14 @@ class Pending:
                     self.ready.setdefault(partition, deque()).append(record)
 
     def expire(self, now_ms: int) -> None:
-        """Gives up what has waited too long."""
+        """Discards the messages that are too old."""
         self._keep(self.assembler.expire(now_ms))
 
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What may be committed where all below `offsets` has been delivered, or is about to be.
+        """The offsets to commit if all records below `offsets` have been read.
 
-        It passes neither the first chunk of an incomplete message nor what waits for the next call. Where messages
-        behind it have been delivered, a note in the metadata says so, unless there is some already.
+        They pass neither the first chunk of an incomplete message nor a record that is ready. If records behind them
+        have been delivered, the metadata notes this, unless the application gave metadata.
         """
         return {partition: self._safe(partition, *given) for partition, given in offsets.items()}
 
@@ -127,7 +128,7 @@ class Pending:
             self.assembler.resume(partition, found.delivered, found.torn)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Other partitions than before: all of them begin anew, and what was taken away is forgotten."""
+        """Forgets all that was read: the consumer has a new assignment."""
         for partition in self._known | set(partitions):
             self.moved(partition)
         self._known = set(partitions)

@@ -1,4 +1,4 @@
-"""aiokafka's producer with chunks: a record that its topic would refuse goes as several, in order, to one partition."""
+"""aiokafka's producer with chunks: it splits a record that the topic would refuse."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.chunks.keys import PRODUCER_KEYS, apart, arguments_of
+from app.chunks.keys import PRODUCER_KEYS, apart
 from app.config.naming import check_name
 from app.kafka.admin import AdminClient
+from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls
@@ -36,7 +37,7 @@ from transforms.record import Header, Record
 
 __all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
 
-_ARGUMENTS = arguments_of(AIOKafkaProducer)
+_ARGUMENTS = Arguments.of(AIOKafkaProducer)
 _ADMIN = frozenset(inspect.signature(AdminClient).parameters) & frozenset(_ARGUMENTS.defaults)
 # aiokafka compares its own estimate with `max_request_size`: that of a record has room for the longest varints.
 _ESTIMATE_BYTES = 21
@@ -46,14 +47,14 @@ class ChunkedRecordMetadata(RecordMetadata):  # type: ignore[misc]  # aiokafka h
     """The `RecordMetadata` of the last chunk of a message.
 
     Attributes:
-        chunk_message_id: where the first and the last chunk stand.
+        chunk_message_id: the offsets of the first and the last chunk.
     """
 
     chunk_message_id: ChunkMessageId
 
     @classmethod
     def of(cls, first: RecordMetadata, last: RecordMetadata, timestamp: int) -> ChunkedRecordMetadata:
-        """Of a message, by its first and last chunk; `timestamp` is the one it was sent with."""
+        """From the metadata of the first and the last chunk; `timestamp` is the producer's."""
         own = last if last.timestamp_type else last._replace(timestamp=timestamp)
         metadata = cls(*own)
         metadata.chunk_message_id = ChunkMessageId(first.offset, last.offset)
@@ -67,26 +68,27 @@ class _Topic:
 
 
 class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
-    """An `AIOKafkaProducer` that splits what its topic would refuse.
+    """An `AIOKafkaProducer` that splits records which the topic would refuse.
 
-    A record is split where it takes more, as a batch of one and uncompressed, than `chunk.max.bytes`, the topic's
-    `max.message.bytes` and `max.request.size` allow. The topic is asked once, and again when it has refused something;
-    without the right to ask, `chunk.max.bytes` has to be set. A tombstone and an empty value are never split.
+    A record is split if, as an uncompressed batch of one, it is longer than `chunk.max.bytes`, the topic's
+    `max.message.bytes` or `max.request.size`. The producer asks the cluster for the topic's limit once, and again after
+    the topic has refused a batch. Without the right to ask, `chunk.max.bytes` is required. A tombstone and an empty
+    value are never split.
 
-    All chunks go to one partition, in order, each as a batch of its own. Other records may come between them. They are
-    in the log once (`enable.idempotence` is true unless it is set), and what a transaction that is aborted has sent is
-    not seen by consumers with `read_committed`. A `send` that is cancelled, or fails, midway leaves chunks in the log;
-    readers discard them.
+    All chunks go to one partition, in order, each as a batch of its own. Other records may stand between them. The log
+    has each chunk once (`enable.idempotence` is true by default). A `send` that fails or is cancelled midway leaves
+    chunks in the log, which readers discard.
 
     Sends of one task leave in order. Of sends that run at the same time, a small record may pass a large one.
 
     Args:
-        config: keys with Kafka's names: those of `AIOKafkaProducer` with dots, `chunk.max.bytes` and
+        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `chunk.max.bytes` and
             `chunk.max.message.bytes`.
-        options: the same as arguments, for what is no string: `value_serializer`, `ssl_context`, `partitioner`.
+        options: arguments in place of keys, for values that are not strings: `value_serializer`, `ssl_context`,
+            `partitioner`.
 
     Raises:
-        ConfigurationError: a key is not known, or wrong.
+        ConfigurationError: a key is unknown, or its value is wrong.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
@@ -118,14 +120,14 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         timestamp_ms: int | None = None,
         headers: Iterable[Header] | None = None,
     ) -> asyncio.Future[Any]:
-        """As `AIOKafkaProducer.send`; the result of a message of chunks is a `ChunkedRecordMetadata`.
+        """As `AIOKafkaProducer.send`; the result of a chunked message is a `ChunkedRecordMetadata`.
 
-        Returns when the last chunk is on its way, so a message as a whole is never in memory twice. One chunk that
-        fails makes the future fail, and none is sent behind it.
+        Returns when the last chunk is queued, so a whole message is never in memory twice. If a chunk fails, the future
+        fails, and no chunk is sent behind it.
 
         Raises:
             ChunkError: the record cannot be split, is over `chunk.max.message.bytes`, or the topic is compacted.
-            ConfigurationError: the topic does not say what it takes, or its name is over the limit.
+            ConfigurationError: the topic's limit is not known, or its name is over the limit.
             TypeError: key or value are not bytes.
         """
         if self._controls.closed:
@@ -158,7 +160,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         return result
 
     def create_batch(self) -> Any:
-        """As `AIOKafkaProducer.create_batch`; what is in a batch is never split."""
+        """As `AIOKafkaProducer.create_batch`; the records of a batch are never split."""
         return self._controls.builder(
             key_serializer=self._own_key_serializer, value_serializer=self._own_value_serializer
         )
@@ -169,7 +171,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._close_gap()
 
     async def abort_transaction(self) -> None:
-        """As `AIOKafkaProducer.abort_transaction`; the next transaction is as any other, also where one was refused."""
+        """As `AIOKafkaProducer.abort_transaction`; another may begin after a refused batch too."""
         await super().abort_transaction()
         self._close_gap()
 
@@ -190,7 +192,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     def stats(self) -> dict[str, dict[str, object]]:
         """By topic: `msgChunkPublished`, and `chunkedMessageRate` (messages a second over the last minute).
 
-        Only topics to which a message of chunks has gone are there.
+        Only topics that have got a chunked message.
         """
         return {
             topic: {"msgChunkPublished": True, "chunkedMessageRate": rate.per_second()}
@@ -216,10 +218,10 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         return sent
 
     async def _queued(self, place: TopicPartition, batch: Any) -> asyncio.Future[Any]:
-        """Hands a batch over; waits for its turn for as long as aiokafka's `send` does.
+        """Queues a batch within `request.timeout.ms`.
 
-        aiokafka counts the time from the beginning again for each batch that goes before (tried: eight senders of 1 MB
-        in chunks of 5 kB had waited for 20 s after half a second).
+        aiokafka counts that time again from the beginning for each batch in front (tried: eight senders of 1 MB in
+        chunks of 5 kB had waited for 20 s after half a second).
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -278,7 +280,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
 
     async def _topic(self, topic: str) -> _Topic | None:
-        """What the topic says; None where it does not, and need not."""
+        """The topic as the cluster describes it; None if the cluster does not, and `chunk.max.bytes` is set."""
         if topic not in self._described:
             try:
                 self._described[topic] = await self._asked(topic)

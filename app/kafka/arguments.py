@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.config.client import embedded_client_settings
@@ -49,6 +50,18 @@ class Arguments:
     defaults: Mapping[str, object]
     renamed: Mapping[str, str] = field(default_factory=dict)
     aside: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, client: type, **more: Any) -> Arguments:
+        """The arguments of a client of aiokafka's; `more` has the other attributes."""
+        parameters = inspect.signature(client).parameters.values()
+        named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        return cls(named, **more)
+
+    def without(self, ending: str) -> Arguments:
+        """The same but for the arguments whose names end so."""
+        defaults = {name: value for name, value in self.defaults.items() if not name.endswith(ending)}
+        return replace(self, defaults=defaults)
 
     def knows(self, key: str) -> bool:
         """Whether a key of a configuration is the client's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -38,10 +39,11 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         """True once `stop` has been called."""
         return bool(self._closed)
 
-    @property
-    def rebalancing(self) -> bool:
-        """True while the partitions may go to another member of the group."""
-        return bool(self._subscription.reassignment_in_progress)
+    def may_deliver(self, partition: TopicPartition) -> bool:
+        """False while the partition is paused, or not assigned, or may go to another member of the group."""
+        if self._subscription.reassignment_in_progress or not self._subscription.is_assigned(partition):
+            return False
+        return not self._subscription.subscription.assignment.state_value(partition).paused
 
     def subscribe(
         self, topics: Iterable[str] = (), pattern: str | None = None, listener: ConsumerRebalanceListener | None = None
@@ -68,6 +70,5 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
 
 
 def count_as_poll(consumer: AIOKafkaConsumer) -> None:
-    """Begins `max.poll.interval.ms` anew, without a poll."""
-    with consumer._subscription.fetch_context():
-        pass
+    """Lets `max.poll.interval.ms` begin again without a poll. Any thread may call it."""
+    consumer._subscription._last_fetch_ended = time.monotonic()

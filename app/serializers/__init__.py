@@ -1,7 +1,6 @@
-"""Serializers for clients that can change: the formats of the worker, written and read inside a producer or consumer.
+"""Serializers that write and read the worker's formats inside an application's own producer and consumer.
 
-Knows transforms and stores, and nothing of the worker. Neither Faust nor any Kafka client is imported by this package
-itself; the module named after a client imports that one.
+Imports `kafka` and `config`. Only the module that is named after a client imports this client; `faust` is one of them.
 """
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer

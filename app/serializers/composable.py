@@ -1,4 +1,4 @@
-"""Several serializers as one: what `value.serializers` and its three siblings name, applied in order.
+"""Several serializers as one: those that `value.serializers` or one of its three siblings lists, in order.
 
 Source: seed 000, "New Producer/Consumer configs to support Composable Serializer/Deserializer".
 """
@@ -18,7 +18,7 @@ _KIND: Mapping[Direction, str] = {"serialize": "serializer", "deserialize": "des
 
 
 class _Composable:
-    """What the two have in common."""
+    """A list of stages."""
 
     _DIRECTION: Direction
 
@@ -38,18 +38,18 @@ class _Composable:
         )
 
     def close(self) -> None:
-        """Closes every stage that can be closed, also where one of them raises; then raises what the first raised."""
+        """Closes every stage that has `close`, even if one raises an error; then raises the first error."""
         errors = []
         for stage in self.stages:
             try:
                 stage.close()
-            except Exception as exc:  # noqa: BLE001  # the others are to be closed too
+            except Exception as exc:  # noqa: BLE001  # the other stages must be closed too
                 errors.append(exc)
         if errors:
             raise errors[0]
 
     def leaves(self) -> Iterator[object]:
-        """The serializers themselves; in place of a composable among the stages, those in it."""
+        """The serializers; for a composable among the stages, the serializers in it."""
         for stage in self.stages:
             if isinstance(stage.target, _Composable):
                 yield from stage.target.leaves()
@@ -57,10 +57,10 @@ class _Composable:
                 yield stage.target
 
     def step(self, stage: Stage, data: Any, context: Context) -> Any:
-        """One stage of `stages`, for clients that run some stages on another thread; `data` is not None.
+        """Runs one of `stages`, for clients that run some stages on another thread; `data` is not None.
 
         Raises:
-            SerializationError: as of all of them.
+            SerializationError: the stage raised an error, or gave neither `bytes` nor None where it must.
         """
         try:
             result = stage.call(data, context)
@@ -71,10 +71,10 @@ class _Composable:
         return self.checked(stage, result, context)
 
     def checked(self, stage: Stage, result: Any, context: Context) -> Any:
-        """What `stage` gave, if it may give that.
+        """The result of a stage.
 
         Raises:
-            SerializationError: it is neither `bytes` nor None, and must be.
+            SerializationError: it must be `bytes` or None, and is neither.
         """
         last = stage is self.stages[-1]
         if (not last or self._DIRECTION == "serialize") and not isinstance(result, bytes | None):
@@ -94,19 +94,19 @@ class _Composable:
 
 
 class ComposableSerializer(_Composable):
-    """Serializers, one behind the other: the first takes what the application has, each later one takes bytes.
+    """Serializers in order: the first takes the application's object, each later one takes bytes.
 
-    A null passes every stage as a null and is handed to none of them, so a tombstone stays one.
+    No stage gets a null: it passes as a null, so a tombstone stays one.
 
     Args:
-        stages: what `app.serializers.stage` takes; a string is a list of dotted paths with commas between them.
-        config: what classes among them are configured with: the client's own configuration.
-        is_key: whether keys are serialized, not values.
-        key: the key of the configuration where the stages stand, for messages; `value.serializers` and the like where
-            it is not given.
+        stages: serializers as `app.serializers.stage` describes them; a string is a list of dotted paths with commas.
+        config: the client's configuration; classes among the stages get it.
+        is_key: whether the data are keys, not values.
+        key: the key of the configuration that lists the stages, for messages; `value.serializers` and the like by
+            default.
 
     Raises:
-        ConfigurationError: the list is empty, or a stage cannot be had; it says which, by position and class.
+        ConfigurationError: the list is empty, or a stage cannot be loaded; the message has its position and class.
 
     Attributes:
         stages: in order.
@@ -115,16 +115,16 @@ class ComposableSerializer(_Composable):
     _DIRECTION = "serialize"
 
     def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
-        """What goes to Kafka for `data`.
+        """The bytes for Kafka.
 
         Args:
             topic: the topic of the record.
-            headers: those of the record; stages append to it. None where the client has none to give.
+            headers: of the record; stages append to the list. None if the client gives none.
             data: the key or the value of the application.
 
         Raises:
-            SerializationError: a stage raised an error, or gave something other than `bytes` or None; or the topic's
-                name is over its limit.
+            SerializationError: a stage raised an error, or gave neither `bytes` nor None; or the topic's name is over
+                its limit.
         """
         try:
             check("topic", topic)
@@ -139,7 +139,7 @@ class ComposableSerializer(_Composable):
 
 
 class ComposableDeserializer(_Composable):
-    """Deserializers, one behind the other: each but the last gives bytes, the last what the application wants.
+    """Deserializers in order: each but the last gives bytes, the last one gives the application's object.
 
     Arguments, attributes and nulls are as with `ComposableSerializer`.
     """
@@ -147,15 +147,15 @@ class ComposableDeserializer(_Composable):
     _DIRECTION = "deserialize"
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
-        """What the application gets for `data`.
+        """The application's object.
 
         Args:
             topic: the topic of the record.
-            headers: those of the record; stages take from it what is theirs.
+            headers: of the record; stages remove their own headers from the list.
             data: the key or the value as Kafka has it.
 
         Raises:
-            SerializationError: a stage raised an error, or one but the last gave something other than `bytes` or None.
+            SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.
         """
         return self._run(data, Context(topic, self._field, headers))
 

@@ -1,4 +1,4 @@
-"""One configuration for a client, its serializers and their store, as Kafka has it: who gets which key.
+"""Splits one configuration between a client, its serializers and their store.
 
 Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New ConsumerConfig".
 """
@@ -6,7 +6,7 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -28,19 +28,17 @@ _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserialize
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig(Generic[_Composable]):
-    """A configuration, taken apart.
+    """A configuration, split.
 
     Attributes:
-        key: for keys; None where keys are bytes already.
-        value: for values; None likewise.
-        client: what is left for the client itself, by Kafka's names.
-        whole: all of it, as it was given.
+        key: the serializers or deserializers of keys; None if keys are bytes already.
+        value: those of values; None if values are bytes already.
+        client: the client's own keys, by Kafka's names.
     """
 
     key: _Composable | None
     value: _Composable | None
-    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in both
-    whole: Mapping[str, object] = dataclasses.field(repr=False)
+    client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in it
 
     def close(self) -> None:
         """Closes both."""
@@ -50,36 +48,31 @@ class ClientConfig(Generic[_Composable]):
 
 
 def producer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
+    config: Mapping[str, object], *, names: Collection[str] | None = None
 ) -> ClientConfig[ComposableSerializer]:
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
     Args:
-        config: keys as Kafka names them, those of the store among them.
-        own: says whether the client knows a key. Where it is not given, all that is not known to be the store's is
-            the client's.
-        names: the keys that the client knows, as far as they can be listed; the nearest to one that is not known is in
-            the message.
+        config: keys as Kafka names them, the store's among them.
+        names: the keys that the client knows. Without them, every key that is not the store's is the client's.
 
     Raises:
-        ConfigurationError: a name, such as `group.id`, is over its limit; a list and its singular stand together; a
-            stage cannot be had; a key is known to neither the client nor the store; the store calls of one record may
-            together take longer than `max.block.ms`.
+        ConfigurationError: a name, such as `group.id`, is over its limit; a list stands beside its singular; a stage
+            cannot be loaded; a key is unknown; the store calls of one record may together take longer than
+            `max.block.ms`.
     """
-    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, own, names)
+    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, names)
 
 
 def consumer(
-    config: Mapping[str, object], *, own: Callable[[str], bool] | None = None, names: Iterable[str] = ()
+    config: Mapping[str, object], *, names: Collection[str] | None = None
 ) -> ClientConfig[ComposableDeserializer]:
-    """The deserializers that the four keys of a consumer name; otherwise as `producer`.
+    """The deserializers that the four keys of a consumer name; everything else is as with `producer`.
 
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _apart(
-        config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, own, names
-    )
+    return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, names)
 
 
 def _key(keys: tuple[Key, ...], name: str) -> Key:
@@ -96,8 +89,7 @@ def _apart(
     kind: str,
     large: type[LargeMessageSerializer | LargeMessageDeserializer],
     limit: Key,
-    own: Callable[[str], bool] | None,
-    names: Iterable[str],
+    names: Collection[str] | None,
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
     found: dict[str, _Composable | None] = {}
@@ -117,18 +109,17 @@ def _apart(
             found[field] = composable([config[singular]], config, is_key=is_key, key=singular)
         else:
             found[field] = None
-    result = ClientConfig(found["key"], found["value"], {}, config)
     stages = [leaf for each in found.values() if each is not None for leaf in each.leaves()]
     larges = [stage for stage in stages if isinstance(stage, large)]
     try:
         _check_total([stage.store_timeout_ms for stage in larges], config, limit)
-        others = _Others.of(stage for stage in stages if not isinstance(stage, large))
+        others = [stage for stage in stages if not isinstance(stage, large)]
         rest = {k: v for k, v in config.items() if k not in taken}
-        client = _clients_own(rest, own, [*names, *sorted(taken)], others, large=bool(larges))
+        client = _clients_own(rest, names, sorted(taken), others, large=bool(larges))
     except ConfigurationError:
-        result.close()
+        ClientConfig(found["key"], found["value"], {}).close()
         raise
-    return ClientConfig(found["key"], found["value"], client, config)
+    return ClientConfig(found["key"], found["value"], client)
 
 
 def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Key) -> None:
@@ -138,54 +129,50 @@ def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Ke
         check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
 
 
-@dataclass(frozen=True, slots=True)
-class _Others:
-    """What the application's own stages read of the configuration that they were configured with.
-
-    Attributes:
-        named: the keys that they list in an attribute `KEYS`.
-        open: whether one is configured and lists none, so that any key might be its own.
-    """
-
-    named: frozenset[str]
-    open: bool
-
-    @classmethod
-    def of(cls, stages: Iterable[object]) -> _Others:
-        """Of these stages."""
-        listed = [getattr(stage, "KEYS", None) for stage in stages if hasattr(stage, "configure")]
-        return cls(frozenset(key for keys in listed for key in keys or ()), None in listed)
-
-
 def _clients_own(
     config: Mapping[str, object],
-    own: Callable[[str], bool] | None,
-    names: Iterable[str],
-    others: _Others,
+    names: Collection[str] | None,
+    taken: Iterable[str],
+    others: Iterable[object],
     *,
     large: bool,
 ) -> dict[str, object]:
+    """The part of a configuration that is the client's.
+
+    Args:
+        config: without the keys in `taken`.
+        names: the keys that the client knows; None if they are not known.
+        taken: the keys that name serializers.
+        others: the application's own stages.
+        large: whether a `LargeMessageSerializer` or `LargeMessageDeserializer` is among the stages.
+
+    Raises:
+        ConfigurationError: a key belongs to neither the client nor a stage nor the store.
+    """
+    # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
+    listed = [getattr(stage, "KEYS", None) for stage in others if hasattr(stage, "configure")]
+    stages_own = {key for keys in listed for key in keys or ()}
     store_class = cast("str | type", config[STORE_CLASS]) if large and STORE_CLASS in config else None
-    is_open = others.open or (
+    is_open = None in listed or (
         store_class is not None and store_keys(store_class) is None and not named_keys(store_class)
     )
-    client, nobodys = {}, []
+    client, unknowns = {}, []
     for name, value in config.items():
-        if own is not None and own(name):
+        if names is not None and name in names:
             client[name] = value
-        elif name in others.named or (store_class is not None and is_store_key(name, store_class)):
+        elif name in stages_own or (store_class is not None and is_store_key(name, store_class)):
             continue
-        elif own is None:
+        elif names is None:
             client[name] = value
         elif not is_open:
-            nobodys.append(name)
-    if nobodys:
-        raise _nobodys(nobodys, [*names, *others.named, *_known(store_class)])
+            unknowns.append(name)
+    if unknowns:
+        raise _unknown(unknowns, [*(names or ()), *taken, *stages_own, *_store_names(store_class)])
     return client
 
 
-def _nobodys(found: list[str], known: list[str]) -> ConfigurationError:
-    """Of keys that nobody knows: of the first that is misspelt, else of the first."""
+def _unknown(found: list[str], known: list[str]) -> ConfigurationError:
+    """The error for the first misspelt key, or else for the first unknown key."""
     errors = [unknown(name, known) for name in found]
     misspelt = next((error for error in errors if "did you mean" in error.reason), None)
     if misspelt is None and STORE_CLASS in found:
@@ -195,7 +182,7 @@ def _nobodys(found: list[str], known: list[str]) -> ConfigurationError:
     return misspelt or errors[0]
 
 
-def _known(store_class: str | type | None) -> list[str]:
+def _store_names(store_class: str | type | None) -> list[str]:
     if store_class is None:
         return []
     keys = (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)

@@ -3,94 +3,67 @@
     producer = SerializingProducer(producer_config({"bootstrap.servers": ..., "value.serializers": [...], ...}))
     consumer = DeserializingConsumer(consumer_config({...}))
 
-Nothing of theirs is replaced: what comes out is a configuration as they take it. They leave closing the serializers in
-it to the application: `config["value.serializer"].close()`.
+The result is a configuration as these clients take it. They do not close the serializers in it; the application does:
+`config["value.serializer"].close()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from confluent_kafka import Consumer, KafkaException, Producer
 
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
+from app.serializers.librdkafka import KEYS
 from app.serializers.threads import Threads
 
 __all__ = ["AwaitedDeserializer", "async_consumer_config", "consumer_config", "producer_config"]
 
 _LIMIT = "message.max.bytes"
-_LIMIT_BYTES = 1_000_000  # of librdkafka, where the configuration does not say
+_LIMIT_BYTES = 1_000_000  # librdkafka's default
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
-_NO_SUCH_KEY = "wideload.no.such.key"
-# librdkafka does not list its keys; these are for the hint in a message.
-_NAMES = (
-    "acks",
-    "auto.offset.reset",
-    "bootstrap.servers",
-    "client.id",
-    "compression.type",
-    "delivery.timeout.ms",
-    "enable.auto.commit",
-    "enable.auto.offset.store",
-    "enable.idempotence",
-    "fetch.max.bytes",
-    "group.id",
-    "isolation.level",
-    "linger.ms",
-    "max.poll.interval.ms",
-    "sasl.mechanisms",
-    "sasl.password",
-    "sasl.username",
-    "security.protocol",
-    "session.timeout.ms",
-    "ssl.ca.location",
-    "transactional.id",
-    _LIMIT,
-    *sorted(_ASIDE),
-)
+_NAMES = KEYS | _ASIDE
 
 
 def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What a `SerializingProducer` is made from.
+    """The configuration of a `SerializingProducer`.
 
-    The serializers offload what librdkafka would refuse: values over `message.max.bytes` (1,000,000), too.
+    The serializers also offload values over `message.max.bytes` (1,000,000), which librdkafka would refuse.
 
     Args:
-        config: keys with Kafka's names: librdkafka's, the serializers', their store's. `max.block.ms` is what the
-            store calls of a record are checked against.
+        config: keys with Kafka's names: librdkafka's, and those of the serializers and their store. The store calls of
+            a record must fit into `max.block.ms`.
 
     Returns:
-        `key.serializer` and `value.serializer`, where there are any, and what is left for librdkafka.
+        The keys of librdkafka, with `key.serializer` and `value.serializer` if `config` names serializers.
 
     Raises:
-        ConfigurationError: a key is wrong or missing, or neither librdkafka nor the store knows it.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
-    parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, own=_known(Producer, config), names=_NAMES)
+    parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, names=_NAMES)
     client: dict[str, Any] = {key: value for key, value in parts.client.items() if key not in _ASIDE}
     return {**client, **_present({"key.serializer": parts.key, "value.serializer": parts.value})}
 
 
 def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What a `DeserializingConsumer` is made from; otherwise as `producer_config`.
+    """The configuration of a `DeserializingConsumer`; otherwise as `producer_config`.
 
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, own=_known(Consumer, config), names=_NAMES)
+    parts = taken.consumer(config, names=_NAMES)
     return {**parts.client, **_present({"key.deserializer": parts.key, "value.deserializer": parts.value})}
 
 
 def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """What an `AsyncDeserializingConsumer` of `confluent_kafka.aio` is made from; otherwise as `consumer_config`.
+    """The configuration of an `AsyncDeserializingConsumer` of `confluent_kafka.aio`; otherwise as `consumer_config`.
 
     Payloads are downloaded off the event loop. The deserializers are closed with `aclose()`.
 
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, own=_known(Consumer, config), names=_NAMES)
+    parts = taken.consumer(config, names=_NAMES)
     awaited = {
         "key.deserializer": parts.key and AwaitedDeserializer(parts.key, is_key=True),
         "value.deserializer": parts.value and AwaitedDeserializer(parts.value, is_key=False),
@@ -99,7 +72,7 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 class AwaitedDeserializer:
-    """Deserializers as `confluent_kafka.aio` takes them: what a call gives is to be awaited.
+    """Deserializers as `confluent_kafka.aio` takes them: the caller awaits the result.
 
     Args:
         composable: the deserializers.
@@ -113,9 +86,7 @@ class AwaitedDeserializer:
 
     async def __call__(self, data: bytes | None, context: Any) -> Any:
         """As `ComposableDeserializer.deserialize`, without blocking the loop on a store."""
-        return await self._threads.deserialize(
-            self._composable, context.topic, context.headers, data, is_key=self._is_key
-        )
+        return await self._threads.run(self._composable, context.topic, context.headers, data, is_key=self._is_key)
 
     async def aclose(self) -> None:
         """Closes the deserializers, once no store call is under way."""
@@ -125,21 +96,3 @@ class AwaitedDeserializer:
 
 def _present(serializers: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in serializers.items() if value is not None}
-
-
-def _known(client: type[Producer | Consumer], config: Mapping[str, object]) -> Callable[[str], bool]:
-    """Says whether the client knows a key, which it itself is asked: no list of ours would be that of its version."""
-
-    def knows(name: str) -> bool:
-        if name in _ASIDE or name.endswith(".builder"):
-            return True
-        try:
-            # It takes key by key and stops at the first that it refuses, so no client is ever made here.
-            client({"group.id": "-", name: config.get(name), _NO_SUCH_KEY: ""})
-        except KafkaException as exc:
-            return f'"{name}"' not in str(exc) or "No such configuration property" not in str(exc)
-        except (TypeError, ValueError):
-            pass  # a value that the client will refuse by itself, of a key that it knows
-        return True
-
-    return knows

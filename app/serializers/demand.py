@@ -1,4 +1,4 @@
-"""What the references of a consumer's records ask of the store, and how much of it one call may do."""
+"""How many bytes a record downloads, and how many bytes one call of a consumer may download."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Allowance", "Demand"]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a record asks of the store, read off its headers.
+    """Says from the headers of a record what it downloads.
 
     Attributes:
         key: the deserializers of keys that call a store.
-        value: those of values.
+        value: the deserializers of values that call a store.
     """
 
     key: Sequence[LargeMessageDeserializer]
@@ -28,16 +28,16 @@ class Demand:
 
     @classmethod
     def of(cls, config: ClientConfig[ComposableDeserializer]) -> Demand:
-        """Of the deserializers of a client."""
+        """For the deserializers of a client."""
         return cls(_large(config.key), _large(config.value))
 
     @property
     def store_timeout_ms(self) -> int:
-        """The most time that the store calls of one record may take together."""
+        """The longest time of all store calls of one record together."""
         return sum(each.store_timeout_ms for each in (*self.key, *self.value))
 
     def restored_bytes(self, key: object, value: object, headers: Sequence[Header]) -> int | None:
-        """The most bytes that are going to be downloaded for a record; None where the store is not called."""
+        """The most bytes that the store gives for a record; None if the store is not called."""
         if not headers:
             return None
         wanted = [
@@ -50,13 +50,13 @@ class Demand:
 
 
 class Allowance:
-    """How much one call of a consumer may download.
+    """How many bytes one call of a consumer may download.
 
     Args:
         max_bytes: the most bytes, unless the first download alone is larger.
-        download_ms: the most time that one download may take.
-        interval_ms: the most time that the call may take, from now.
-        clock: seconds, for tests.
+        download_ms: the longest time of one download.
+        interval_ms: the longest time of the call, from now.
+        clock: for tests, in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Allowance:
         self._bytes: int | None = None
 
     def takes(self, size: int) -> bool:
-        """Counts a download of at most `size` bytes, if it may be begun in this call. The first may always."""
+        """Counts a download of at most `size` bytes, and is True, if the call may begin it. It may begin the first."""
         if self._bytes is not None and (
             self._bytes + size > self._max_bytes or self._clock() - self._begun_at > self._spare_s
         ):

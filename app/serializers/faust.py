@@ -1,17 +1,16 @@
-"""Faust topics whose large values live in the payload store: a schema, since a codec sees no headers.
+"""Faust topics whose large values are in the payload store: a schema, since a codec sees no headers.
 
     app = faust.App("orders", broker=..., Topic=LargeMessageTopic)
     orders = app.topic("orders", value_type=Order, schema=LargeMessageSchema({...}))
 
-Codecs and models do their work as ever: behind the download, before the upload. Tables and their changelogs have
-schemas of their own and are not touched.
+Codecs and models work as ever: after the download, before the upload. Tables and their changelogs have schemas of their
+own and stay as they are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -26,6 +25,7 @@ from faust.types.tuples import Message, RecordMetadata
 
 from app.config.client import limits_names
 from app.config.naming import check_name, check_topics
+from app.kafka.delivering import count_as_poll
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.options import check_time
 from transforms.errors import (
@@ -43,7 +43,7 @@ OnFailure = Callable[[SerializationError, Message], "object | Awaitable[object]"
 
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-# What will be no better however often it is tried, and says nothing of the records behind it.
+# Errors of the record itself: another try does not help, and the records behind it may be fine.
 _OF_THE_RECORD = (PayloadNotFoundError, ReferenceRefusedError, TransformError)
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What serves one part of a record, and what that part is."""
+    """The serializer and the deserializer for keys, or for values."""
 
     part: Field
     writer: LargeMessageSerializer
@@ -59,35 +59,34 @@ class _Side:
 
 
 class LargeMessageSchema(faust.Schema[Any, Any]):
-    """A schema that puts large values into the payload store, and takes them out again.
+    """A schema that offloads large values to the payload store, and restores them.
 
-    Reading. A payload is downloaded on a thread, before the agents get the event. Faust hands on records one by one, so
-    the records behind it wait, those of other topics too. Where the store is down or throttles, the record is tried
-    again until it can be had. A store that refuses for good (access denied, no such bucket) stops the worker with a
-    `SerializationError`; so does a record that cannot be had (payload missing or corrupt), unless `on_failure` is
-    given. No offset is committed past either. `event.headers` is without the reference's; `event.message` is the
-    record as it stands in Kafka, so `event.forward` forwards the reference.
+    Reading. A thread downloads a payload before the agents get the event. Faust hands on records one by one, so the
+    records behind it wait, those of other topics too. While the store is down or throttles, the download is tried
+    again. If the store refuses for good (access denied, no such bucket), the worker stops with a `SerializationError`.
+    It also stops if the record cannot be restored (payload missing or corrupt), unless `on_failure` is given. No offset
+    is committed past such a record. `event.headers` lacks the reference's headers; `event.message` is the record as
+    Kafka has it, so `event.forward` forwards the reference.
 
-    Writing. With a `LargeMessageTopic`, payloads are uploaded on a thread; with Faust's own, `send` blocks the event
-    loop for the upload, and the schema serves one topic.
+    Writing. With a `LargeMessageTopic`, a thread uploads payloads; with Faust's own topic, `send` blocks the event loop
+    for the upload, and the schema serves one topic.
 
     Args:
-        config: keys as the other clients have them: the store's, `large.message.threshold.bytes` and so on.
-            `max.request.size`, `max.poll.interval.ms` and `bootstrap.servers` are those of the app where they are not
-            given.
-        topic: the topic that is written to; where it is not given, the one whose schema this is.
+        config: keys as for the other clients: the store's, `large.message.threshold.bytes` and so on. The app sets
+            `max.request.size`, `max.poll.interval.ms` and `bootstrap.servers` by default.
+        topic: the topic to write to; by default the topic that has this schema.
         keys: whether keys are offloaded and restored too.
-        on_failure: is given the error (with topic, partition, offset, and the reason as `__cause__`) and the record
-            that cannot be had; may be a coroutine function. What it returns is the value of the event that stands for
-            the record, so that agents see it and acknowledge it in its place. What it raises stops the worker.
-        key_type: as with `faust.Schema`, and so the rest.
-        value_type: likewise.
-        key_serializer: likewise.
-        value_serializer: likewise.
-        allow_empty: likewise.
+        on_failure: called with the error (with topic, partition, offset, and the reason as `__cause__`) and the record
+            that cannot be restored; may be a coroutine function. Its result becomes the value of the record's event,
+            which agents acknowledge as any other. An error that it raises stops the worker.
+        key_type: this and all arguments below are as with `faust.Schema`.
+        value_type: as there.
+        key_serializer: as there.
+        value_serializer: as there.
+        allow_empty: as there.
 
     Raises:
-        ConfigurationError: by what first uses it, `app.topic` as a rule: a key of `config` is missing or wrong, the
+        ConfigurationError: the first use raises it, as a rule `app.topic`: a key of `config` is missing or wrong, the
             store may take longer than `broker_max_poll_interval`, or the app's id is over the limit of a group id.
     """
 
@@ -119,7 +118,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._sides: dict[Field, _Side] | None = None
 
     def close(self) -> None:
-        """Gives back what the stores hold; the next use opens them again."""
+        """Closes the stores; the next use opens them again."""
         sides, self._sides = self._sides, None
         for side in (sides or {}).values():
             side.writer.close()
@@ -130,10 +129,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     def dumps_key(
         self, app: AppT, key: K, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
-        """As `faust.Schema.dumps_key`; what is large is uploaded, on the thread that calls.
+        """As `faust.Schema.dumps_key`; uploads a large key on the calling thread.
 
         Raises:
-            SerializationError: the store failed; `__cause__` says how.
+            SerializationError: the store failed; `__cause__` is its error.
         """
         data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
         return self._offloaded(self._side(app, KEY), None, data, headers)
@@ -141,7 +140,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     def dumps_value(
         self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
-        """The same, of the value."""
+        """As `dumps_key`, for the value."""
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
         return self._offloaded(self._side(app, VALUE), None, data, headers)
 
@@ -156,10 +155,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         key_serializer: CodecArg = None,
         value_serializer: CodecArg = None,
     ) -> tuple[Any, Any, OpenHeadersArg]:
-        """Key, value and headers as they go to Kafka; what is large is uploaded on a thread.
+        """Key, value and headers for Kafka; a thread uploads large ones.
 
         Raises:
-            SerializationError: the store failed; `__cause__` says how.
+            SerializationError: the store failed; `__cause__` is its error.
         """
         if key is not None:
             key, headers = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
@@ -174,7 +173,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         before = _listed(headers)
         if side is None or not side.writer.wants(data, before):
             return data, headers
-        after = list(before)  # what Faust hands on may be the caller's own
+        after = list(before)  # the caller may use its list again
         path = side.writer.serialize(topic or self._only_topic(side.part), after, data)
         if isinstance(headers, Mapping):
             return path, {**headers, **cast("dict[str, bytes]", dict(after[len(before) :]))}
@@ -206,7 +205,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         if isinstance(bound, faust.Topic) and not self._is_named:
             self._topics.update(bound.topics)
         decode = super().compile(app, **more)
-        self._opened(app)  # a mistake in the configuration is told now
+        self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
             headers, sides = _listed(message.headers), self._opened(app)
@@ -227,13 +226,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         return cast("DecodeFunction", restore)
 
     async def _download(self, app: AppT, side: _Side, message: Message, whole: Message, headers: list[Header]) -> None:
-        """Puts the payload into `whole`, and takes the reference out of `headers`, if there is one."""
+        """Puts the payload into `whole`, and removes the reference from `headers`, if there is one."""
         data = getattr(message, side.part.name)
         # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
         longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
         wait_s = _FIRST_WAIT_S
         while data is not None and side.reader.wants(headers):
-            _count_as_poll(app)
+            _keep_membership(app)
             try:
                 restored = await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
             except SerializationError as exc:
@@ -244,13 +243,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 setattr(whole, side.part.name, restored)
                 return
             if wait_s == _FIRST_WAIT_S:
-                _logger.warning("%s; it is tried again until it can be had, and what is behind it waits", error)
-            _count_as_poll(app)
+                _logger.warning("%s; it is tried again until it succeeds, and the records behind it wait", error)
+            _keep_membership(app)
             await asyncio.sleep(min(wait_s, longest_wait_s))
             wait_s *= 2
 
     async def _stand_in(self, app: AppT, error: SerializationError, message: Message, whole: Message) -> EventT[Any]:
-        """What `on_failure` gives in the place of a record that cannot be had."""
+        """The event with the result of `on_failure`, for a record that cannot be restored."""
         if self._on_failure is None or not isinstance(error.__cause__, _OF_THE_RECORD):
             raise error
         value = self._on_failure(error, message)
@@ -288,37 +287,23 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         return self._sides
 
 
-class _AsItIs(faust.Schema[Any, Any]):
-    """What is bytes already."""
+class _Bytes(faust.Schema[Any, Any]):
+    """For keys and values that are bytes already."""
 
-    def dumps_key(
-        self,
-        app: AppT,  # noqa: ARG002  # Faust's signature
-        key: K,
-        *,
-        serializer: CodecArg = None,  # noqa: ARG002  # the same
-        headers: OpenHeadersArg,
-    ) -> tuple[Any, OpenHeadersArg]:
+    def dumps_key(self, app: AppT, key: K, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
         return key, headers
 
-    def dumps_value(
-        self,
-        app: AppT,  # noqa: ARG002  # Faust's signature
-        value: V,
-        *,
-        serializer: CodecArg = None,  # noqa: ARG002  # the same
-        headers: OpenHeadersArg,
-    ) -> tuple[Any, OpenHeadersArg]:
+    def dumps_value(self, app: AppT, value: V, *, headers: OpenHeadersArg, **_: Any) -> tuple[Any, OpenHeadersArg]:  # noqa: ARG002
         return value, headers
 
 
-_AS_IT_IS = _AsItIs()
+_BYTES = _Bytes()
 
 
 class LargeMessageTopic(faust.Topic):
     """A topic that uploads payloads off the event loop; for the app's setting `Topic`.
 
-    Without a `LargeMessageSchema` it is as any other topic, so it may serve the whole app.
+    Without a `LargeMessageSchema` it works as Faust's own, so the whole app may use it.
 
     Raises:
         ConfigurationError: a topic's name is over its limit.
@@ -342,7 +327,7 @@ class LargeMessageTopic(faust.Topic):
         """As `faust.Topic.send`. Sends of one task leave in order.
 
         Raises:
-            SerializationError: the store failed, and nothing is sent; `__cause__` says how.
+            SerializationError: the store failed, and nothing is sent; `__cause__` is its error.
         """
         used = schema or self.schema
         if isinstance(used, LargeMessageSchema):
@@ -355,7 +340,7 @@ class LargeMessageTopic(faust.Topic):
                 key_serializer=key_serializer,
                 value_serializer=value_serializer,
             )
-            schema, key_serializer, value_serializer = _AS_IT_IS, None, None
+            schema, key_serializer, value_serializer = _BYTES, None, None
         return await super().send(
             key=key,
             value=value,
@@ -368,7 +353,7 @@ class LargeMessageTopic(faust.Topic):
 
 
 def _check_names(app: AppT, *, enabled: bool) -> None:
-    """What the app is called in Kafka: its id is its consumer group."""
+    """Checks the app's names in Kafka; its id is its consumer group."""
     check_name("group-id", app.conf.id, "id", enabled=enabled)
     check_name("client-id", app.conf.broker_client_id, "broker_client_id", enabled=enabled)
     instance = app.conf.consumer_group_instance_id or ""
@@ -376,7 +361,7 @@ def _check_names(app: AppT, *, enabled: bool) -> None:
 
 
 def _of_app(app: AppT) -> dict[str, object]:
-    """What the serializers need to know of the app's own clients."""
+    """The keys of the app's own clients that the serializers read."""
     conf = app.conf
     known: dict[str, object] = {
         "max.request.size": conf.producer_max_request_size,
@@ -387,16 +372,15 @@ def _of_app(app: AppT) -> dict[str, object]:
     return known
 
 
-def _count_as_poll(app: AppT) -> None:
-    """Lets a download count as a poll of the consumer.
+def _keep_membership(app: AppT) -> None:
+    """Counts as a poll of Faust's consumer, which does not poll during a download.
 
-    Faust asks for no records meanwhile. One that aiokafka has not seen polled for `broker_max_poll_interval` leaves the
-    group; then aiokafka waits for a poll before it joins again, and Faust for the group before it polls (tried: for
-    ever).
+    A consumer that does not poll for `broker_max_poll_interval` leaves its group. Then aiokafka waits for a poll before
+    it joins again, and Faust waits for the group before it polls: for ever (tried).
     """
     thread = getattr(app.consumer, "_thread", None) if app.started else None
     if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
-        thread._consumer._subscription._last_fetch_ended = time.monotonic()  # noqa: SLF001  # the same
+        count_as_poll(thread._consumer)  # noqa: SLF001  # the same
 
 
 def _listed(headers: HeadersArg | None) -> list[Header]:
@@ -406,7 +390,7 @@ def _listed(headers: HeadersArg | None) -> list[Header]:
 
 
 def _copy(message: Message, headers: list[Header]) -> Message:
-    """A message to be decoded; with `headers` themselves, from which a download takes what is its own."""
+    """A message to decode; it shares `headers`, from which a download removes the reference's."""
     copied = Message.from_message(message, message.tp)
     copied.headers = cast("HeadersArg", headers)
     return copied

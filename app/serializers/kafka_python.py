@@ -1,7 +1,7 @@
-"""kafka-python's clients with serializers that see headers and may call a store.
+"""kafka-python's clients with serializers that see headers, and that may call a store.
 
-Everything of kafka-python's own clients is there. Both are made from one configuration with Kafka's names, which has
-the serializers and their store in it too.
+Both have all methods of kafka-python's own clients. One configuration with Kafka's names is for the client, its
+serializers and their store.
 """
 
 from __future__ import annotations
@@ -25,16 +25,12 @@ from transforms.record import Header
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 
-def _arguments(client: Any) -> Arguments:
-    return Arguments({name: value for name, value in client.DEFAULT_CONFIG.items() if not name.endswith("serializer")})
-
-
-_PRODUCER = _arguments(KafkaProducer)
-_CONSUMER = _arguments(KafkaConsumer)
+_PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG).without("serializer")
+_CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG).without("serializer")
 
 
 class _Stages(Serializer):  # type: ignore[misc]  # kafka-python has no types
-    """Serializers in kafka-python's own shape, which it asks for by class."""
+    """Serializers as a subclass of kafka-python's own class, which it requires."""
 
     def __init__(self, composable: ComposableSerializer) -> None:
         self._composable = composable
@@ -50,18 +46,19 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
     """A `KafkaProducer` whose keys and values go through serializers that may offload them, within `send`.
 
     Args:
-        config: keys with Kafka's names: those of `KafkaProducer` with dots, the serializers', their store's.
-        options: the same as arguments, for what is no string: `ssl_context`, `partitioner`.
+        config: keys with Kafka's names: the arguments of `KafkaProducer` with dots, and the keys of the serializers and
+            their store.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is not known, missing or wrong.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
-        # What kafka-python would refuse is to be offloaded, so the serializers must know the limit.
+        # The serializers must know the limit, as they offload what kafka-python would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        serializers = taken.producer(whole, own=_PRODUCER.knows, names=_PRODUCER.keys())
+        serializers = taken.producer(whole, names=_PRODUCER.keys())
         stages = {"key_serializer": serializers.key, "value_serializer": serializers.value}
         try:
             super().__init__(
@@ -73,7 +70,7 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
             raise
 
     def __del__(self) -> None:
-        if hasattr(self, "config"):  # kafka-python expects it, also where the configuration was refused
+        if hasattr(self, "config"):  # which kafka-python expects, even if the configuration was refused
             super().__del__()
 
     def send(
@@ -85,11 +82,11 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Any:
-        """As `KafkaProducer.send`; the headers of references join a copy of `headers`.
+        """As `KafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
 
         Raises:
-            SerializationError: a stage raised an error; nothing is sent. `__cause__` has the reason, `retriable` says
-                whether the same may succeed later.
+            SerializationError: a stage raised an error, and nothing is sent. `__cause__` is the reason; `retriable` is
+                true if another try may succeed.
         """
         own = headers.copy() if isinstance(headers, list) else headers
         return super().send(topic, value, key, own, partition, timestamp_ms)
@@ -97,7 +94,7 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What the next call raises, where the partition still stands between these two offsets."""
+    """The error that the next call raises, if the position is still from `first` to `offset`."""
 
     first: int
     offset: int
@@ -105,27 +102,29 @@ class _Failure:
 
 
 class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
-    """A `KafkaConsumer` that restores references, and gives what the deserializers make of keys and values.
+    """A `KafkaConsumer` that restores references, and deserializes keys and values.
 
-    A record that cannot be had stays where it is (KIP-334): what is before it is delivered, then `poll`, or the
-    iteration, raises a `SerializationError` with its topic, partition and offset. The next call tries it again; `seek`
-    to the offset behind passes over it.
+    A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
+    then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
+    tries again; `seek` to the next offset skips the record.
 
-    One `poll` downloads no more than `fetch.max.bytes`, unless the first payload alone is larger, and begins no
-    download that might end after `max.poll.interval.ms`. The next has what was left.
+    One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+    that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
 
     Args:
-        config: keys with Kafka's names: those of `KafkaConsumer` with dots, the deserializers', their store's.
-        topics: to be subscribed.
-        options: the same as arguments, for what is no string: `ssl_context`, `partition_assignment_strategy`.
+        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, and the keys of the deserializers
+            and their store.
+        topics: the topics to subscribe to.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`,
+            `partition_assignment_strategy`.
 
     Raises:
-        ConfigurationError: a key is not known, missing or wrong.
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, own=_CONSUMER.knows, names=_CONSUMER.keys())
+        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
         self._demand = Demand.of(self._deserializers)
         self._failures: dict[TopicPartition, _Failure] = {}
         try:
@@ -152,7 +151,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         Raises:
             SerializationError: see the class.
         """
-        # kafka-python's own deserializers run within its fetcher, where `poll` never ends again after one has raised.
+        # After an error of a deserializer of its own, in its fetcher, a `poll` of kafka-python never ends again.
         self._raise_failure()
         found = super().poll(timeout_ms, max_records, update_offsets)
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {tp: [] for tp in found}
@@ -213,7 +212,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         *,
         seek: bool,
     ) -> None:
-        """Lets the next call begin with what is not delivered; an iteration moves the positions by itself."""
+        """Lets the next call begin with the records that are not delivered; an iteration moves positions by itself."""
         for tp, records in found.items():
             count = len(delivered[tp])
             if seek and count < len(records):
@@ -228,6 +227,6 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             assert error.offset is not None
             before = delivered[tp]
             if not before:
-                self.seek(tp, error.offset)  # the position may be lower, where records are compacted away
+                self.seek(tp, error.offset)  # the position may be lower: compaction leaves gaps
             first = before[-1].offset + 1 if before else error.offset
             self._failures[tp] = _Failure(first, error.offset, error)

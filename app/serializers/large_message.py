@@ -1,16 +1,17 @@
-"""Large values and keys leave the record inside the client, and come back inside the client.
+"""Large values and keys are offloaded, and restored, inside a client.
 
-Source: seed 000, "org.apache.kafka.common.serialization.largemessage.Serializer" and "Deserializer"; the format is that
-of the worker (`transforms.reference`), so each reads what the other wrote.
+Source: seed 000, "org.apache.kafka.common.serialization.largemessage.Serializer" and "Deserializer". The format is the
+worker's (`transforms.reference`).
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.serializers.compaction import CompactionWarning
+from app.serializers.compaction import warn_if_compacted
 from app.serializers.options import Deserializing, Serializing
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
@@ -27,7 +28,7 @@ __all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
 
 
 class _LargeMessage(ABC):
-    """What the two have in common: a store, and whether it is for keys."""
+    """Has a store, and knows whether it is for keys or for values."""
 
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
         self._store: PayloadStore | None = None
@@ -41,7 +42,7 @@ class _LargeMessage(ABC):
 
     @property
     def store(self) -> PayloadStore:
-        """The store that the configuration names."""
+        """The store, as configured."""
         if self._store is None:
             raise ConfigurationError(
                 "value.serializers", f"{type(self).__name__}: configure was not called, or close was"
@@ -49,7 +50,7 @@ class _LargeMessage(ABC):
         return self._store
 
     def close(self) -> None:
-        """Gives back what the store holds; may be called twice."""
+        """Closes the store; may be called twice."""
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -68,12 +69,10 @@ class _LargeMessage(ABC):
 class LargeMessageSerializer(_LargeMessage):
     """Puts bytes over the threshold into the payload store, and a reference in their place.
 
-    It takes bytes, so it stands behind the serializer that makes them: the last of `value.serializers`. One object may
-    be used by several threads.
+    It takes bytes, so it is the last of `value.serializers`. Several threads may use one object.
 
     Args:
-        config: the configuration, which may be the client's whole one (docs/serializers.md has the keys); without it,
-            `configure` is to be called.
+        config: the client's whole configuration, or the keys in docs/serializers.md; without it, call `configure`.
         is_key: whether it is for keys, not for values.
 
     Raises:
@@ -85,7 +84,7 @@ class LargeMessageSerializer(_LargeMessage):
 
         Raises:
             ConfigurationError: a key is missing or wrong, the store may take longer than `max.block.ms`, or keys are
-                to be named at random.
+                to have random ids.
         """
         self._part = KEY if is_key else VALUE
         options = Serializing.read(config, is_key=is_key)
@@ -98,15 +97,17 @@ class LargeMessageSerializer(_LargeMessage):
         self._store = open_store(options.store)
         self._to_prove = is_key and not isinstance(self._store, Put)
         own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
-        self._compaction = None if options.by_digest or own_ids else CompactionWarning(config)
+        random_ids = not options.by_digest and not own_ids
+        self._cluster = config if random_ids and config.get("bootstrap.servers") else None
+        self._asked: dict[str, threading.Thread] = {}
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
-        """`data`, or the path of the payload where it is large; then its headers are appended to `headers`.
+        """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
 
         Args:
             topic: the topic of the record.
-            headers: those of the record; None where the client was given none.
-            data: bytes, as a serializer before this one made them, or None.
+            headers: of the record; None if the application gave none.
+            data: bytes of an earlier serializer, or None.
 
         Raises:
             SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` is not bytes, or it is
@@ -125,8 +126,8 @@ class LargeMessageSerializer(_LargeMessage):
                 topic,
                 f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[]",
             )
-        if self._compaction is not None:
-            self._compaction.look(topic)
+        if self._cluster is not None and topic not in self._asked:
+            self._ask(self._cluster, topic)
         try:
             reference = self._publish(store, topic, self._offload.payload(data))
             value = reference.value()
@@ -140,8 +141,8 @@ class LargeMessageSerializer(_LargeMessage):
         return value
 
     def wants(self, data: object, headers: Headers) -> bool:
-        """Whether `serialize` is going to call the store."""
-        # Headers count for a value; a key would be large in one record and not in the next, and change its partition.
+        """Whether `serialize` calls the store."""
+        # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         beside = () if self._part is KEY else headers or ()
         return isinstance(data, bytes) and self._offload.wants(Record(None, data, beside))
 
@@ -151,10 +152,17 @@ class LargeMessageSerializer(_LargeMessage):
         with appended_headers(context) as headers:
             return self.serialize(context.topic, headers, data)
 
+    def _ask(self, cluster: Mapping[str, object], topic: str) -> None:
+        """Lets a thread look once whether the topic is compacted; the record does not wait for it."""
+        name = f"cleanup-policy-{topic}"
+        thread = threading.Thread(target=warn_if_compacted, args=(cluster, topic), name=name, daemon=True)
+        if self._asked.setdefault(topic, thread) is thread:
+            thread.start()
+
     def _publish(self, store: PayloadStore, topic: str, payload: Payload) -> Reference:
         reference = publish(store, topic, payload, by_digest=self._by_digest)
         if self._to_prove:
-            # A class that names its payloads itself is asked twice, once: equal keys must give equal references.
+            # The first key is published twice if the store names payloads: equal keys must give equal references.
             again = publish(store, topic, payload, by_digest=self._by_digest)
             if again != reference:
                 raise ConfigurationError(
@@ -169,10 +177,9 @@ class LargeMessageSerializer(_LargeMessage):
 
 
 class LargeMessageDeserializer(_LargeMessage):
-    """Puts the payload in the place of a reference; what is no reference passes as it is.
+    """Puts the payload in the place of a reference; everything else passes as it is.
 
-    It gives bytes, so it stands before the deserializer that takes them: the first of `value.deserializers`.
-    Arguments are as with `LargeMessageSerializer`.
+    It gives bytes, so it is the first of `value.deserializers`. Arguments are as with `LargeMessageSerializer`.
     """
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
@@ -188,16 +195,16 @@ class LargeMessageDeserializer(_LargeMessage):
         self._store = open_store(options.store)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
-        """`data`, or what was offloaded where it is a reference; then its headers are taken out of `headers`.
+        """`data`, or the payload if the data is a reference; then the reference's headers leave `headers`.
 
         Args:
             topic: the topic of the record.
-            headers: those of the record; None where it has none.
+            headers: of the record; None if it has none.
             data: the value or the key as Kafka has it.
 
         Raises:
             SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or
-                refused the reference (another `PayloadStoreError`), or the reference or the payload is not right (a
+                refused the reference (another `PayloadStoreError`), or the reference or the payload is wrong (a
                 `TransformError`).
             ConfigurationError: it was not configured, or is closed.
         """
@@ -218,13 +225,13 @@ class LargeMessageDeserializer(_LargeMessage):
         return restored
 
     def wants(self, headers: Sequence[Header]) -> bool:
-        """Whether `deserialize` is going to call the store for what is not null."""
+        """Whether `deserialize` calls the store for data that is not null."""
         return bool(headers) and is_reference(headers, self._part)
 
     def restored_bytes(self, headers: Sequence[Header]) -> int:
-        """The most bytes that `deserialize` is going to give for a reference with these headers.
+        """The most bytes that `deserialize` gives for a reference with these headers.
 
-        `large.message.max.bytes` where the writer did not say; 0 where they are not right, as nothing is read then.
+        `large.message.max.bytes` if the headers have no size; 0 if they are wrong, as nothing is downloaded then.
         """
         try:
             reference, _ = Reference.read(b"-", headers, self._part)

@@ -1,6 +1,6 @@
-"""What the serializers read of a client's configuration, and what of it is the store's.
+"""The keys of the serializers in a client's configuration, and the keys there that are the store's.
 
-Values may be of their own type or strings, as Kafka's clients take both.
+A value may have its own type or be a string, as with Kafka's clients.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ __all__ = [
 _GENERATOR = "large.message.id.generator"
 _TIMEOUT = "large.message.store.timeout.ms"
 _OURS = "large.message."
-# What a client adds to a key of up to this length is within the limit of its producer; the value's serializer does not
-# see the key.
+# Room for the key of a record: the serializer of the value does not see the key.
 _KEY_ALLOWANCE_BYTES = 1024
 
 STORE_KEY = Key(
@@ -115,16 +114,16 @@ CONSUMER_KEYS: Sequence[Key] = (
 
 @dataclass(frozen=True, slots=True)
 class Serializing:
-    """What a `LargeMessageSerializer` works by.
+    """The options of a `LargeMessageSerializer`.
 
     Attributes:
-        threshold_bytes: what is longer is large.
-        limit_bytes: what would be over this as a batch of one is large too; None where the client did not say.
-        codec: how payloads are compressed; None for not at all.
-        by_digest: whether payloads are named by their bytes.
-        store_timeout_ms: the most that one call of the store may take.
-        store: what the store is opened with, its class included.
-        signing: of references; None where they are not signed.
+        threshold_bytes: a longer value is large.
+        limit_bytes: a value that is longer as a batch of one is large too; None if the client has no limit.
+        codec: of payloads; None for no compression.
+        by_digest: whether payloads are named by their SHA-256.
+        store_timeout_ms: the longest time of one store call.
+        store: the configuration of the store, its class included.
+        signing: of references; None for none.
     """
 
     threshold_bytes: int
@@ -140,7 +139,7 @@ class Serializing:
         """From the configuration of a producer.
 
         Raises:
-            ConfigurationError: a key is missing or wrong, random ids are asked for keys, or the store may take longer
+            ConfigurationError: a key is missing or wrong, keys are to have random ids, or the store may take longer
                 than `max.block.ms`.
         """
         values = read(PRODUCER_KEYS, coerced(PRODUCER_KEYS, config))
@@ -171,13 +170,13 @@ class Serializing:
 
 @dataclass(frozen=True, slots=True)
 class Deserializing:
-    """What a `LargeMessageDeserializer` works by.
+    """The options of a `LargeMessageDeserializer`.
 
     Attributes:
         max_bytes: the largest payload, stored or decompressed.
-        store_timeout_ms: the most that one call of the store may take.
-        store: what the store is opened with, its class included.
-        signing: of references; None where all are taken.
+        store_timeout_ms: the longest time of one store call.
+        store: the configuration of the store, its class included.
+        signing: of references; None if references need no signature.
     """
 
     max_bytes: int
@@ -201,16 +200,16 @@ class Deserializing:
 
 
 def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:
-    """Refuses a store that may take longer than a client may (seed 000, "Critical Timing Constraints").
+    """Refuses a store whose calls may take longer than the client may (seed 000, "Critical Timing Constraints").
 
     Args:
-        store_ms: the most that the calls of the store for one record may take, retries included.
+        store_ms: the longest time of the store calls for one record, retries included.
         key: the client's own limit.
         allowed_ms: its value.
-        calls: where there is more than one, which.
+        calls: for the message, if there is more than one call.
 
     Raises:
-        ConfigurationError: with both numbers.
+        ConfigurationError: the message has both numbers.
     """
     if store_ms > allowed_ms:
         raise ConfigurationError(
@@ -221,10 +220,9 @@ def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> Non
 
 
 def is_store_key(name: str, store_class: str | type) -> bool:
-    """Whether a key of a client's configuration is for the store or for the serializers, not for the client.
+    """Whether a key of a client's configuration is for the store or the serializers, not for the client.
 
-    All that begins as a key of a built-in store is its own, so that a key that is misspelt is found. Of a user's class
-    only what it lists in `KEYS`.
+    A built-in store owns all keys with its prefix, so that a misspelt key is found; a user's class those in its `KEYS`.
     """
     if name.startswith(_OURS):
         return True
@@ -235,7 +233,7 @@ def is_store_key(name: str, store_class: str | type) -> bool:
 
 
 def _store_config(config: Mapping[str, object]) -> dict[str, object]:
-    """What of `config` the store gets: of a built-in one its own keys, else all that is not for the serializer."""
+    """The part of `config` for the store: a built-in one gets its own keys, a class all but the serializer's keys."""
     name = config.get(STORE_CLASS)
     if name is None:
         for near in difflib.get_close_matches(STORE_CLASS, config, n=1, cutoff=0.9):

@@ -1,14 +1,14 @@
 """One serializer or deserializer of a list, whichever client it was written for.
 
-Each of these is taken, as a class, as a dotted path to a class or a function, or as an object that is made already:
+It is a class, an object, or the dotted path of a class or a function, with one of these shapes:
 
     serialize(topic, headers, data)     Kafka's own method; kafka-python 3
     serialize(topic, data)              Kafka's older one; kafka-python 2
     __call__(data, context)             confluent-kafka; the context has `topic`, `field` and `headers`
     __call__(data)                      aiokafka, and any plain function
 
-and the same with `deserialize`. A class is made without arguments and then given the client's whole configuration, if
-it has `configure(config, is_key)`; an object is taken as it is. That is how Kafka's clients treat the two.
+and the same with `deserialize`. As in Kafka's clients, a class is called without arguments, and its object gets the
+client's whole configuration by `configure(config, is_key)`, if it has this method; an object is taken as it is.
 """
 
 from __future__ import annotations
@@ -30,16 +30,21 @@ Headers = list[Header] | None
 
 _OPPOSITE: Mapping[Direction, Direction] = {"serialize": "deserialize", "deserialize": "serialize"}
 _CONTEXT_NAMES = {("ctx",), ("context",)}
+_METHOD = ("topic", "headers", "data")
+_OLD_METHOD = ("topic", "data")
+_FUNCTION = ("data",)
+_FUNCTION_WITH_CONTEXT = ("data", "context")
+_BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What confluent-kafka's `SerializationContext` says, for stages that were written for it.
+    """The facts of confluent-kafka's `SerializationContext`, for stages that were written for it.
 
     Attributes:
         topic: the topic of the record.
         field: `key` or `value`.
-        headers: those of the record, which a serializer may append to; None where the client gives none.
+        headers: of the record; a serializer may append to the list. None if the client gives none.
     """
 
     topic: str
@@ -52,9 +57,9 @@ class Stage:
     """A stage that is ready.
 
     Attributes:
-        name: how messages call it: position and class.
+        name: position and class, for messages.
         target: the serializer or deserializer itself.
-        call: data and context in, data out.
+        call: takes data and context, gives data.
     """
 
     name: str
@@ -62,7 +67,7 @@ class Stage:
     call: Callable[[Any, Context], object]
 
     def close(self) -> None:
-        """Closes the serializer, if it can be closed."""
+        """Closes the serializer, if it has `close`."""
         close = getattr(self.target, "close", None)
         if callable(close):
             close()
@@ -71,18 +76,18 @@ class Stage:
 def load(
     item: object, direction: Direction, key: str, position: int | None, config: Mapping[str, object], *, is_key: bool
 ) -> Stage:
-    """The stage that `item` means.
+    """The stage for an item of the list.
 
     Args:
-        item: a class, a dotted path, or an object that is made already.
-        direction: which of the two it has to be able to do.
-        key: the key of the configuration where it stands.
-        position: where in the list, from 1.
-        config: what a class is configured with.
-        is_key: whether it is for keys.
+        item: a class, a dotted path, or an object.
+        direction: the method that the stage needs.
+        key: the key of the configuration that has the list.
+        position: in the list, from 1.
+        config: for a class.
+        is_key: whether the stage is for keys.
 
     Raises:
-        ConfigurationError: it cannot be found or made, lacks the method, or refuses the configuration.
+        ConfigurationError: the item cannot be found or called, lacks the method, or refuses the configuration.
     """
     target = item
     if isinstance(item, str):
@@ -110,19 +115,19 @@ def load(
 
 @contextlib.contextmanager
 def shared_headers(context: Any) -> Iterator[Headers]:
-    """The headers of confluent-kafka's context as a list; what is done to a list is done to those of the record.
+    """The headers of confluent-kafka's context as a list: the record's own list, or a copy of its dict.
 
-    None where the client was given none: it has no place then where a header could be put.
+    None if the application gave no headers: then no header can be added to the record.
     """
     given = context.headers
     yield list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
 
 
 class _Appended(bytes):
-    """The value of a header that a serializer has appended to a list of the application.
+    """The value of a header that a serializer has appended to the application's own headers.
 
     Attributes:
-        field: `key` or `value`, whichever was serialized.
+        field: what was serialized, `key` or `value`.
     """
 
     field: str
@@ -130,10 +135,10 @@ class _Appended(bytes):
 
 @contextlib.contextmanager
 def appended_headers(context: Any) -> Iterator[Headers]:
-    """As `shared_headers`, for a serializer, which appends to them.
+    """As `shared_headers`, for a serializer: the headers that it appends are put into the application's list or dict.
 
-    confluent-kafka has no other way to a record's headers than the application's own list or dict, which may be used
-    again: for the next record, or for the same where the queue was full. What was appended for the last one goes first.
+    confluent-kafka offers no other way. The application may use the list or dict again, for the next record, or for the
+    same one after a full queue. So the headers that were appended before are removed first.
     """
     given, field = context.headers, str(context.field)
     if isinstance(given, list):
@@ -189,53 +194,32 @@ def _configure(target: Any, key: str, name: str, config: Mapping[str, object], *
 
 
 def _call(target: object, direction: Direction) -> Callable[[Any, Context], object] | None:
+    """The call of a stage; None if it has neither shape."""
     method = getattr(target, direction, None)
     if callable(method):
-        return _method_call(method)
+        names, required = _positional(method, _METHOD)
+        if required == len(_METHOD) or names[1:2] == ("headers",):
+            return lambda data, context: method(context.topic, context.headers, data)
+        return (lambda data, context: method(context.topic, data)) if required == len(_OLD_METHOD) else None
     if not callable(target) or hasattr(target, _OPPOSITE[direction]):
         return None
-    return _function_call(target)
+    names, required = _positional(target, _FUNCTION)
+    # The context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
+    if required == len(_FUNCTION_WITH_CONTEXT) or names[1:2] in _CONTEXT_NAMES:
+        return target
+    return (lambda data, _: target(data)) if required <= len(_FUNCTION) and names else None
 
 
-def _method_call(method: Callable[..., object]) -> Callable[[Any, Context], object] | None:
-    takes = _positional(method)
-    if takes is None or takes.required == len(("topic", "headers", "data")) or takes.names[1:2] == ("headers",):
-        return lambda data, context: method(context.topic, context.headers, data)
-    if takes.required == len(("topic", "data")):
-        return lambda data, context: method(context.topic, data)
-    return None
+def _positional(function: Callable[..., object], assumed: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The names of the arguments that a function takes by position, and how many of them it requires.
 
-
-def _function_call(function: Callable[..., object]) -> Callable[[Any, Context], object] | None:
-    takes = _positional(function)
-    # A context is optional in confluent-kafka's own serializers; a second argument of another name is not one.
-    if takes is not None and (takes.required == len(("data", "context")) or takes.names[1:2] in _CONTEXT_NAMES):
-        return function
-    if takes is None or (takes.required <= 1 and takes.names):
-        return lambda data, _: function(data)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Positional:
-    """The arguments that a function takes by position: their names, and how many of them it must be given."""
-
-    names: tuple[str, ...]
-    required: int
-
-
-def _positional(function: Callable[..., object]) -> _Positional | None:
-    """None where it takes any, or does not say, as some built-in functions."""
+    `assumed` stands for the names of one that takes any, or that does not say, as some built-in functions.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        return None
+        return assumed, len(assumed)
     if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
-        return None
-    found = [
-        each
-        for each in parameters
-        if each.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    ]
-    required = sum(each.default is inspect.Parameter.empty for each in found)
-    return _Positional(tuple(each.name for each in found), required)
+        return assumed, len(assumed)
+    found = [each for each in parameters if each.kind in _BY_POSITION]
+    return tuple(each.name for each in found), sum(each.default is inspect.Parameter.empty for each in found)

@@ -1,6 +1,6 @@
-"""Serializers run from an event loop: what calls a store goes to a thread, all else runs at once.
+"""Serializers run from an event loop: store calls go to a thread, everything else runs at once.
 
-Stages of the application run on the loop, one at a time, as aiokafka itself calls serializers: they need not be safe
+Stages of the application run on the loop, one at a time, as aiokafka itself calls serializers. So they need not be safe
 for threads, and a small record costs no thread.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
@@ -22,44 +22,43 @@ PARALLEL = 8
 
 
 class Threads:
-    """A few threads for store calls; none is there before the first one."""
+    """A few threads for store calls; the first call starts them."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
-        self._closed = False
+        self._ended = False
 
-    async def serialize(
-        self, composable: ComposableSerializer | None, topic: str, headers: Headers, data: Any, *, is_key: bool
-    ) -> bytes | None:
-        """As `ComposableSerializer.serialize`, without blocking the loop on a store.
+    @property
+    def closed(self) -> bool:
+        """True once `close` has been called."""
+        return self._ended
 
-        Args:
-            composable: None where the data is bytes already.
-            topic: the topic of the record.
-            headers: those of the record.
-            data: the key or the value of the application.
-            is_key: which of the two.
-        """
-        return cast("bytes | None", await self._run(composable, data, _context(topic, headers, is_key=is_key)))
-
-    async def deserialize(
+    async def run(
         self,
-        composable: ComposableDeserializer | None,
+        composable: ComposableSerializer | ComposableDeserializer | None,
         topic: str,
         headers: Headers,
-        data: bytes | None,
+        data: Any,
         *,
         is_key: bool,
     ) -> Any:
-        """As `ComposableDeserializer.deserialize`, likewise."""
-        return await self._run(composable, data, _context(topic, headers, is_key=is_key))
+        """As `serialize` and `deserialize` of a composable, without blocking the loop on a store.
+
+        Args:
+            composable: the serializers or deserializers; None if the data is bytes already.
+            topic: the topic of the record.
+            headers: the headers of the record.
+            data: the key or the value.
+            is_key: whether the data is the key.
+        """
+        return await self._run(composable, data, Context(topic, "key" if is_key else "value", headers))
 
     async def close(self) -> None:
-        """Waits until no store call is under way any more; there can be no other afterwards.
+        """Waits until no store call is under way; no call can begin afterwards.
 
-        Those that wait for a thread are not made, and their callers get a `SerializationError`.
+        Calls that wait for a thread are not made: their callers get a `SerializationError`.
         """
-        self._closed = True
+        self._ended = True
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def _run(
@@ -81,7 +80,7 @@ class Threads:
     async def _on_thread(
         self, composable: ComposableSerializer | ComposableDeserializer, stage: Stage, data: Any, context: Context
     ) -> Any:
-        if not self._closed:
+        if not self._ended:
             call = asyncio.get_running_loop().run_in_executor(self._pool, composable.step, stage, data, context)
             try:
                 return await call
@@ -89,14 +88,10 @@ class Threads:
                 task = asyncio.current_task()
                 if task is None or task.cancelling() or not call.cancelled():
                     raise
-        # Nobody cancelled the caller: a CancelledError would tell a TaskGroup that all is well.
+        # Nobody has cancelled the caller: a CancelledError would tell a TaskGroup that all is well.
         reason = f"{stage.name}, the client was closed before the store was called"
         deserializing = isinstance(composable, ComposableDeserializer)
         raise SerializationError(context.topic, context.field, reason, deserializing=deserializing)
-
-
-def _context(topic: str, headers: Headers, *, is_key: bool) -> Context:
-    return Context(topic, "key" if is_key else "value", headers)
 
 
 def _calls_store(target: object, data: object, context: Context) -> bool:

@@ -19,7 +19,7 @@ __all__ = ["WrapperDeserializer", "WrapperSerializer"]
 
 
 class _Wrapper:
-    """What the two have in common."""
+    """Knows whether it is for keys or for values."""
 
     KEYS: tuple[str, ...] = ()
 
@@ -29,14 +29,14 @@ class _Wrapper:
             self.configure(config, is_key)
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  # Kafka's signature
-        """Takes the configuration, which need have nothing for it."""
+        """Takes the configuration, which needs no key for it."""
         self._field = "key" if is_key else "value"
 
 
 class WrapperSerializer(_Wrapper):
-    """Makes bytes of a `MessageWrapper`: the first of `value.serializers`.
+    """Serializes a `MessageWrapper`: the first of `value.serializers`.
 
-    Its value is bytes already, or None for the tombstone marker. The record's own headers are left as they are.
+    The value in the wrapper is bytes, or None for the tombstone marker. The record's headers stay as they are.
 
     Args:
         config: not needed.
@@ -44,10 +44,10 @@ class WrapperSerializer(_Wrapper):
     """
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:  # noqa: ARG002  # Kafka's signature
-        """The wrapper's bytes; a null stays one, and is a true tombstone.
+        """The wrapper's bytes; a null stays a null, which is a true tombstone.
 
         Raises:
-            SerializationError: `data` is no `MessageWrapper`, or holds what the format cannot.
+            SerializationError: `data` is no `MessageWrapper`, or does not fit the format.
         """
         if data is None:
             return None
@@ -65,11 +65,11 @@ class WrapperSerializer(_Wrapper):
 
 
 class WrapperDeserializer(_Wrapper):
-    """Makes a `MessageWrapper` of bytes: the last of `value.deserializers`.
+    """Parses a `MessageWrapper`: the last of `value.deserializers`.
 
     Args:
-        config: `unwrap.on.plain.value` is `fail` where it is not given; with `pass`, a value that is no wrapper comes
-            as one without headers.
+        config: with `unwrap.on.plain.value`: `fail`, the default, or `pass`, which gives a wrapper without headers for
+            a value that is no wrapper.
         is_key: whether it is for keys, not for values.
 
     Raises:
@@ -92,10 +92,10 @@ class WrapperDeserializer(_Wrapper):
         self._passes = read([PLAIN_KEY], config)[PLAIN_KEY.name] == "pass"
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> MessageWrapper | None:  # noqa: ARG002  # Kafka's signature
-        """What the bytes hold; a null stays one.
+        """The wrapper; a null stays a null.
 
         Raises:
-            SerializationError: they are no wrapper; `__cause__` is a `MalformedWrapperError`.
+            SerializationError: the bytes are no wrapper; `__cause__` is a `MalformedWrapperError`.
         """
         if data is None:
             return None

@@ -313,7 +313,7 @@ def test_a_store_that_is_down_holds_the_record_until_it_is_up(
     produce(broker, store, topic, [b"1", LARGE, b"3"])
     cuttable.cut()
     with FaustProcess(tmp_path, broker, topic, store, on_failure=True) as worker:
-        worker.says("it is tried again until it can be had")
+        worker.says("it is tried again until it succeeds")
         assert [event["offset"] for event in worker.lines()] in ([], [0])
         assert committed(broker, f"{topic}-faust", topic)[0] <= 1
         cuttable.mend()
@@ -330,7 +330,7 @@ def test_a_worker_ends_while_the_store_is_down(
     produce(broker, store, topic, [b"1", LARGE])
     cuttable.cut()
     with FaustProcess(tmp_path, broker, topic, store) as worker:
-        worker.says("it is tried again until it can be had")
+        worker.says("it is tried again until it succeeds")
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ends() == 0
     assert committed(broker, f"{topic}-faust", topic)[0] <= 1
@@ -349,7 +349,7 @@ def test_a_store_that_is_down_for_longer_than_the_poll_interval(
     produce(broker, store, topic, [b"1", LARGE, b"3"])
     cuttable.cut()
     with FaustProcess(tmp_path, broker, topic, store, max_poll_s=2.0) as worker:
-        worker.says("it is tried again until it can be had")
+        worker.says("it is tried again until it succeeds")
         begun = time.monotonic()
         until(lambda: time.monotonic() - begun > 5, "more than the interval is over")
         cuttable.mend()
@@ -372,8 +372,8 @@ def test_a_rebalance_while_the_store_is_down_loses_nothing(
         FaustProcess(tmp_path / "one", broker, topic, store) as one,
         FaustProcess(tmp_path / "two", broker, topic, store) as two,
     ):
-        one.says("it is tried again until it can be had")
-        two.says("it is tried again until it can be had")
+        one.says("it is tried again until it succeeds")
+        two.says("it is tried again until it succeeds")
         cuttable.mend()
         expected = {digest(value) for value in (b"0", b"1", b"3", LARGE + b"0", LARGE + b"1")}
         until(lambda: expected <= {event["value"] for event in one.lines() + two.lines()}, "all have come", _STARTS_S)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from confluent_kafka import DeserializingConsumer, KafkaException, SerializingProducer
+from confluent_kafka import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from confluent_kafka.aio import AsyncSerializingProducer
 from confluent_kafka.error import KeySerializationError, ValueSerializationError
 from confluent_kafka.serialization import (
@@ -26,6 +26,7 @@ from app.serializers import (
     LargeMessageSerializer,
 )
 from app.serializers.confluent import AwaitedDeserializer, async_consumer_config, consumer_config, producer_config
+from app.serializers.librdkafka import KEYS
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
 from tests.integration.client_stores import GatedStore
@@ -120,6 +121,25 @@ def test_a_misspelt_key_is_found(config_of: Config, make: Callable[[Any], Any]) 
         make(config_of(**{"bootstrap.server": "x", kind: stages[kind]}))
     with pytest.raises(ConfigurationError, match=r"^large\.message\.treshold\.bytes: .*threshold"):
         make(config_of(**{"large.message.treshold.bytes": 1, kind: stages[kind]}))
+
+
+def test_the_keys_are_those_of_the_installed_release(config_of: Config) -> None:
+    """Each listed key is one that a client takes; a newer key joins the dict that the client is made from."""
+    unknown = []
+    for key in KEYS:
+        told = []
+        for client in (Producer, Consumer):
+            # A client reads its keys in order and stops at the first that it does not know, so none is made here.
+            with pytest.raises((KafkaException, TypeError, ValueError, AttributeError)) as caught:
+                client({"group.id": "g", key: "1", "wideload.no.such.key": ""})
+            told.append(str(caught.value))
+        if all("No such configuration property" in text and f'"{key}"' in text for text in told):
+            unknown.append(key)
+    assert sorted(unknown) == [
+        f"{part}.{kind}.builder" for part in ("key", "value") for kind in ("deserializer", "serializer")
+    ]
+    with pytest.raises(ConfigurationError, match=r"^key\.of\.tomorrow: is not a key that is known here"):
+        producer_config(config_of(**{"key.of.tomorrow": 1, "value.serializer": LargeMessageSerializer}))
 
 
 def test_a_wrong_value_is_librdkafkas_own_error(config_of: Config) -> None:
