@@ -41,7 +41,7 @@ _REASONS = (
     (
         r"name resolution|nodename nor servname|NewConnectionError|Max retries|Connection (?:refused|reset|aborted)"
         r"|ProxyError|ConnectTimeout|ReadTimeout|Read timed out|i/o timeout|dial tcp|Network is unreachable|SSLError"
-        r"|No matching distribution|from versions: none",
+        r"|No matching distribution.*|from versions: none",
         "the network or the package index does not answer ({found}). Check the connection and try again; behind a "
         "proxy set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
     ),
