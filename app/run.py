@@ -32,7 +32,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Application(Application):
-    """Ends the Faust worker without a traceback when no pipeline is left; the last log line has the reason."""
+    """Ends the Faust worker without a traceback when no pipeline is left; the last line on standard error says why."""
 
     worker: faust.Worker | None = None
 
