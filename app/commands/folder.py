@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
@@ -54,17 +54,9 @@ class Folder:
         Raises:
             OSError: the file cannot be written; no part of it is left.
         """
-        named = safe_name(key)
-        names = [] if named is None else [named]
-        for name in (*names, fallback):
-            path = self._create(name, value)
-            if path is not None:
-                return path
-        for number in count(1):
-            path = self._create(f"{fallback}.{number}", value)
-            if path is not None:
-                return path
-        raise AssertionError("count does not end")
+        numbered = (f"{fallback}.{number}" for number in count(1))
+        names = chain(filter(None, (safe_name(key), fallback)), numbered)
+        return next(path for name in names if (path := self._create(name, value)) is not None)
 
     def _create(self, name: str, value: bytes) -> Path | None:
         """Writes a new file; None if the name is in use, even by a broken symbolic link."""

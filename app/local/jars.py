@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,35 +217,26 @@ def _ivy(name: str, coordinates: Iterable[str], scratch: Path, *, transitive: bo
 
 def _watched(process: subprocess.Popen[str], name: str, total: int, say: Say | None) -> list[str]:
     """Reads the output to its end, and kills the process if it prints nothing for too long."""
-    heard = time.monotonic()
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(1):
-            if time.monotonic() - heard > _SILENCE_SECONDS:
-                process.kill()
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     lines: list[str] = []
     fetched = 0
     assert process.stdout is not None
-    try:
-        with process, process.stdout:
-            for line in process.stdout:
-                heard = time.monotonic()
+    with process:
+        try:
+            while True:
+                silence = threading.Timer(_SILENCE_SECONDS, process.kill)
+                silence.start()
+                line = process.stdout.readline()
+                silence.cancel()
+                if not line:
+                    return lines
                 lines.append(line.rstrip())
                 if "[SUCCESSFUL ]" in line and say is not None:
                     fetched += 1
                     say(f"jars of {name}: {fetched} of {total}")
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        ended.set()
-        watcher.join()
-    return lines
+        except BaseException:
+            silence.cancel()
+            process.kill()
+            raise
 
 
 def _failure(name: str, lines: Sequence[str]) -> str:
@@ -270,7 +260,7 @@ def _ivy_jar() -> Path:
         for jar in Path(folder, "jars").glob("ivy-*.jar"):
             return jar
     raise JarsError(
-        "PySpark is not installed, which brings Ivy; run `make setup`, or pip install '.[spark]' in its folder."
+        "PySpark is not installed, which includes Ivy; run `make setup`, or pip install '.[spark]' in its folder."
     )
 
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from app.pipeline.stats import STORE_SECONDS, Latency, PipelineReport, PipelineStats
 
-__all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
+__all__ = ["COUNTERS", "Metrics"]
 
 # name of the metric, attribute of PipelineStats, help text
 COUNTERS: Sequence[tuple[str, str, str]] = (
@@ -40,8 +40,21 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_expired_records", "expired_records", "Records deleted from the source before they were read."),
 )
 
+# name of the metric, attribute of PipelineStats, help text; one value for each reason
+_COUNTERS_BY_REASON: Sequence[tuple[str, str, str]] = (
+    ("wideload_discarded_messages", "discarded", "Messages discarded because their chunks could not be assembled."),
+    ("wideload_failed_records", "failed", "Records that can never succeed: dead letters, or the end of the pipeline."),
+)
+
+# name of the metric, attribute of FlowReport, help text
+_GAUGES: Sequence[tuple[str, str, str]] = (
+    ("wideload_in_flight_bytes", "in_flight_bytes", "Bytes of the budget that the pipeline uses."),
+    ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
+    ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),
+)
+
 # name of the metric after `wideload_producer_`, help text, how to read it; for the last minute
-PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None]]] = (
+_PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None]]] = (
     ("batch_split_rate", "Batches split per second.", lambda stats: stats.batches.batch_splits.per_second()),
     ("batch_size_avg", "Average bytes of a batch on the wire.", lambda stats: stats.batches.batch_size.average()),
     (
@@ -51,7 +64,7 @@ PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None
     ),
     (
         "compression_rate_avg",
-        "Average ratio of compressed to uncompressed bytes.",
+        "Compressed bytes divided by uncompressed bytes.",
         lambda stats: stats.batches.compression_rate.average(),
     ),
 )
@@ -89,78 +102,46 @@ class Metrics(Collector):
             for pipeline in self._pipelines:
                 counter.add_metric([pipeline.settings.name], getattr(pipeline.stats, attribute))
             yield counter
-        discarded = CounterMetricFamily(
-            "wideload_discarded_messages",
-            "Messages discarded because their chunks could not be assembled.",
-            labels=["pipeline", "reason"],
-        )
-        for pipeline in self._pipelines:
-            for reason, count in sorted(pipeline.stats.discarded.items()):
-                discarded.add_metric([pipeline.settings.name, reason], count)
-        yield discarded
-        failed = CounterMetricFamily(
-            "wideload_failed_records",
-            "Records that can never succeed; each becomes a dead letter or stops the pipeline.",
-            labels=["pipeline", "reason"],
-        )
-        for pipeline in self._pipelines:
-            for reason, count in sorted(pipeline.stats.failed.items()):
-                failed.add_metric([pipeline.settings.name, reason], count)
-        yield failed
-        yield self._store_seconds()
-        yield from self._partitions()
+        for name, attribute, text in _COUNTERS_BY_REASON:
+            counter = CounterMetricFamily(name, text, labels=["pipeline", "reason"])
+            for pipeline in self._pipelines:
+                for reason, count in sorted(getattr(pipeline.stats, attribute).items()):
+                    counter.add_metric([pipeline.settings.name, reason], count)
+            yield counter
         up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
         degraded = GaugeMetricFamily(
-            "wideload_pipeline_degraded",
-            "1 while the pipeline runs degraded; /health has the reason.",
-            labels=["pipeline"],
-        )
-        held = GaugeMetricFamily(
-            "wideload_in_flight_bytes", "Bytes of the budget that the pipeline uses.", labels=["pipeline"]
+            "wideload_pipeline_degraded", "1 while the pipeline runs degraded; /health says why.", labels=["pipeline"]
         )
         for pipeline in self._pipelines:
             up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
             degraded.add_metric([pipeline.settings.name], float(pipeline.degraded is not None))
-            held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
-        yield up
-        yield degraded
-        yield held
-        yield from self._pending()
-        yield from self._producers()
+        yield from (up, degraded)
+        for name, attribute, text in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                gauge.add_metric([pipeline.settings.name], getattr(pipeline.flow, attribute) if pipeline.flow else 0)
+            yield gauge
         yield GaugeMetricFamily(
             "wideload_in_flight_limit_bytes", "The configured in.flight.bytes.", value=self._limit_bytes
         )
-
-    def _pending(self) -> Iterator[Metric]:
-        messages = GaugeMetricFamily(
-            "wideload_pending_chunked_messages",
-            "Messages whose chunks hold back the commit.",
-            labels=["pipeline"],
-        )
-        held = GaugeMetricFamily(
-            "wideload_pending_chunked_bytes",
-            "Bytes of chunks that wait for the rest of their message, outside the budget.",
-            labels=["pipeline"],
-        )
-        for pipeline in self._pipelines:
-            messages.add_metric([pipeline.settings.name], pipeline.flow.pending_messages if pipeline.flow else 0)
-            held.add_metric([pipeline.settings.name], pipeline.flow.pending_bytes if pipeline.flow else 0)
-        yield messages
-        yield held
+        yield self._store_seconds()
+        yield from self._partitions()
+        yield from self._producers()
 
     def _producers(self) -> Iterator[Metric]:
         """The metrics of the producers, with Kafka's names."""
+        producers = [(pipeline.settings.name, pipeline.stats) for pipeline in self._pipelines]
         total = CounterMetricFamily(
             "wideload_producer_batch_split", "Batches split in two because the sink refused them.", labels=["pipeline"]
         )
-        for pipeline in self._pipelines:
-            total.add_metric([pipeline.settings.name], pipeline.stats.batches.batch_split_total)
+        for pipeline, stats in producers:
+            total.add_metric([pipeline], stats.batches.batch_split_total)
         yield total
-        for name, text, read in PRODUCER_GAUGES:
+        for name, text, read in _PRODUCER_GAUGES:
             gauge = GaugeMetricFamily(f"wideload_producer_{name}", text, labels=["pipeline"])
-            for pipeline in self._pipelines:
-                if (value := read(pipeline.stats)) is not None:
-                    gauge.add_metric([pipeline.settings.name], value)
+            for pipeline, stats in producers:
+                if (value := read(stats)) is not None:
+                    gauge.add_metric([pipeline], value)
             yield gauge
         labels = ["pipeline", "topic"]
         errors = CounterMetricFamily(
@@ -170,20 +151,15 @@ class Metrics(Collector):
             "wideload_producer_record_error_rate", "Records per second that were not delivered.", labels=labels
         )
         compression = GaugeMetricFamily(
-            "wideload_producer_compression_rate",
-            "Average ratio of compressed to uncompressed bytes, by topic.",
-            labels=labels,
+            "wideload_producer_compression_rate", "Compressed bytes divided by uncompressed bytes.", labels=labels
         )
-        for pipeline in self._pipelines:
-            for topic, numbers in sorted(pipeline.stats.batches.topics.items()):
-                values = [pipeline.settings.name, topic]
-                errors.add_metric(values, numbers.record_error_total)
-                rate.add_metric(values, numbers.record_errors.per_second())
-                if (average := numbers.compression_rate.average()) is not None:
-                    compression.add_metric(values, average)
-        yield errors
-        yield rate
-        yield compression
+        for pipeline, stats in producers:
+            for topic, each in sorted(stats.batches.topics.items()):
+                errors.add_metric([pipeline, topic], each.record_error_total)
+                rate.add_metric([pipeline, topic], each.record_errors.per_second())
+                if (average := each.compression_rate.average()) is not None:
+                    compression.add_metric([pipeline, topic], average)
+        yield from (errors, rate, compression)
 
     def _store_seconds(self) -> Metric:
         histogram = HistogramMetricFamily(
