@@ -20,7 +20,7 @@ from app.config.parsing import load
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.topic_reader import Selection, TopicRecord, open_reader
+from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -28,7 +28,7 @@ from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
-from transforms.record import Header, RecordLike
+from transforms.record import Header, RecordLike, SourceRecord
 from transforms.reference import is_reference
 from transforms.text import bytes_text, printable
 
@@ -83,7 +83,7 @@ class _Printer:
         self._values = values
 
     def show(
-        self, source: TopicRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
+        self, source: SourceRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
     ) -> None:
         """Prints one record: `record` is `source` after inflating."""
         reference = error is not None or (record.value is not None and is_reference(record.headers))
@@ -105,7 +105,7 @@ class _Printer:
         )
 
     def _json(
-        self, source: TopicRecord, record: RecordLike, kind: dict[str, Any], file: str | None, error: str | None
+        self, source: SourceRecord, record: RecordLike, kind: dict[str, Any], file: str | None, error: str | None
     ) -> None:
         line = {
             "topic": source.topic,
@@ -135,7 +135,7 @@ class _Run:
         self._folder = folder
         self._inflate = inflate
 
-    async def take(self, source: TopicRecord) -> None:
+    async def take(self, source: SourceRecord) -> None:
         """Inflates, writes and prints one record. A record that cannot be inflated is printed as failed."""
         record: RecordLike = source
         inflated, error = False, None

@@ -20,7 +20,7 @@ from app.commands.consume import json_line, text_json
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
-from app.kafka.topic_reader import Selection, TopicRecord, open_reader
+from app.kafka.topic_reader import Selection, open_reader
 from stores.registry import open_store
 from stores.store import Stat
 from transforms.errors import (
@@ -32,6 +32,7 @@ from transforms.errors import (
     SignatureError,
 )
 from transforms.formats import FORMATS, WIDELOAD, Format
+from transforms.record import SourceRecord
 from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
@@ -82,7 +83,7 @@ class ReferenceCheck:
 
 
 def check_reference(
-    record: TopicRecord,
+    record: SourceRecord,
     store: Stat | None,
     form: Format = WIDELOAD,
     part: Field = VALUE,
@@ -149,7 +150,7 @@ class _Printer:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
         self._only_bad = only_bad
 
-    def show(self, record: TopicRecord, part: Field, check: ReferenceCheck) -> None:
+    def show(self, record: SourceRecord, part: Field, check: ReferenceCheck) -> None:
         """Prints one reference."""
         if self._only_bad and not check.bad:
             return
@@ -193,7 +194,7 @@ class _Printer:
         )
 
 
-def _line(record: TopicRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
+def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
     reference = check.reference
     return {
         "partition": record.partition,
@@ -235,7 +236,7 @@ class _Inspection:
         self._settings = settings
         self._executor = executor
 
-    async def take(self, records: Sequence[TopicRecord]) -> None:
+    async def take(self, records: Sequence[SourceRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
         references = [(record, part) for record in records for part in self._parts(record)]
@@ -261,7 +262,7 @@ class _Inspection:
                 totals.referred_bytes += check.reference.size or check.stored or 0
             self._printer.show(record, part, check)
 
-    def _parts(self, record: TopicRecord) -> Iterator[Field]:
+    def _parts(self, record: SourceRecord) -> Iterator[Field]:
         """The parts of a record that are references. Keys always have the format of the serializers."""
         if record.key is not None and is_reference(record.headers, KEY):
             yield KEY
