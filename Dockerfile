@@ -3,11 +3,11 @@
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-# Without pip, which the worker has no use for; it is filled from outside with `pip --python`.
+# Without pip, which the worker does not need; `pip --python` installs packages from outside.
 RUN python -m venv --without-pip /opt/wideload
 COPY requirements.lock requirements-dev.lock ./
 RUN pip --python /opt/wideload install --require-hashes --no-deps -r requirements.lock
-# What builds the package is pinned by its hashes too.
+# The build tool of the package is pinned by its hashes too.
 RUN awk '/^[^ ]/ {wanted = /^setuptools==/} wanted' requirements-dev.lock > build.lock \
     && pip install --require-hashes --no-deps -r build.lock
 COPY pyproject.toml README.md LICENSE ./
@@ -26,12 +26,12 @@ LABEL org.opencontainers.image.title="wideload" \
 RUN python -m pip uninstall --yes --root-user-action=ignore pip setuptools wheel
 COPY --from=build /opt/wideload /opt/wideload
 ENV PATH=/opt/wideload/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# By number, so that Kubernetes' runAsNonRoot can tell.
+# A number, so that Kubernetes can check runAsNonRoot.
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 6066
 STOPSIGNAL SIGTERM
-# Live, not ready: what restarts unhealthy containers would only make a broker's or a store's outage longer.
+# Live, not ready: a restart would only make an outage of a broker or a store longer.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-ISc", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 6066, timeout=4); c.request('GET', '/health/live'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["wideload"]

@@ -1,6 +1,6 @@
-# Everything here runs on a fresh checkout: each target sets up what it needs, once. `make help` lists them.
-#   make PYTHON=/path/to/python3.12 …   another Python than the one that is found
-#   make demo INPUT=folder              the files of a folder of your own as messages
+# All targets run on a fresh checkout: each does its own set-up, once. `make help` lists the targets.
+#   make PYTHON=/path/to/python3.12 …   use this Python
+#   make demo INPUT=folder              send the files of this folder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
@@ -10,13 +10,13 @@ export INPUT MINUTES PYTHON
 RUN := .venv/bin/python
 CHECKED := app transforms stores jobs tests benchmarks
 
-# The Python for the set-up: the one asked for, else that of .venv, else the newest that Spark and Faust support.
+# The Python for the set-up: the given one, or that of .venv, or the newest that Spark and Faust support.
 CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11; do \
     "$$each" -ISc 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$each && exit; \
     done; echo python3))
 
-# Each step leaves a stamp and is done again when what it needs is newer. The folder of the stamps stands for this Python
-# and this place: a virtual environment cannot be moved.
+# Each step of the set-up leaves a stamp, and runs again if one of its files is newer than the stamp. The folder of the
+# stamps depends on the Python and the path of the checkout: a virtual environment cannot be moved.
 STAMPS := .venv/.setup/$(shell { pwd; "$(CHOSEN)" -ISc 'import sys; print(sys.base_prefix, sys.version)'; } 2>/dev/null | cksum | cut -d' ' -f1)
 JAVA_STAMP := $(STAMPS)/java-$(shell echo "$$JAVA_HOME:$$(command -v java)" | cksum | cut -d' ' -f1)
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
@@ -28,7 +28,7 @@ PIP := $(RUN) -m pip install --no-input --disable-pip-version-check --progress-b
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s%s\n", $$1, $$2 }' Makefile
 
-setup: ## Set up all that the other targets need (they do it by themselves)
+setup: ## Do the set-up of all other targets (each target also does its own set-up)
 	@rm -f $$(grep -ls "left out" $(STAMPS)/*)
 	@$(MAKE) setup-test
 
@@ -44,7 +44,7 @@ $(STAMPS)/environment:
 $(JAVA_STAMP): $(STAMPS)/environment
 	$(STEP) $@ "Java" $(RUN) -m app.local.java
 
-# PySpark comes as source. It is built with the setuptools of the lock, not with whichever is newest today.
+# pip builds PySpark from source. It must use the setuptools of the lock, not the newest release.
 $(STAMPS)/setuptools: requirements-dev.lock $(STAMPS)/environment | $(JAVA_STAMP)
 	@awk '/^[^ ]/ {wanted = /^setuptools==/} wanted' requirements-dev.lock > $@.lock
 	$(STEP) $@ "Python's build tools" $(PIP) --require-hashes -r $@.lock
@@ -63,45 +63,45 @@ $(STAMPS)/minio: MODULE := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c
 $(STAMPS)/versitygw $(STAMPS)/minio: $(STAMPS)/wideload
 	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$$($(RUN) -c 'from app.local.jars import cache_folder; print(cache_folder() / "bin")')" go install $(MODULE)
 
-demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare them (INPUT=folder for your own)
+demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
 	@$(RUN) -m app.cli demo $${INPUT:+"$$INPUT"}
 
 test: setup-test ## Run all tests
 	@$(RUN) -m pytest
 
-test-unit: setup-demo ## Run the tests that need neither broker, nor S3 server, nor Spark
+test-unit: setup-demo ## Run the tests that need no broker, no S3 server and no Spark
 	@$(RUN) -m pytest -m unit
 
-test-integration: setup-test ## Run the tests against a broker, S3 servers and Spark
+test-integration: setup-test ## Run the tests that need a broker, S3 servers or Spark
 	@$(RUN) -m pytest -m "not unit"
 
 lint: setup-demo ## Check style and format
 	@$(RUN) -m ruff check --quiet .
 	@$(RUN) -m ruff format --check --quiet . || { echo "not formatted; run: make format" >&2; exit 1; }
 
-format: setup-demo ## Format the code, and mend what can be mended
+format: setup-demo ## Format the code, and fix what ruff can fix
 	@$(RUN) -m ruff check --quiet --fix-only .
 	@$(RUN) -m ruff format --quiet .
 
 types: setup-demo ## Check types
 	@$(RUN) -m mypy --no-error-summary
 
-bench: setup-test ## Measure, beside other ways to do the same; writes build/bench.json
+bench: setup-test ## Run the benchmark; writes build/bench.json
 	@$(RUN) -m benchmarks.run $(BENCH)
 
-fuzz: setup-demo ## Feed each parser of foreign bytes a million mutated inputs
+fuzz: setup-demo ## Run each parser of untrusted bytes on a million mutated inputs
 	@$(RUN) -m tests.fuzz.run $(FUZZ)
 
-soak: setup-test ## Break workers, store and broker by chance for MINUTES=30, and look whether anything is lost
+soak: setup-test ## Break workers, store and broker at random for MINUTES=30, and check that nothing is lost
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $(SOAK)
 
-docs: setup-demo ## Write docs/configuration.md from the settings
+docs: setup-demo ## Generate docs/configuration.md from the keys
 	@$(RUN) -m app.commands.configuration_page
 
-jobs-zip: setup-demo ## Pack the code of the Spark jobs into build/jobs.zip, for spark-submit --py-files
+jobs-zip: setup-demo ## Write the code of the Spark jobs to build/jobs.zip, for spark-submit --py-files
 	@$(RUN) -m app.local.jobs_archive build/jobs.zip
 
-lock: setup-demo ## Resolve the requirements and the jars anew
+lock: setup-demo ## Resolve the requirements and the jars again
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -110,11 +110,11 @@ lock: setup-demo ## Resolve the requirements and the jars anew
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.local.jars lock
 
-vulnerabilities: setup-demo ## Look the locked requirements up in the advisories that the package index has
+vulnerabilities: setup-demo ## Check the locked requirements against the advisories of the package index
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 && \
 	"$$folder/bin/pip-audit" --strict --progress-spinner off --disable-pip --require-hashes -r requirements-dev.lock
 
-clean: ## Remove what was made here; the jars in the cache folder stay
+clean: ## Remove all generated files; the jars in the cache folder stay
 	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse artifacts
 	@find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

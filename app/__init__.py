@@ -1,4 +1,4 @@
-"""The composition root: settings, Kafka clients, pipelines, the worker, the command line, the HTTP pages.
+"""The worker, its command line, and the clients that applications embed; one package for each room.
 
 May import `transforms` and `stores`.
 """

@@ -1,4 +1,4 @@
-"""The Faust app: pipelines as services, their pages, and nothing of Kafka for Faust itself unless agents need it."""
+"""The Faust app: the pipelines as services and the pages. Faust's own Kafka clients start only if there are agents."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class PipelinesFailedError(WideloadError):
-    """Every pipeline has stopped for good, so the worker has nothing left to do."""
+    """All pipelines have stopped for good, so the worker has nothing left to do."""
 
 
 class _BootStrategy(BootStrategy):
-    """An app without agents starts the web server, and no client of Faust's own.
+    """Starts the web server but no Kafka client of Faust, for an app without agents.
 
-    Faust's consumer crashes on an empty subscription (0.15.3), and its producer would only hold a connection.
+    Faust's consumer crashes on an empty subscription (0.15.3), and its producer would only keep a connection open.
     """
 
     def producer_only(self) -> Iterable[ServiceT]:
@@ -41,11 +41,11 @@ class _BootStrategy(BootStrategy):
 
 
 class Application(faust.App):
-    """The worker's Faust app. Users may add agents of their own to it.
+    """The Faust app of the worker. Users may add their own agents.
 
     Args:
-        settings: of the worker.
-        plans: what the preflight found, by pipeline; a pipeline without one looks for itself when it starts.
+        settings: the configuration of the worker.
+        plans: the results of the preflight, by pipeline; a pipeline without a plan runs the preflight when it starts.
     """
 
     BootStrategy = _BootStrategy
@@ -59,7 +59,7 @@ class Application(faust.App):
             broker_credentials=_credentials(settings.client),
             web_bind=settings.web_bind,
             web_port=settings.web_port,
-            # Faust's own pages show table data and routes; none is served unless asked for.
+            # Faust's own pages show table data and routes; none is served by default.
             web_stats_enabled=False,
             web_graph_enabled=False,
             web_router_enabled=False,
@@ -86,29 +86,29 @@ class Application(faust.App):
         return WebServer(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
-        """The web server, what agents need where there are any, and the pipelines."""
+        """The web server, the services that agents need, and the pipelines."""
         self.producer_only = not self.agents
         return [*super().on_init_dependencies(), *self.pipelines]
 
     async def on_first_start(self) -> None:
-        """Makes Faust's folders only for agents."""
+        """Makes Faust's folders only if there are agents."""
         if self.agents:
             await super().on_first_start()
 
     async def on_stop(self) -> None:
-        """Stops the pipelines, all at once: one that must wait for its broker does not hold up the others' drain."""
+        """Stops all pipelines at the same time: a pipeline that waits for its broker does not delay the others."""
         await asyncio.gather(*(pipeline.stop() for pipeline in self.pipelines))
         await super().on_stop()
 
     def _pipeline_ended(self, _: Pipeline) -> None:
-        """A worker goes on while one pipeline runs, as Kafka Connect does; with none left it ends, to be noticed."""
+        """A worker runs while one pipeline runs, like Kafka Connect; when all have failed it ends, to be noticed."""
         if all(pipeline.status == "FAILED" for pipeline in self.pipelines) and not self.agents:
             reasons = "; ".join(f"{pipeline.settings.name}: {pipeline.last_error}" for pipeline in self.pipelines)
             self.failure = PipelinesFailedError(f"no pipeline is left: {reasons}")
             self._ending = self.loop.create_task(self.end(self.failure))
 
     async def end(self, failure: PipelinesFailedError) -> None:
-        """Ends the worker: under Faust's own command the app crashes; `wideload worker` stops it quietly."""
+        """Ends the worker: with Faust's own command the app crashes; `wideload worker` stops it without a traceback."""
         await self.crash(failure)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `wideload`, and what each of its commands begins with."""
+"""The command line `wideload`: the group of commands, `worker`, `check`, errors and exit statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transforms.errors import ConfigurationError, WideloadError
 __all__ = ["main"]
 
 _VERSION = "0.1.0"
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _PIPE_CLOSED = 141  # 128 + SIGPIPE
 _USAGE = 2
 _FAILED = 1
@@ -30,7 +30,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
     "Work with names": ("names",),
 }
 
-# By name: a command's module, and with it aiokafka or Faust, is imported when the command is run.
+# By name: the module of a command, which may need aiokafka or Faust, is imported when the command runs.
 _COMMANDS: Mapping[str, str] = {
     "consume": "app.commands.consume",
     "demo": "app.commands.demo",
@@ -63,12 +63,12 @@ _debug_option = click.Option(
     expose_value=False,
     is_eager=True,
     callback=_note_debug,
-    help="Show the log of the clients, and the traceback of an error.",
+    help="Show the logs of the clients, and the traceback of an error.",
 )
 
 
 class _Group(click.Group):
-    """Lists commands in sections, and imports what is asked for."""
+    """Lists commands in sections, and imports the module of a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
         return [name for names in _SECTIONS.values() for name in names]
@@ -112,14 +112,14 @@ class _Group(click.Group):
     cls=_Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     params=[_debug_option],
-    epilog="Exit status: 0 done; 1 ran, and found or met something wrong; 2 something to set right first.",
+    epilog="Exit status: 0 success; 1 the command failed or found a problem; 2 you must correct something first.",
 )
 @click.version_option(_VERSION, prog_name="wideload", message="%(prog)s %(version)s")
 def cli() -> None:
     """Oversized messages travel through Kafka.
 
-    A worker moves values that are too large for a topic to a payload store, and small references take their place;
-    the reverse stage writes whole values again. Configuration: docs/configuration.md.
+    A worker moves values that are too large for a topic to a payload store and writes small references instead; the
+    reverse stage writes the values again. Configuration: docs/configuration.md.
 
     \b
     Examples:
@@ -142,14 +142,13 @@ def cli() -> None:
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
     default="INFO",
     show_default=True,
-    help="Least level of what is logged on standard error.",
+    help="The lowest level of log lines on standard error.",
 )
 def worker(config: str, log_level: str) -> int:
     """Run the pipelines of a configuration until SIGTERM or Ctrl-C.
 
-    Everything is checked before a record is read, as `wideload check` does it. On SIGTERM the worker drains, commits
-    and ends with status 0; it ends with 1 when no pipeline is left that can run. Its pages are /health, /pipelines and
-    /metrics on web.port.
+    The worker first runs the checks of `wideload check`. On SIGTERM it drains, commits and ends with status 0; it ends
+    with status 1 when all pipelines have failed. Its pages are /health, /pipelines and /metrics on web.port.
 
     \b
     Example:
@@ -170,9 +169,9 @@ def worker(config: str, log_level: str) -> int:
 @config_option
 @click.option("--print", "show", is_flag=True, help="Print the configuration with all defaults; secrets as ***.")
 def check(config: str, *, show: bool) -> int:
-    """Say whether a worker would start: configuration, brokers, topics, limits, stores.
+    """Check whether a worker would start: configuration, brokers, topics, limits, stores.
 
-    Nothing is consumed. Missing sink topics are created where topic.creation.enable says so, as the worker would.
+    The command consumes nothing. Like the worker, it creates missing sink topics if topic.creation.enable is true.
 
     \b
     Example:
@@ -198,7 +197,7 @@ def check(config: str, *, show: bool) -> int:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
     out = Console() if sys.stdout.isatty() else Console(width=160)
-    with out.capture() as table:  # on a closed pipe rich would end the process with a status of its own
+    with out.capture() as table:  # on a closed pipe, rich would end the process with its own exit status
         out.print(plan_table(settings, plans))
     click.echo(table.get(), nl=False)
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
@@ -213,8 +212,8 @@ def _at_start(error: ClusterError) -> ConfigurationError:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and ends the process with its status; what a user did wrong is one line, without a traceback."""
-    # What the clients log on their own account would stand around the one line that says it.
+    """Runs a command and exits with its status; an error is one line, without a traceback."""
+    # The logs of the clients would surround the one line of an error.
     for name in _CLIENT_LOGS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.exit(_status(list(sys.argv[1:] if arguments is None else arguments)))
@@ -238,16 +237,18 @@ def _status(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise the interpreter would report an error at exit
         return _PIPE_CLOSED
-    except Exception as exc:  # noqa: BLE001  # a defect of ours is told in a line as well
+    except Exception as exc:  # noqa: BLE001  # our own defects are one line as well
         if debug:
             traceback.print_exc()
         return _told(exc)
 
 
 def _told(error: Exception) -> int:
-    """What happened, on standard error, and the exit status; what a user is to set right is one line."""
+    """Prints the error to standard error and returns the exit status; a configuration error is one line."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'input or output'}: {error.strerror}"
@@ -257,7 +258,7 @@ def _told(error: Exception) -> int:
         status = _FAILED
     else:
         status, text = _FAILED, f"unexpected {type(error).__name__}: {text} (--debug shows where)"
-    # Names from the command line or the file may hold what a terminal would obey.
+    # Names from the command line or the file may contain control sequences of terminals.
     text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     click.echo(f"wideload: {text}", err=True)
     return status

@@ -1,4 +1,4 @@
-"""Memory of the C library: what large values have freed is kept for the next ones, not given back each time."""
+"""The memory allocator of the C library: freed memory of large values is kept for the next values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["keep_freed"]
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_MOST_MMAP_THRESHOLD = 32 * 2**20  # glibc refuses more where pointers have 64 bits
+_MOST_MMAP_THRESHOLD = 32 * 2**20  # the maximum of glibc on 64-bit machines
 _INT_MAX = 2**31 - 1
 
 
 def keep_freed(most_bytes: int) -> bool:
-    """Lets the process keep up to `most_bytes` of what it frees, for values up to 32 MiB.
+    """Lets the process keep up to `most_bytes` of freed memory, for values up to 32 MiB.
 
-    By default glibc gives the memory of values of some MiB back to the kernel as soon as they are gone. Then each page
-    of the next value has to be cleared and mapped again, which is a fifth of the CPU that large values cost (`make
-    bench`, chunks). What is kept was in use before, so the peak is no higher; it does not go down so soon. As each
-    arena would keep as much, there is only one; threads that copy hold Python's lock anyway.
+    By default glibc returns the memory of a value of some MiB to the kernel at once. The kernel then clears and maps
+    each page again for the next value, which takes a fifth of the CPU time of large values (`make bench`, chunks). The
+    peak of memory stays the same, but memory is returned later. Each arena would keep `most_bytes`, so there is only
+    one arena; threads that copy hold Python's lock anyway.
 
-    To be called before the process has many threads. Whoever has set `MALLOC_…` or `GLIBC_TUNABLES` is left alone.
+    Call it before the process has many threads. If `MALLOC_…` or `GLIBC_TUNABLES` is set, nothing changes.
 
     Returns:
-        False where nothing was changed: the C library is not glibc, or the environment says how it is to be.
+        False if nothing was changed: the C library is not glibc, or the environment has settings for it.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
@@ -34,7 +34,7 @@ def keep_freed(most_bytes: int) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
         return False
-    # Each of these alone would end glibc's own adjustment of both thresholds, and make it worse.
+    # All three: each one turns off glibc's own adjustment of both thresholds, and alone makes performance worse.
     return all(
         [
             mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD),

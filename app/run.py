@@ -32,7 +32,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Application(Application):
-    """Ends the Faust worker quietly when no pipeline is left; the exit status and the last line say it."""
+    """Ends the Faust worker without a traceback when no pipeline is left; the last line on standard error says why."""
 
     worker: faust.Worker | None = None
 
@@ -45,14 +45,14 @@ def run_worker(settings: Settings, log_level: str) -> int:
     """Runs until SIGTERM or SIGINT, or until no pipeline is left.
 
     Returns:
-        The exit status: 1 where a pipeline has stopped for good, 0 else.
+        The exit status: 1 if a pipeline has stopped for good, otherwise 0.
 
     Raises:
-        ConfigurationError: the configuration, the cluster or the stores are not as they must be; nothing was consumed.
+        ConfigurationError: the preflight found a problem of configuration, cluster or stores; nothing was consumed.
     """
     _check_port(settings)
     keep_freed(settings.in_flight_bytes)
-    plans = asyncio.run(check(settings))  # before there is a log: what is wrong is one line, and the caller's to print
+    plans = asyncio.run(check(settings))  # before logging is set up: the caller prints an error as one line
     set_up_logging(log_level)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -60,7 +60,7 @@ def run_worker(settings: Settings, log_level: str) -> int:
     worker = faust.Worker(
         application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
     )
-    worker.spinner = None  # it would write to the terminal's cursor even where there is none
+    worker.spinner = None  # it would write cursor sequences even if there is no terminal
     application.worker = worker
     try:
         worker.execute_from_commandline()
@@ -77,13 +77,13 @@ def run_worker(settings: Settings, log_level: str) -> int:
 
 
 def _leave(status: int) -> None:
-    """Ends the process at once where a store call hangs: Python would wait for its thread, a network disk for ever."""
+    """Ends the process at once if a store call hangs: Python would wait for its thread, perhaps for ever."""
     deadline = time.monotonic() + _LEAVE_S
     hanging = [thread for thread in threading.enumerate() if thread.name.startswith(STORE_THREADS)]
     for thread in hanging:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in hanging):
-        log.warning("store calls that do not end are left; what they were for is done again at the next start")
+        log.warning("some store calls do not end and are abandoned; their records are read again at the next start")
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -91,13 +91,13 @@ def _leave(status: int) -> None:
 
 
 def set_up_logging(level: str) -> None:
-    """Log lines on standard error. aiokafka and Faust speak up from warnings on, unless debugging is asked for."""
+    """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG."""
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter("aiokafka"))
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
-    # It logs a traceback for each malformed request, so whoever reaches the pages could fill the log.
+    # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.
     logging.getLogger("aiohttp.server").setLevel(logging.NOTSET if level == "DEBUG" else logging.CRITICAL)
 
 
@@ -108,15 +108,15 @@ def _check_port(settings: Settings) -> None:
         with socket.create_server(address, family=family):
             pass
     except (OSError, UnicodeError) as exc:
-        # The other reasons concern the port: another process listens, or it takes a right to use it.
+        # All other reasons concern the port: another process uses it, or this user may not.
         if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
             raise ConfigurationError(
                 "web.bind",
                 f"found {settings.web_bind!r}, which is no address of this machine; 127.0.0.1 serves this machine "
-                "alone, 0.0.0.0 all that can reach it",
+                "only, 0.0.0.0 all machines that can reach it",
             ) from exc
         raise ConfigurationError(
             "web.port",
-            f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop what listens there, or "
-            "choose another port",
+            f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop the process that uses it, "
+            "or choose another port",
         ) from exc

@@ -1,6 +1,6 @@
-"""The worker as Faust's command finds it: `WIDELOAD_CONFIG=wideload.toml faust -A app.worker worker`.
+"""The app for Faust's own command: `WIDELOAD_CONFIG=wideload.toml faust -A app.worker worker`.
 
-`app` is made when it is first asked for, not at import.
+`app` is created at its first use, not at import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.log_filters import keep_secrets
 from app.malloc import keep_freed
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is made when it is asked for
+__all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is created at its first use
 
 CONFIG_VARIABLE = "WIDELOAD_CONFIG"
 
@@ -24,11 +24,13 @@ CONFIG_VARIABLE = "WIDELOAD_CONFIG"
 def _build() -> Application:
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
-        raise ConfigurationError(CONFIG_VARIABLE, "the environment variable is not set; it names the file")
+        raise ConfigurationError(
+            CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
+        )
     keep_secrets()
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
-    # Faust imports the app for each of its commands, but only the worker is about to use the cluster.
+    # Faust imports the app for each of its commands, but only `worker` uses the cluster.
     plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
     return Application(settings, plans)
 
@@ -39,6 +41,6 @@ def __getattr__(name: str) -> Application:
     try:
         globals()["app"] = built = _build()
     except WideloadError as exc:
-        print(f"wideload: {exc}", file=sys.stderr)  # there is no CLI of ours around
+        print(f"wideload: {exc}", file=sys.stderr)  # our own CLI does not run here
         raise SystemExit(2) from exc
     return built

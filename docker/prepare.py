@@ -1,12 +1,12 @@
-"""Creates the topics and the buckets that a configuration names, where they are missing. For docker-compose.yml.
+"""Creates the missing topics and buckets of a configuration. For docker-compose.yml.
 
     python prepare.py --config wideload.toml --partitions 6 raw-large=33554432 orders=1048576
 
-A topic stands with the most bytes of a batch in it, its max.message.bytes. What is there already is left as it is.
-Exit status: 0 all is there; 1 the cluster or the store did not do it; 2 the configuration or the command is wrong.
+The number after a topic is its max.message.bytes. Existing topics and buckets stay unchanged.
+Exit status: 0 success; 1 the cluster or the store failed; 2 the configuration or the command is wrong.
 """
 
-# ruff: noqa: INP001, T201  (a script, which talks to whoever started the containers)
+# ruff: noqa: INP001, T201  (a script that prints)
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = ["main"]
 
 
 class _BucketError(WideloadError):
-    """A bucket is not there, and could not be created."""
+    """A bucket does not exist, and could not be created."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does it, tells what it did on standard output, and returns the exit status."""
+    """Creates topics and buckets, prints each one, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Create the topics and the buckets of a configuration.")
     parser.add_argument("-c", "--config", required=True, metavar="FILE", help="The configuration.")
-    parser.add_argument("--partitions", type=int, default=6, help="Partitions of a topic that is created.")
-    parser.add_argument("topics", nargs="+", type=_topic, metavar="TOPIC=BYTES", help="A topic, and its largest batch.")
+    parser.add_argument("--partitions", type=int, default=6, help="Number of partitions of a new topic.")
+    parser.add_argument("topics", nargs="+", type=_topic, metavar="TOPIC=BYTES", help="A topic; its max.message.bytes.")
     options = parser.parse_args(arguments)
-    # What the client logs on its own account would stand around the one line that says it.
+    # The logs of the client would surround the one line of an error.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         settings = load(options.config)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _topic(text: str) -> tuple[str, int]:
     name, _, limit = text.rpartition("=")
     if not name or not limit.isdecimal() or int(limit) == 0:
-        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a topic, '=', and a number of bytes")
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed is TOPIC=BYTES")
     return name, int(limit)
 
 
@@ -72,7 +72,7 @@ def _check_named(pipelines: Iterable[PipelineSettings], limits: Mapping[str, int
         for topic in (*pipeline.topics, pipeline.output_topic, pipeline.dead_letter_topic):
             if topic is not None and topic not in limits:
                 raise ConfigurationError(
-                    "topics", f"topic {topic} is not among those to create; add {topic}=BYTES", pipeline=pipeline.name
+                    "topics", f"topic {topic} is not in the arguments; add {topic}=BYTES", pipeline=pipeline.name
                 )
 
 
@@ -80,7 +80,7 @@ async def _create_topics(client: ClientSettings, limits: Mapping[str, int], part
     async with admin(client) as connection:
         present = await topics(connection, list(limits))
         for topic in present.values():
-            _say(f"topic {topic.name} is there: {topic.partitions} partitions, {topic.max_message_bytes:,} bytes")
+            _say(f"topic {topic.name} exists: {topic.partitions} partitions, {topic.max_message_bytes:,} bytes")
         for name, limit in limits.items():
             if name in present:
                 continue
@@ -124,7 +124,7 @@ def _create_bucket(client: S3Client, bucket: str) -> None:
         client.create_bucket(Bucket=bucket)
         _say(f"bucket {bucket} created")
     else:
-        _say(f"bucket {bucket} is there")
+        _say(f"bucket {bucket} exists")
 
 
 def _say(text: str) -> None:

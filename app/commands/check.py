@@ -1,4 +1,4 @@
-"""`wideload check`: what a configuration comes to, and what the preflight found."""
+"""`wideload check`: the configuration with all defaults, and a table of the preflight."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _HIDDEN = "***"
 
 
 def effective(settings: Settings) -> str:
-    """The configuration with all defaults, as TOML; what is secret, or came from `${…}`, is `***`.
+    """The configuration with all defaults, as TOML; secrets, and values from `${…}`, are `***`.
 
-    So is every string that a user's own store is handed, since nobody says which of them are secret.
+    All strings of a user's own store are `***` too, as it is not known which of them are secret.
     """
     lines = list(_toml(values_of(settings)))
     for pipeline in settings.pipelines:
@@ -68,7 +68,7 @@ def _toml(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def store_text(pipeline: PipelineSettings) -> str:
-    """Where a pipeline's payloads live; `-` where it has none."""
+    """The location of a pipeline's payloads; `-` if it has no store."""
     if not pipeline.store:
         return "-"
     store = open_store(pipeline.store)
@@ -79,7 +79,7 @@ def store_text(pipeline: PipelineSettings) -> str:
 
 
 def plan_table(settings: Settings, plans: Sequence[Plan]) -> Table:
-    """A row a pipeline: what it reads and writes, and the limits that hold."""
+    """One row for each pipeline: its topics, transforms, limits and store."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""How a command reaches the cluster: options of the command line, or a configuration file."""
+"""The connection of a command to the cluster: options of the command line, or a configuration file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# For commands that cannot do without a configuration.
+# For commands that need a configuration.
 config_option = click.option(
     "-c",
     "--config",
@@ -29,12 +29,12 @@ config_option = click.option(
     required=True,
     envvar="WIDELOAD_CONFIG",
     show_envvar=True,
-    help="The configuration.",
+    help="The configuration file.",
 )
 
 
 def connection_options(command: _Function) -> _Function:
-    """Adds `bootstrap_servers`, `config` and `extra` to a command; `client_of` takes them."""
+    """Adds `bootstrap_servers`, `config` and `extra` to a command; they are the arguments of `client_of`."""
     options = (
         click.option(
             "-b",
@@ -42,7 +42,7 @@ def connection_options(command: _Function) -> _Function:
             "--bootstrap-server",
             "bootstrap_servers",
             metavar="HOST:PORT,…",
-            help=f"Brokers to begin with. Else the file of -c counts, else ${BOOTSTRAP_VARIABLE}.",
+            help=f"Brokers for the first connection. By default from -c, or from ${BOOTSTRAP_VARIABLE}.",
         ),
         click.option(
             "-c", "--config", metavar="FILE", help="Take brokers, security and store from this configuration file."
@@ -52,7 +52,7 @@ def connection_options(command: _Function) -> _Function:
             "extra",
             metavar="KEY=VALUE",
             multiple=True,
-            help="A key of the connection, such as security.protocol=SSL; may be repeated. Give secrets as "
+            help="A connection key, such as security.protocol=SSL; may be repeated. Give secrets as "
             "${env:NAME} or ${file:/path}: other users can see the command line.",
         ),
     )
@@ -64,10 +64,10 @@ def connection_options(command: _Function) -> _Function:
 def client_of(
     bootstrap_servers: str | None, config: str | None, extra: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> ClientSettings:
-    """What the options say, the nearer one first: `-b`, `-X`, the file of `-c`, the environment.
+    """The connection from, in order of precedence: `-b`, `-X`, the file of `-c`, the environment.
 
     Raises:
-        ConfigurationError: the file or an option is wrong, or no broker is named anywhere.
+        ConfigurationError: the file or an option is wrong, or no broker is given.
     """
     values: dict[str, object] = {}
     if environ.get(BOOTSTRAP_VARIABLE):
@@ -93,8 +93,8 @@ def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object
     for text in extra:
         name, separator, value = text.partition("=")
         if not separator:
-            # The text may be a secret that was put in the wrong place; it is not repeated.
-            raise ConfigurationError("-X", "is KEY=VALUE, and one that was given has no '='")
+            # The text is not repeated, as it may be a misplaced secret.
+            raise ConfigurationError("-X", "must be KEY=VALUE, but one value has no '='")
         if name not in keys:
             raise unknown(name, keys)
         filled = fill_in(name, value, environ)
@@ -106,18 +106,18 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
     """The pipeline whose store a command uses: the one called `name`, or any if all have the same store.
 
     Raises:
-        ConfigurationError: there is no such pipeline, or one must be chosen.
+        ConfigurationError: there is no such pipeline, or a name is needed.
     """
     pipelines = [pipeline for pipeline in settings.pipelines if pipeline.store]
     if not pipelines:
-        raise ConfigurationError("--config", "is a configuration of which no pipeline has a store")
+        raise ConfigurationError("--config", "no pipeline of this configuration has a store")
     names = ", ".join(pipeline.name for pipeline in pipelines)
     if name is None:
         if any(pipeline.store != pipelines[0].store for pipeline in pipelines):
             raise ConfigurationError(
-                "--pipeline", f"is missing, and the stores, or their keys, differ; name one of: {names}"
+                "--pipeline", f"is missing, but the stores, or their keys, differ; name one of: {names}"
             )
-        # One store, but perhaps not one limit: what any pipeline may read, this command may read.
+        # One store, but perhaps different limits: this command may read whatever any pipeline may read.
         return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
     for pipeline in pipelines:
         if pipeline.name == name:

@@ -1,4 +1,4 @@
-"""What commands print: rows and progress; plain wherever no terminal is at the other end."""
+"""The output of commands: table rows and progress bars; plain text if the output is no terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
 
     Attributes:
         title: the heading.
-        width: characters; the last column of a table takes what is left of the line.
+        width: in characters; the last column of a table takes the rest of the line.
         align: `<` or `>`.
     """
 
@@ -32,7 +32,7 @@ class Column:
 
 
 class Rows:
-    """A table that is written row by row, as the rows come; the heading goes before the first."""
+    """A table that is written row by row; the heading is written before the first row."""
 
     def __init__(self, columns: Sequence[Column], out: TextIO) -> None:
         self._columns = columns
@@ -61,27 +61,27 @@ def _cut(text: str, width: int) -> str:
 
 
 class Progress(Protocol):
-    """Takes note of what is done."""
+    """The progress of a command."""
 
     def advance(self, amount: int) -> None:
-        """So much more is done."""
+        """Adds `amount` to the work that is done."""
         ...
 
 
 class _Silent:
     def advance(self, amount: int) -> None:
-        """Nothing to show."""
+        """Does nothing."""
 
 
 @contextmanager
 def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -> Iterator[Progress]:
-    """A bar on standard error where that is a terminal; silence elsewhere.
+    """A progress bar on standard error if that is a terminal; otherwise no output.
 
     Args:
-        title: what is being done.
-        total: in `unit`; None where it is not known.
-        unit: of `total`, and of `Progress.advance`; None where nothing is counted, and the bar only moves.
-        shown: False for silence in any case.
+        title: the text before the bar.
+        total: the amount of work, in `unit`; None if it is not known.
+        unit: the unit of `total` and `Progress.advance`; None for a bar without numbers.
+        shown: False for no output in any case.
     """
     if not shown or not sys.stderr.isatty():
         yield _Silent()

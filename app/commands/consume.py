@@ -1,4 +1,4 @@
-"""`wideload consume`: records as a table, as JSON lines, as files; references resolved where that is asked for."""
+"""`wideload consume`: prints records as a table or as JSON lines, or writes files; optionally inflates references."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def text_json(data: bytes | None) -> Any:
-    """Bytes as JSON: a string where they are UTF-8, else `{"base64": …}`; null for null."""
+    """Bytes as JSON: a string if they are UTF-8, otherwise `{"base64": …}`; null for null."""
     if data is None:
         return None
     try:
@@ -55,14 +55,14 @@ def text_json(data: bytes | None) -> Any:
 
 
 def header_json(headers: Sequence[Header]) -> list[list[Any]]:
-    """Headers in order, as pairs."""
+    """Headers as pairs, in order."""
     return [[name, text_json(value)] for name, value in headers]
 
 
 def json_line(value: object) -> str:
-    """`value` as a line of JSON that can harm no terminal: text stays readable, what is not printable is escaped."""
+    """`value` as a line of JSON that is safe for terminals: text stays readable, unprintable characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
-    # JSON itself lets pass DEL, the C1 controls (U+009B begins an escape sequence), and marks that turn text round.
+    # JSON does not escape DEL, the C1 controls (U+009B begins an escape sequence), and marks that reverse text.
     if not text.isprintable():
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
     return f"{text}\n"
@@ -76,7 +76,7 @@ class _Totals:
 
 
 class _Printer:
-    """Shows records one by one: rows on a terminal, JSON lines elsewhere."""
+    """Prints records one by one, as rows of a table or as JSON lines."""
 
     def __init__(self, *, as_json: bool, values: bool) -> None:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
@@ -85,7 +85,7 @@ class _Printer:
     def show(
         self, source: SourceRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
     ) -> None:
-        """Shows one record: `record` is what became of `source`."""
+        """Prints one record: `record` is `source` after inflating."""
         reference = error is not None or (record.value is not None and is_reference(record.headers))
         if self._rows is None:
             self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
@@ -127,7 +127,7 @@ class _Printer:
 
 
 class _Run:
-    """One `consume`: what happens to each record."""
+    """One run of `consume`: inflates, writes and prints each record."""
 
     def __init__(self, printer: _Printer, folder: Folder | None, inflate: InflateStage | None) -> None:
         self.totals = _Totals()
@@ -136,7 +136,7 @@ class _Run:
         self._inflate = inflate
 
     async def take(self, source: SourceRecord) -> None:
-        """Inflates, writes and shows one record. What cannot be inflated is shown as such, and counted."""
+        """Inflates, writes and prints one record. A record that cannot be inflated is printed as failed."""
         record: RecordLike = source
         inflated, error = False, None
         if self._inflate is not None and self._inflate.wants(source):
@@ -172,12 +172,12 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
     """`Selection.start` from the two options.
 
     Raises:
-        ConfigurationError: both were given, or the offset is none.
+        ConfigurationError: both options were given, or the offset is invalid.
     """
     if offset is None:
         return "earliest" if from_beginning else "latest"
     if from_beginning:
-        raise ConfigurationError("--offset", "goes without --from-beginning; give one of them")
+        raise ConfigurationError("--offset", "cannot be used with --from-beginning; give one of them")
     if offset in {"earliest", "latest"}:
         return offset
     try:
@@ -190,7 +190,7 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
 
 def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, PayloadStore]:
     if config is None:
-        raise ConfigurationError("--inflate", "needs the store, which a configuration names: -c FILE")
+        raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
     settings = pipeline_of(load(config), pipeline)
     try:
         store = open_store(settings.store)
@@ -203,15 +203,15 @@ def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, Payl
 @click.command("consume")
 @click.argument("topic")
 @connection_options
-@click.option("--from-beginning", is_flag=True, help="Begin with the oldest record, not with the next that comes.")
+@click.option("--from-beginning", is_flag=True, help="Begin with the oldest record, not with the next new one.")
 @click.option("-o", "--offset", metavar="N", help="Begin at earliest, latest, an offset, or -N: N before the end.")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after so many.")
-@click.option("-e", "--until-end", is_flag=True, help="Stop at the end of the topic as it is now.")
-@click.option("--timeout-ms", type=click.IntRange(1), help="Stop when none has come for so long.")
-@click.option("-g", "--group", help="Go on at this group's offsets, and commit them.")
-@click.option("--output", metavar="DIR", help="Write each value to a file, named after the key where that is safe.")
-@click.option("--inflate", is_flag=True, help="Put the payload in place of each reference; needs -c.")
+@click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after this many records.")
+@click.option("-e", "--until-end", is_flag=True, help="Stop at the present end of the topic.")
+@click.option("--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives for this time.")
+@click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
+@click.option("--output", metavar="DIR", help="Write each value to a file, named after the key if that is safe.")
+@click.option("--inflate", is_flag=True, help="Replace each reference by its payload; needs -c.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
 @click.option("--values", is_flag=True, help="Put the values into the JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on a terminal too.")
@@ -234,12 +234,12 @@ def command(
     values: bool,
     as_json: bool,
 ) -> int:
-    """Show the records of a topic, or write their values to files.
+    """Print the records of a topic, and optionally write their values to files.
 
-    Records are a table on a terminal and JSON lines elsewhere; with --output, values are files as well.
+    The output is a table on a terminal and JSON lines elsewhere.
 
-    Without --from-beginning or --offset it waits for new records, as Kafka's own console consumer does. Nothing is
-    overwritten in DIR; a value whose key is no safe name is called TOPIC-PARTITION-OFFSET. The status is 1 where a
+    Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
+    no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. The status is 1 if a
     reference could not be inflated.
 
     \b
@@ -266,7 +266,7 @@ def command(
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
         run = _Run(_Printer(as_json=not rows, values=values), folder, stage)
-        # Rows that scroll by are progress enough.
+        # No bar beside the rows of a table.
         bar = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
         return _run(client, topic, selection, run, bar)
 
@@ -274,20 +274,22 @@ def command(
 def _check(selection: Selection) -> None:
     numbered = isinstance(selection.start, int) and selection.start >= 0
     if numbered and selection.partition is None:
-        raise ConfigurationError("--offset", f"found {selection.start}, which is of one partition; add --partition N")
+        raise ConfigurationError("--offset", f"found {selection.start}, an offset of one partition; add --partition N")
     if selection.group is None:
         return
     if selection.partition is not None:
-        raise ConfigurationError("--partition", "goes without --group; a group gives out partitions by itself")
+        raise ConfigurationError("--partition", "cannot be used with --group; the group assigns the partitions")
     if isinstance(selection.start, int):
-        raise ConfigurationError("--offset", "is earliest or latest with --group, whose own offsets count first")
+        raise ConfigurationError(
+            "--offset", "must be earliest or latest with --group, whose committed offsets take precedence"
+        )
 
 
 def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, bar: Progress) -> int:
     interrupted = False
     try:
         asyncio.run(_consume(client, topic, selection, run, bar))
-    except KeyboardInterrupt:  # the way to end a command that would go on for ever
+    except KeyboardInterrupt:  # the normal end of a command without a limit
         interrupted = True
     sys.stdout.flush()
     totals = run.totals

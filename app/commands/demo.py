@@ -1,4 +1,4 @@
-"""`wideload demo`: the whole way of a message, on a broker, a worker and a Spark job of its own."""
+"""`wideload demo`: sends files through its own broker, worker and Spark job, and compares the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = ["Demo", "DemoError", "command"]
 RAW, ORDERS, INFLATED = "raw-large", "orders", "orders-inflated"
 _PARTITIONS = 3
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own; `orders` keeps it
-_ROOM_BYTES = 65_536  # for key, headers and batch around the largest value
+_ROOM_BYTES = 65_536  # for key, headers and batch overhead of the largest value
 _READY_S = 60.0
 _SILENCE_S = 120.0
 _POLL_S = 0.2
@@ -76,7 +76,7 @@ filesystem.root = {root}
 
 
 class DemoError(WideloadError):
-    """A step of the demo failed; the message has the last lines of what failed."""
+    """A step of the demo failed; the message has the last lines of its log."""
 
 
 @dataclass(slots=True)
@@ -88,11 +88,11 @@ class _Report:
 
 
 class Demo:
-    """One run of the demo. Everything that it starts ends, and its folder is removed, when the block ends.
+    """One run of the demo. At the end of the block, all its processes end and its folder is removed.
 
     Args:
-        files: what to send.
-        keep: leave the folder.
+        files: the files to send.
+        keep: whether to keep the folder.
     """
 
     def __init__(self, files: Sequence[DemoFile], *, keep: bool = False) -> None:
@@ -110,7 +110,7 @@ class Demo:
 
     @property
     def folder(self) -> Path:
-        """Where configuration, logs, payloads and Parquet files are."""
+        """The folder of configuration, logs, payloads and Parquet files."""
         return self._folder
 
     def __enter__(self) -> Self:
@@ -120,16 +120,16 @@ class Demo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C must not leave a broker or a folder behind; what follows takes a second or two.
+        # A second Ctrl-C must not leave a broker or a folder behind; closing takes a second or two.
         with _signals(signal.SIG_IGN):
             self._stack.close()
 
     def run(self) -> Comparison:
-        """All steps, one after the other.
+        """Runs all steps.
 
         Raises:
             DemoError: a step failed.
-            WideloadError: the broker, its jars, or Java.
+            WideloadError: the broker, its jars or Java failed.
         """
         with self._step("start a Kafka broker"):
             self._stack.callback(self._broker.close)
@@ -159,7 +159,7 @@ class Demo:
         click.echo(f"{title}: {seconds:.1f} s")
 
     def _heap(self, least_mib: int) -> str:
-        # Kafka and Spark hold a value several times over while it passes.
+        # Kafka and Spark hold several copies of a value at once.
         return f"{least_mib + 10 * self._largest // (1 << 20)}m"
 
     @property
@@ -197,7 +197,7 @@ class Demo:
             time.sleep(_POLL_S)
 
     def _check_worker(self) -> None:
-        """Raises where the worker, or one of its pipelines, has ended."""
+        """Raises `DemoError` if the worker or one of its pipelines has ended."""
         assert self._worker is not None
         status = self._worker.poll()
         if status is not None:
@@ -225,7 +225,7 @@ class Demo:
         return sum(_file_bytes((data / f"{topic}-{number}").glob("*.log")) for number in range(_PARTITIONS))
 
     def _page(self, path: str) -> Any:
-        """The JSON of a page; None where it says that the worker is not ready, or nothing answers."""
+        """The JSON of a page; None if the worker is not ready or does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
                 return json.load(answer)
@@ -235,7 +235,7 @@ class Demo:
     # --- the messages ------------------------------------------------------------------------------------------------
 
     async def _send(self, bar: Progress) -> dict[bytes, bytes]:
-        """Sends every file as a message, and returns the SHA-256 of what was sent, by key."""
+        """Sends each file as a message; returns the SHA-256 of each value, by key."""
         digests: dict[bytes, bytes] = {}
         topic = await find_topic(self._client, RAW)
         async with open_sender(self._client, topic, done=bar.advance) as sender:
@@ -250,7 +250,7 @@ class Demo:
         return digests
 
     async def _wait_for(self, count: int, bar: Progress) -> None:
-        """Waits until as many messages stand in the last topic; fails where the worker does, or nothing moves."""
+        """Waits until the last topic has `count` messages; fails if the worker fails or no message arrives for long."""
         partitions = [TopicPartition(INFLATED, number) for number in range(_PARTITIONS)]
         async with AIOKafkaConsumer(bootstrap_servers=self._broker.bootstrap_servers) as consumer:
             seen, moved = 0, time.monotonic()
@@ -320,7 +320,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _signals(handler: Any) -> Iterator[None]:
-    """Has Ctrl-C, SIGTERM and a closed terminal do the same for the length of a block."""
+    """Sets one handler for Ctrl-C, SIGTERM and a closed terminal, for the length of a block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -348,9 +348,9 @@ def _show(report: _Report, comparison: Comparison) -> None:
     table.columns[1].justify = "right"
     Console().print(table)
     for what, keys in (
-        ("another value", comparison.different),
-        ("no value at all", comparison.missing),
-        ("a key that nobody sent", comparison.strange),
+        ("different value", comparison.different),
+        ("missing", comparison.missing),
+        ("unknown key", comparison.strange),
     ):
         for key in keys[:_LISTED]:
             click.echo(f"{what}: {key!r}", err=True)
@@ -361,14 +361,14 @@ def _show(report: _Report, comparison: Comparison) -> None:
 
 @click.command("demo")
 @click.argument("folder", metavar="[INPUT]", required=False, type=click.Path(path_type=Path))
-@click.option("--keep", is_flag=True, help="Keep the folder with configuration, payloads, Parquet files and logs.")
+@click.option("--keep", is_flag=True, help="Keep the folder of configuration, payloads, Parquet files and logs.")
 def command(folder: Path | None, *, keep: bool) -> int:
-    """Send real files the whole way, and compare what comes out with what went in.
+    """Send files through Kafka, a worker and Spark, and compare the result with the files.
 
-    It starts a Kafka broker and a worker of its own, sends the files of INPUT to raw-large, waits until they have been
-    offloaded to orders and inflated to orders-inflated, has Spark write them to Parquet, and compares SHA-256 digests.
-    Without INPUT the files are the jars that the set-up fetched. Everything is stopped and removed at the end. The
-    status is 1 if a payload differs or is missing. Java 17 to 22 is needed.
+    The demo starts its own Kafka broker and worker and sends the files of INPUT to raw-large. The worker offloads them
+    to orders and inflates them to orders-inflated, and Spark writes them to Parquet. Then the demo compares SHA-256
+    digests. Without INPUT it sends the jars that the set-up fetched. At the end it stops and removes everything. The
+    status is 1 if a payload differs or is missing. The demo needs Java 17 to 22.
 
     \b
     Examples:

@@ -1,24 +1,24 @@
-"""A folder that takes the values of records, under names that no record can misuse."""
+"""A folder of values, one file for each record, with file names that a record cannot misuse."""
 
 from __future__ import annotations
 
 import os
 import re
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
 
 __all__ = ["Folder", "safe_name"]
 
-# Letters, digits and a few marks, not first a dot (hidden) or a dash (an option), not last a dot or a space.
+# Letters, digits and a few marks; the first is no dot (hidden) or dash (an option), the last is no dot or space.
 _SAFE = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_ .,+=@()-]{0,198}[A-Za-z0-9_)])?", re.ASCII)
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)  # Windows' devices
 _LONGEST = 200  # bytes; leaves room for a suffix within the 255 of most file systems
 
 
 def safe_name(key: bytes | None) -> str | None:
-    """The key as the name of a file, if it can be one as it is on any system; None otherwise."""
+    """The key as a file name, if it is a valid and safe name on all systems; otherwise None."""
     if key is None or len(key) > _LONGEST:
         return None
     try:
@@ -29,13 +29,13 @@ def safe_name(key: bytes | None) -> str | None:
 
 
 class Folder:
-    """Writes values below one folder; nothing that is there is overwritten, and no name leads out of it.
+    """Writes values into one folder; overwrites no file, and writes nothing outside the folder.
 
     Args:
-        path: made if it is not there.
+        path: the folder; it is created if it does not exist.
 
     Raises:
-        ConfigurationError: it cannot be made, or is a file.
+        ConfigurationError: the folder cannot be created, or is a file.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,26 +48,18 @@ class Folder:
     def write(self, value: bytes, key: bytes | None, fallback: str) -> Path:
         """Writes a file and returns its path.
 
-        Its name is the key where that is a safe name and free, else `fallback`, which is made of letters, digits, dots
-        and dashes; with a number behind it where that is taken too.
+        The name is the key if it is safe and not in use, otherwise `fallback`, which has only letters, digits, dots and
+        dashes. If both are in use, a number is appended to `fallback`.
 
         Raises:
-            OSError: it cannot be written; no part of it is left.
+            OSError: the file cannot be written; no part of it is left.
         """
-        named = safe_name(key)
-        names = [] if named is None else [named]
-        for name in (*names, fallback):
-            path = self._create(name, value)
-            if path is not None:
-                return path
-        for number in count(1):
-            path = self._create(f"{fallback}.{number}", value)
-            if path is not None:
-                return path
-        raise AssertionError("count does not end")
+        numbered = (f"{fallback}.{number}" for number in count(1))
+        names = chain(filter(None, (safe_name(key), fallback)), numbered)
+        return next(path for name in names if (path := self._create(name, value)) is not None)
 
     def _create(self, name: str, value: bytes) -> Path | None:
-        """None where something of that name is there already, be it a symbolic link to nowhere."""
+        """Writes a new file; None if the name is in use, even by a broken symbolic link."""
         path = self._path / name
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

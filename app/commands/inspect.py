@@ -1,4 +1,4 @@
-"""`wideload inspect`: which records are references, and whether the payload of each is there."""
+"""`wideload inspect`: lists the references in a topic and checks that their payloads exist."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
 
-__all__ = ["Finding", "command", "examine"]
+__all__ = ["ReferenceCheck", "check_reference", "command"]
 
 State = Literal["ok", "unchecked", "missing", "size", "refused", "malformed", "unknown"]
 
-_THREADS = 16  # calls of the store at once; each waits for the network most of its time
+_THREADS = 16  # concurrent store calls, which mostly wait for the network
 _BAD: frozenset[State] = frozenset({"missing", "size", "refused", "malformed", "unknown"})
 
 _COLUMNS = (
@@ -58,17 +58,17 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What a reference record comes to.
+class ReferenceCheck:
+    """The result for one reference.
 
     Attributes:
-        state: `ok`: the payload is there, with the size that it must have. `unchecked`: no store was given, or it
-            cannot be asked. `missing`: there is none. `size`: it has another size. `refused`: the path is not below the
-            store's root, or the reference is not signed as it has to be. `malformed`: the record is no reference that
-            can be read. `unknown`: the store failed.
-        reference: None where it is malformed.
-        stored: bytes in the store; None where they are not known.
-        detail: what is wrong, for people.
+        state: `ok`: the payload exists and has the right size. `unchecked`: no store was given, or the store has no
+            `stat`. `missing`: the payload does not exist. `size`: the payload has a different size. `refused`: the path
+            is not below the store's root, or the signature is wrong. `malformed`: the reference cannot be read.
+            `unknown`: the store failed.
+        reference: None if it is malformed.
+        stored: the size of the payload in the store in bytes; None if it is not known.
+        detail: the problem, for people.
     """
 
     state: State
@@ -78,25 +78,25 @@ class Finding:
 
     @property
     def bad(self) -> bool:
-        """Whether something is wrong."""
+        """Whether the reference has a problem."""
         return self.state in _BAD
 
 
-def examine(
+def check_reference(
     record: SourceRecord,
     store: Stat | None,
     form: Format = WIDELOAD,
     part: Field = VALUE,
     signing: Signing | None = None,
-) -> Finding:
-    """Looks at one reference, and asks the store for its payload where there is one. Blocks.
+) -> ReferenceCheck:
+    """Reads one reference, and looks for its payload in the store. Blocks.
 
     Args:
-        record: its value, or its key, is a reference.
-        store: None where no store is known.
-        form: the format of references of values.
-        part: which of the two.
-        signing: says which references are genuine; None where all are taken.
+        record: a record whose value or key is a reference.
+        store: None to skip the look at the store.
+        form: the format of references in values.
+        part: the key or the value.
+        signing: verifies signatures; None to accept all references.
     """
     try:
         if part is KEY:
@@ -104,30 +104,30 @@ def examine(
         else:
             reference, _ = form.read_reference(record)
     except MalformedReferenceError as exc:
-        return Finding("malformed", detail=str(exc))
+        return ReferenceCheck("malformed", detail=str(exc))
     try:
         if signing is not None:
             signing.verify(reference, part)
     except SignatureError as exc:
-        return Finding("refused", reference, detail=str(exc))
-    return Finding("unchecked", reference) if store is None else _look(reference, store)
+        return ReferenceCheck("refused", reference, detail=str(exc))
+    return ReferenceCheck("unchecked", reference) if store is None else _look(reference, store)
 
 
-def _look(reference: Reference, store: Stat) -> Finding:
+def _look(reference: Reference, store: Stat) -> ReferenceCheck:
     try:
         stored = store.stat(reference.path).size
     except PayloadNotFoundError as exc:
-        return Finding("missing", reference, detail=str(exc))
+        return ReferenceCheck("missing", reference, detail=str(exc))
     except ReferenceRefusedError as exc:
-        return Finding("refused", reference, detail=str(exc))
+        return ReferenceCheck("refused", reference, detail=str(exc))
     except PayloadStoreError as exc:
-        return Finding("unknown", reference, detail=str(exc))
+        return ReferenceCheck("unknown", reference, detail=str(exc))
     size = reference.size
-    # Compressed bytes are used only where they are fewer.
+    # A payload is stored compressed only if that makes it smaller.
     wrong = size is not None and (stored != size if reference.codec is None else stored > size)
     if wrong:
-        return Finding("size", reference, stored, f"the store has {stored:,} bytes, the reference says {size:,}")
-    return Finding("ok", reference, stored)
+        return ReferenceCheck("size", reference, stored, f"the store has {stored:,} bytes, the reference says {size:,}")
+    return ReferenceCheck("ok", reference, stored)
 
 
 @dataclass(slots=True)
@@ -150,30 +150,30 @@ class _Printer:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
         self._only_bad = only_bad
 
-    def show(self, record: SourceRecord, part: Field, finding: Finding) -> None:
-        """Shows one reference."""
-        if self._only_bad and not finding.bad:
+    def show(self, record: SourceRecord, part: Field, check: ReferenceCheck) -> None:
+        """Prints one reference."""
+        if self._only_bad and not check.bad:
             return
-        reference = finding.reference
+        reference = check.reference
         if self._rows is None:
-            sys.stdout.write(json_line(_line(record, part, finding)))
+            sys.stdout.write(json_line(_line(record, part, check)))
             return
         size = None if reference is None else reference.size
-        path = finding.detail if reference is None else reference.path
+        path = check.detail if reference is None else reference.path
         self._rows.add(
             str(record.partition),
             str(record.offset),
             part.name,
-            finding.state,
+            check.state,
             "-" if size is None else bytes_text(size),
-            "-" if finding.stored is None else bytes_text(finding.stored),
+            "-" if check.stored is None else bytes_text(check.stored),
             (None if reference is None else reference.codec) or "-",
             printable(record.key, 24),
             printable((path or "").encode(errors="replace"), 500),
         )
 
     def total(self, topic: str, totals: _Totals) -> None:
-        """Shows the sums."""
+        """Prints the summary."""
         if self._rows is None:
             summary = {
                 "topic": topic,
@@ -194,31 +194,31 @@ class _Printer:
         )
 
 
-def _line(record: SourceRecord, part: Field, finding: Finding) -> dict[str, Any]:
-    reference = finding.reference
+def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
+    reference = check.reference
     return {
         "partition": record.partition,
         "offset": record.offset,
         "key": text_json(record.key),
         "of": part.name,
-        "payload": finding.state,
+        "payload": check.state,
         "path": None if reference is None else reference.path,
         "size": None if reference is None else reference.size,
-        "stored": finding.stored,
+        "stored": check.stored,
         "compression": None if reference is None else reference.codec,
         "checksum": None if reference is None else reference.checksum,
-        **({} if finding.detail is None else {"detail": finding.detail}),
+        **({} if check.detail is None else {"detail": check.detail}),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Readers:
-    """What references are read by.
+class _Settings:
+    """The settings to read references.
 
     Attributes:
-        store: None where no store is known, or it cannot be asked.
-        format: of references of values.
-        signing: None where all are taken.
+        store: None if there is no store, or it has no `stat`.
+        format: the format of references in values.
+        signing: None to accept all references.
     """
 
     store: Stat | None = None
@@ -227,13 +227,13 @@ class _Readers:
 
 
 class _Inspection:
-    """One `inspect`: counts all records, and examines references some at a time, in order."""
+    """One run of `inspect`: counts all records, and examines the references of a batch in parallel."""
 
-    def __init__(self, printer: _Printer, readers: _Readers, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, printer: _Printer, settings: _Settings, executor: ThreadPoolExecutor) -> None:
         self.totals = _Totals()
-        self._format = readers.format
+        self._format = settings.format
         self._printer = printer
-        self._readers = readers
+        self._settings = settings
         self._executor = executor
 
     async def take(self, records: Sequence[SourceRecord]) -> None:
@@ -245,25 +245,25 @@ class _Inspection:
         totals.value_bytes += sum(len(record.value or b"") for record in records)
         totals.references += len(references)
         loop = asyncio.get_running_loop()
-        readers = self._readers
-        findings = await asyncio.gather(
+        settings = self._settings
+        checks = await asyncio.gather(
             *(
                 loop.run_in_executor(
-                    self._executor, examine, record, readers.store, readers.format, part, readers.signing
+                    self._executor, check_reference, record, settings.store, settings.format, part, settings.signing
                 )
                 for record, part in references
             )
         )
-        for (record, part), finding in zip(references, findings, strict=True):
-            totals.states[finding.state] += 1
-            totals.stored_bytes += finding.stored or 0
-            if finding.reference is not None:
-                # Other formats than ours do not say a size.
-                totals.referred_bytes += finding.reference.size or finding.stored or 0
-            self._printer.show(record, part, finding)
+        for (record, part), check in zip(references, checks, strict=True):
+            totals.states[check.state] += 1
+            totals.stored_bytes += check.stored or 0
+            if check.reference is not None:
+                # Other formats than ours have no size.
+                totals.referred_bytes += check.reference.size or check.stored or 0
+            self._printer.show(record, part, check)
 
     def _parts(self, record: SourceRecord) -> Iterator[Field]:
-        """What of a record is a reference. Those of keys have one format, that of the serializers."""
+        """The parts of a record that are references. Keys always have the format of the serializers."""
         if record.key is not None and is_reference(record.headers, KEY):
             yield KEY
         if self._format.refers(record):
@@ -280,14 +280,14 @@ async def _inspect(
             bar.advance(len(records))
 
 
-def _readers(config: str | None, pipeline: str | None, stack: ExitStack) -> _Readers:
+def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Settings:
     if config is None:
         if pipeline is not None:
-            raise ConfigurationError("--pipeline", "needs the configuration that it is in: -c FILE")
-        return _Readers()
+            raise ConfigurationError("--pipeline", "needs the configuration of the pipeline: -c FILE")
+        return _Settings()
     loaded = load(config)
     if pipeline is None and not any(each.store for each in loaded.pipelines):
-        return _Readers()
+        return _Settings()
     settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
     try:
@@ -296,20 +296,18 @@ def _readers(config: str | None, pipeline: str | None, stack: ExitStack) -> _Rea
         raise exc.within(settings.name) from exc
     stack.callback(store.close)
     if isinstance(store, Stat):
-        return _Readers(store, form, settings.signing)
-    click.echo(
-        "wideload: this store cannot be asked for a payload without reading it; payloads are not checked", err=True
-    )
-    return _Readers(None, form, settings.signing)
+        return _Settings(store, form, settings.signing)
+    click.echo("wideload: this store cannot look a payload up without reading it; payloads are not checked", err=True)
+    return _Settings(None, form, settings.signing)
 
 
 @click.command("inspect")
 @click.argument("topic")
 @connection_options
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("-n", "--max-messages", type=click.IntRange(1), help="Look at so many records, from the beginning.")
+@click.option("-n", "--max-messages", type=click.IntRange(1), help="Read only this many records, from the beginning.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
-@click.option("--only-bad", is_flag=True, help="List only references with which something is wrong.")
+@click.option("--only-bad", is_flag=True, help="List only references with a problem.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last one is the summary.")
 def command(
     topic: str,
@@ -323,11 +321,11 @@ def command(
     only_bad: bool,
     as_json: bool,
 ) -> int:
-    """List the references in a topic and say whether their payloads are there, with the right size.
+    """List the references in a topic and check that their payloads exist, with the right size.
 
-    Payloads are not downloaded, so their checksums are not verified. Without -c only the records are looked at. The
-    status is 1 where a reference is malformed or not signed as it has to be, or its payload is missing, of another
-    size, outside the store's root, or could not be asked for.
+    The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
+    if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
+    the store's root, or could not be looked up.
 
     \b
     Examples:
@@ -337,10 +335,10 @@ def command(
     client = client_of(bootstrap_servers, config, extra)
     selection = Selection(partition=partition, start="earliest", until_end=True, max_messages=max_messages)
     with ExitStack() as stack:
-        readers = _readers(config, pipeline, stack)
+        settings = _settings(config, pipeline, stack)
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="wideload-inspect"))
         printer = _Printer(as_json=as_json, only_bad=only_bad)
-        inspection = _Inspection(printer, readers, executor)
+        inspection = _Inspection(printer, settings, executor)
         bar = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
         asyncio.run(_inspect(client, topic, selection, inspection, bar))
     printer.total(topic, inspection.totals)

@@ -1,4 +1,4 @@
-"""`wideload job`: the Spark jobs, each with its own options, in this process."""
+"""`wideload job`: runs a Spark job with its own options in this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from transforms.errors import ConfigurationError
 __all__ = ["JOBS", "command"]
 
 JOBS: Mapping[str, str] = {
-    "audit": "Say which references of topics lead to payloads that are missing, are others, or go too early.",
-    "backfill": "Take an existing topic into references, or back to plain values, in another topic.",
+    "audit": "List references whose payloads are missing, differ, or expire before the reference.",
+    "backfill": "Copy a topic to another topic, with references instead of large values, or back.",
     "ingest": "Read a topic of whole values into Parquet or a Delta table, each record once.",
-    "sweep": "Remove the payloads that no record refers to any more; a dry run unless told otherwise.",
+    "sweep": "Remove payloads that no record refers to any more; by default a dry run.",
 }
-"""The jobs by name: those modules of `jobs` that have a `main`."""
+"""The jobs by name; each is a module of `jobs` with a `main`."""
 
 
 @click.command(
@@ -33,14 +33,15 @@ JOBS: Mapping[str, str] = {
 @click.argument("arguments", metavar="[NAME [OPTIONS]]", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, arguments: tuple[str, ...]) -> int:
-    """Run a Spark job; without a name, list them.
+    """Run a Spark job; without a name, list the jobs.
 
-    A job takes its own options: `wideload job NAME --help`. It runs in this process, with this machine's cores unless
-    --master says otherwise; on a cluster use spark-submit (docs/spark.md). Its exit status is that of this command.
+    Each job has its own options: `wideload job NAME --help`. It runs in this process, on the cores of this machine
+    unless --master names a cluster; on a cluster, better use spark-submit (docs/spark.md). The exit status is that of
+    the job.
 
-    Behind the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. With
-    --write-options FILE besides, nothing is run: the file is what --options of a job takes under spark-submit. It has
-    the secrets of the configuration in it.
+    After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. Together with
+    --write-options FILE, no job runs: the command writes a file for the option --options of a job under spark-submit.
+    The file has the secrets of the configuration in it.
 
     \b
     Examples:
@@ -63,7 +64,7 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     config, rest = _taken(rest, "-c", "--config")
     written, rest = _taken(rest, "--write-options")
     if written is not None and config is None:
-        raise ConfigurationError("--write-options", "writes what a configuration says; give that with -c")
+        raise ConfigurationError("--write-options", "needs a configuration; give it with -c")
     said = None if config is None else document(load(config))
     if written is not None and said is not None:
         write(said, written)
@@ -73,23 +74,23 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
             raise ConfigurationError(
                 "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
             )
-    # By name, and only now: no other part of `app` knows the jobs, nor Spark.
+    # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
-    return main([*_fetched_jars(), *rest], said)  # of an option that is given twice the last one counts
+    return main([*_fetched_jars(), *rest], said)  # if an option is given twice, the last one counts
 
 
 def _fetched_jars() -> list[str]:
-    """The connector that the set-up has fetched, as an option; without it Spark asks the network, each time."""
+    """The connector that the set-up has fetched, as an option; without it Spark downloads it each time."""
     if os.environ.get("WIDELOAD_SPARK_JARS") or "spark" in jars.missing():
         return []
     return ["--jars", ",".join(map(str, jars.ensure("spark")))]
 
 
 def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:
-    """The value of an option that stands among the job's own, and what is left; the last one counts.
+    """The value of an option among those of the job, and the other arguments; the last value counts.
 
     Raises:
-        ConfigurationError: it has no value.
+        ConfigurationError: the option has no value.
     """
     value: str | None = None
     left: list[str] = []

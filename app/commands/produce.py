@@ -1,4 +1,4 @@
-"""`wideload produce`: files or lines as messages, many on their way at once, within a bound of bytes."""
+"""`wideload produce`: sends files or lines as messages, many at once, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A message that is not read yet.
+    """A message whose value is not read yet.
 
     Attributes:
-        name: what a message to the user calls it.
-        key: the record's key.
-        size: of the value in bytes; None where it is not known before it is read.
-        read: the value, at most so many bytes of it as the argument says; blocks.
+        name: its name in messages to the user.
+        key: the key of the record.
+        size: of the value in bytes; None if it is not known before reading.
+        read: returns the value, or at most as many bytes of it as the argument; blocks.
     """
 
     name: str
@@ -83,7 +83,7 @@ def _file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, r
         elif not path.is_dir():
             yield _file_source(path, name, _key(key, key_from, path, name))
         elif not recursive:
-            raise ConfigurationError("FILE", f"{name} is a folder; --recursive sends every file in it")
+            raise ConfigurationError("FILE", f"{name} is a folder; --recursive sends all files in it")
         else:
             found = sorted(child for child in path.rglob("*") if child.is_file())
             if not found:
@@ -97,7 +97,7 @@ def _lines(file: IO[bytes], name: str, key: bytes | None, limit: int) -> Iterato
     while line := file.readline(limit + 2):
         number += 1
         if len(line) > limit + 1:
-            raise SendError(f"{name}, line {number}: it is longer than the {limit:,} bytes that the topic takes")
+            raise SendError(f"{name}, line {number}: it is longer than {limit:,} bytes, the limit of the topic")
         value = line.removesuffix(b"\n")
         yield Source(f"{name}, line {number}", key, len(value), lambda _, value=value: value)  # type: ignore[misc]
 
@@ -108,7 +108,7 @@ def _line_sources(files: Sequence[str], key: bytes | None, limit: int) -> Iterat
             yield from _lines(sys.stdin.buffer, "standard input", key, limit)
             continue
         try:
-            file = Path(name).open("rb")  # noqa: SIM115  # closed below; only opening it is the user's mistake
+            file = Path(name).open("rb")  # noqa: SIM115  # closed below; only a failure to open is a usage error
         except OSError as exc:
             raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
         with file:
@@ -131,7 +131,7 @@ def _refuse_too_large(sources: Sequence[Source], headers: tuple[Header, ...], to
         if size > topic.max_message_bytes:
             raise ConfigurationError(
                 "FILE",
-                f"{source.name} has {source.size:,} bytes, and topic {topic.name} takes messages of up to "
+                f"{source.name} has {source.size:,} bytes, but topic {topic.name} accepts messages of up to "
                 f"{topic.max_message_bytes:,} (its max.message.bytes); nothing was sent. Raise the limit of the topic, "
                 "or try --compression-type",
             )
@@ -159,7 +159,7 @@ async def _send_all(client: ClientSettings, job: _Job, sources: Iterator[Source]
                 try:
                     await _feed(sender, job, sources, limit)
                 finally:
-                    # What was handed over before the mistake goes its way, in order, and is counted.
+                    # Messages handed over before the error are still sent, in order, and counted.
                     await sender.drain()
     except (SendError, ClusterError, OSError, asyncio.CancelledError) as exc:
         why = "interrupted" if isinstance(exc, asyncio.CancelledError) else str(exc)
@@ -168,7 +168,7 @@ async def _send_all(client: ClientSettings, job: _Job, sources: Iterator[Source]
 
 
 async def _feed(sender: Sender, job: _Job, sources: Iterator[Source], limit: int) -> None:
-    """Reads one message at a time: what is on its way is bounded by the sender, and one more is read."""
+    """Reads one message at a time; the sender limits the bytes in flight, and one more message is in memory."""
     for source in sources:
         try:
             if source.size is not None and source.size < BATCH_BYTES:
@@ -191,7 +191,7 @@ async def _produce(
     topic = await find_topic(client, topic_name)
     if partition is not None and partition >= topic.partitions:
         raise ConfigurationError(
-            "--partition", f"found {partition}, topic {topic.name} has the partitions 0 to {topic.partitions - 1}"
+            "--partition", f"found {partition}, topic {topic.name} has partitions 0 to {topic.partitions - 1}"
         )
     sources, total = plan(topic)
     return await _send_all(client, _Job(topic, headers, partition, codec), sources, total)
@@ -223,7 +223,7 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
 @click.argument("topic")
 @click.argument("files", nargs=-1, metavar="FILE…")
 @connection_options
-@click.option("--lines", is_flag=True, help="A line a message; without FILE, standard input.")
+@click.option("--lines", is_flag=True, help="Send each line as a message; without FILE, from standard input.")
 @click.option("-k", "--key", help="The key of every message.")
 @click.option(
     "--key-from",
@@ -233,18 +233,18 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
     help="The key of a file's message: its name, its path (below the folder, with --recursive), or null.",
 )
 @click.option("-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="The partition. Else the key decides.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="The partition. By default the key decides.")
 @click.option("--tombstone", "tombstones", multiple=True, metavar="KEY", help="Send a null value for this key.")
-@click.option("-r", "--recursive", is_flag=True, help="Send every file of the folders that are given.")
+@click.option("-r", "--recursive", is_flag=True, help="Send all files of the given folders.")
 @click.option(
     "--compression-type",
     "codec",
     type=click.Choice(["none", *CODECS]),
     default="none",
     show_default=True,
-    help="How batches are compressed.",
+    help="The compression of batches.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Say what was sent as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
     topic: str,
     files: tuple[str, ...],
@@ -262,10 +262,10 @@ def command(
     codec: str,
     as_json: bool,
 ) -> int:
-    """Send files to a topic, a file a message; - is standard input.
+    """Send each file as a message to a topic; - is standard input.
 
-    Files that are over the topic's max.message.bytes are refused before anything is sent. A message counts as sent
-    once all in-sync replicas have it.
+    Files larger than the topic's max.message.bytes are refused before anything is sent. A message counts as sent when
+    all in-sync replicas have it.
 
     \b
     Examples:

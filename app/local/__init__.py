@@ -1,4 +1,4 @@
-"""Local set-up: the embedded broker, jars, Java, what `make` installs, and the files of the demo.
+"""The local set-up: the embedded broker, the jars, Java, the set-up steps of `make`, and the files of the demo.
 
 Imports `transforms` only.
 """

@@ -20,7 +20,7 @@ _NEWEST = (3, 13)
 _LOG = Path("build", "setup.log")
 _LINE_LENGTH = 200
 
-# Settings of pip and Python for other places, which would send packages there.
+# Settings of pip and Python that would install packages in another place.
 _FOREIGN = ("PIP_PREFIX", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
 
 # What pip, Go and the operating system print, and what it means. The first pattern that matches counts.
@@ -34,14 +34,14 @@ _REASONS = (
     ),
     (
         r"(?<=DO NOT MATCH THE HASHES).*\n +\S+",
-        "{found} is not the package that the lock file names, and was not installed. If there is a proxy or a mirror "
-        "between, look there",
+        "{found} is not the package that the lock file names, and was not installed. If you use a proxy or a "
+        "mirror, check that first",
     ),
     (r".*(?:requires a different Python|Requires-Python).*", "a package does not run on Python {version}: {found}"),
     (
         r"name resolution|nodename nor servname|NewConnectionError|Max retries|Connection (?:refused|reset|aborted)"
         r"|ProxyError|ConnectTimeout|ReadTimeout|Read timed out|i/o timeout|dial tcp|Network is unreachable|SSLError"
-        r"|No matching distribution|from versions: none",
+        r"|No matching distribution.*|from versions: none",
         "the network or the package index does not answer ({found}). Check the connection and try again; behind a "
         "proxy set https_proxy, for a mirror set PIP_INDEX_URL (Python) or GOPROXY (Go)",
     ),

@@ -1,8 +1,8 @@
-"""A real Kafka broker in a process beside this one: a single KRaft node from the jars of the "kafka" set.
+"""A real Kafka broker in a child process: a single KRaft node from the jars of the "kafka" set.
 
-For the demo, the tests and the benchmark; nothing of it is meant for production.
+For the demo, the tests and the benchmark; not for production.
 
-    python -m app.local.broker        run one until Ctrl-C; prints its bootstrap.servers
+    python -m app.local.broker        run a broker until Ctrl-C; prints its bootstrap.servers
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _HOST = "127.0.0.1"
 _NODE_ID = 1
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.02
-_ANSWER = struct.Struct(">iii")  # of Metadata: length, correlation id, number of brokers
+_ANSWER = struct.Struct(">iii")  # the Metadata response: length, correlation id, number of brokers
 _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 30
 _LOG_LINES = 20
 
-# For one node and one developer: nothing is replicated, groups form at once, a consumer may give up after a second,
-# and nothing that was written disappears by itself.
+# For one node and one developer: no replication, no wait for more group members, session time-outs from one second on,
+# and no retention.
 _PROPERTIES: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
     # After `kill`, the node must wait until its former self counts as gone: by default nine seconds.
@@ -56,14 +56,14 @@ _PROPERTIES: Mapping[str, str] = {
     "offsets.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
-    # Who waits for records behind an open transaction waits for its time-out, and no ten seconds more.
+    # Readers behind an open transaction wait for its time-out, but not ten seconds longer.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
 }
 
-# The C1 compiler alone starts sooner and takes less of the other processes' CPU; for throughput it is the wrong one.
+# With the C1 compiler only, the broker starts sooner and leaves more CPU to other processes, but has less throughput.
 _FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 _THROUGHPUT = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 
@@ -78,31 +78,31 @@ rootLogger.appenderRef.out.ref=out
 
 
 class BrokerError(WideloadError):
-    """The embedded broker did not start or stop; the message has the last lines of its log."""
+    """The embedded broker failed to start or stop; the message has the last lines of its log."""
 
 
 class EmbeddedBroker:
     """A single KRaft node, as a context manager or by `start` and `close`.
 
-    It keeps its data in a temporary folder, listens on free ports of 127.0.0.1, and ends with this process at the
-    latest, even if that is killed. `stop`, `kill` and `start` may follow each other: ports and data stay the same until
-    `close`. Every method blocks; none may be called from two threads at once.
+    It keeps its data in a temporary folder, listens on free ports of 127.0.0.1, and ends when this process ends, even
+    by `kill -9`. Ports and data stay the same from the first `start` to `close`, also after `stop` or `kill`. All
+    methods block; do not call them from two threads at once.
 
     Args:
-        properties: broker properties that are added or replaced.
-        protocols: security protocols of further listeners ("SASL_PLAINTEXT"); what they need goes in `properties`.
-        port: the port of the bootstrap listener; by default a free one.
-        ports: the ports of all listeners, by protocol, and of "CONTROLLER"; by default free ones. For a node of a
-            cluster, whose `node.id` and `controller.quorum.voters` are in `properties`.
-        cluster_id: of the cluster that it is a node of.
-        format_arguments: more for `kafka.tools.StorageTool format`, such as `--add-scram` and a user.
-        environ: variables that the broker has beside those of this process.
-        heap: the most memory for Java's heap, as `-Xmx` takes it.
-        fast_start: answers sooner; False gives the full compiler, for measurements.
-        start_seconds: how long `start` waits for the broker to answer.
+        properties: broker properties to add or replace.
+        protocols: security protocols of further listeners ("SASL_PLAINTEXT"), which need settings in `properties`.
+        port: the port of the bootstrap listener; by default a free port.
+        ports: the ports of all listeners, by protocol, and of "CONTROLLER"; by default free ports. For a node of a
+            cluster, with `node.id` and `controller.quorum.voters` in `properties`.
+        cluster_id: the id of the cluster.
+        format_arguments: further arguments of `kafka.tools.StorageTool format`, such as `--add-scram`.
+        environ: environment variables of the broker, added to those of this process.
+        heap: the maximum of Java's heap, in the form of `-Xmx`.
+        fast_start: answers sooner; False turns the full compiler on, for measurements.
+        start_seconds: how long `start` waits for an answer of the broker.
 
     Attributes:
-        log_path: the log of the broker; there between `start` and `close`.
+        log_path: the log of the broker; exists between `start` and `close`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the broker's JVM; None while it does not run."""
+        """The process id of the broker's JVM; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def address(self, protocol: str) -> str:
@@ -162,11 +162,11 @@ class EmbeddedBroker:
         return f"{_HOST}:{self._ports[protocol]}"
 
     def start(self) -> None:
-        """Starts the broker and returns when it answers; does nothing when it runs.
+        """Starts the broker and returns when it answers; does nothing if it runs already.
 
         Raises:
-            BrokerError: it did not answer in time or ended, or the port that was asked for is in use.
-            JarsError: the jars are not there and cannot be fetched.
+            BrokerError: the broker did not answer in time or ended, or the port is in use.
+            JarsError: the jars cannot be fetched.
             JavaMissingError: there is no Java.
         """
         if self.pid is not None:
@@ -181,7 +181,7 @@ class EmbeddedBroker:
                 self._prepare()
                 self._run()
             except BaseException as exc:
-                # Between our look and the broker's bind another process may take a free port.
+                # Another process may take a free port before the broker binds it.
                 taken = isinstance(exc, BrokerError) and "Address already in use" in str(exc)
                 self.close()
                 if taken and self._fixed_port is not None:
@@ -192,10 +192,10 @@ class EmbeddedBroker:
                 return
 
     def stop(self) -> None:
-        """Shuts the broker down in order, as an operator does; the data stays.
+        """Shuts the broker down properly, as an operator does; the data stays.
 
         Raises:
-            BrokerError: it did not end by itself in time, and was killed.
+            BrokerError: the broker did not end in time, and was killed.
         """
         if self._process is None:
             return
@@ -208,17 +208,17 @@ class EmbeddedBroker:
         self._process = None
 
     def move(self, port: int) -> None:
-        """Gives a broker that does not run another port for its bootstrap listener, with the next start.
+        """Changes the port of the bootstrap listener from the next start on. The broker must not run.
 
         Raises:
-            BrokerError: it was not started yet.
+            BrokerError: the broker was not started yet.
         """
         file = self._started_folder() / "server.properties"
         before, self._ports["PLAINTEXT"] = self.bootstrap_servers, port
         file.write_text(file.read_text().replace(before, self.bootstrap_servers))
 
     def kill(self) -> None:
-        """Ends the broker as a power cut would; the data stays as it is on disk."""
+        """Kills the broker; the data stays as it is on disk."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -250,7 +250,7 @@ class EmbeddedBroker:
         return self._folder
 
     def _port_in_use(self) -> BrokerError:
-        return BrokerError(f"port {self._fixed_port} is in use; end what listens there, or take another port")
+        return BrokerError(f"port {self._fixed_port} is in use; stop the process that uses it, or choose another port")
 
     def _prepare(self) -> None:
         """Chooses the ports, makes the folder, writes the properties and formats the storage."""
@@ -268,7 +268,7 @@ class EmbeddedBroker:
         logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
         self._java = (java.locate(), *self._flags, logging, "-cp", class_path)
         cluster_id = self._cluster_id or new_cluster_id()
-        # `--cluster-id=`, for an id may begin with a dash.
+        # With `=`, as an id may begin with a dash.
         format_storage = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config")
         formatted = subprocess.run(
             [*self._java, *format_storage, folder / "server.properties", *self._format_arguments],
@@ -322,14 +322,14 @@ class EmbeddedBroker:
 
 
 def new_cluster_id() -> str:
-    """An id that no other cluster has."""
+    """A new unique cluster id."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports of 127.0.0.1 where nothing listens now."""
+    """Different ports of 127.0.0.1 on which no process listens now."""
     with contextlib.ExitStack() as stack:
-        # All are held until the last is found, so that no two are the same.
+        # All sockets stay open until the last port is found, so that no two ports are the same.
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
             probe.bind((_HOST, 0))
@@ -342,7 +342,7 @@ def _listens(port: int) -> bool:
 
 
 def _knows_a_broker(port: int) -> bool:
-    """Whether a Metadata request is answered with at least one broker, which then is ready for all requests."""
+    """Whether the Metadata response names a broker; then it is ready for all requests."""
     # Length, API key 3, version 1, correlation id, client id (null), topics (none).
     body = struct.pack(">hhihi", 3, 1, 0, -1, 0)
     try:
@@ -359,19 +359,19 @@ def _escaped(value: str) -> str:
 
 
 def _tail(log: str) -> str:
-    """The last lines, and the first error before them: after an error the broker goes on to log how it shuts down."""
+    """The last lines, and the first error before them: after an error, the broker logs its whole shutdown."""
     lines = log.splitlines()
     errors = [line for line in lines[:-_LOG_LINES] if " ERROR " in line or " FATAL " in line]
     return "\n".join([*errors[:1], *lines[-_LOG_LINES:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a broker until Ctrl-C or SIGTERM; the exit status."""
+    """Runs a broker until Ctrl-C or SIGTERM; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m app.local.broker", description="A Kafka broker of one node, until Ctrl-C."
     )
-    parser.add_argument("--port", type=int, help="of the bootstrap listener (default: a free one)")
-    parser.add_argument("--heap", default="1g", help="as Java's -Xmx takes it (default: %(default)s)")
+    parser.add_argument("--port", type=int, help="port of the bootstrap listener (default: a free port)")
+    parser.add_argument("--heap", default="1g", help="maximum heap, in the form of Java's -Xmx (default: %(default)s)")
     parser.add_argument("--property", action="append", default=[], metavar="KEY=VALUE", help="a broker property")
     options = parser.parse_args(arguments)
     properties = dict(item.partition("=")[::2] for item in options.property)

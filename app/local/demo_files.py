@@ -1,4 +1,4 @@
-"""The files that the demo sends, and what came of them."""
+"""The files that the demo sends, and their comparison with the result."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["Comparison", "DemoFile", "compare", "from_folder", "from_jars"]
 
 _COUNT = 100
 _DEFAULT_LARGEST_BYTES = 16_000_000
-_LARGE_ONES = 12  # of PySpark's jars, beside an even choice of the others
+_LARGE_ONES = 12  # the largest of PySpark's jars; the others are chosen evenly
 
-# The embedded broker, the worker's budget and Spark's heap all hold values whole, some of them several times.
+# The embedded broker, the worker and Spark hold a whole value in memory, some of them several times.
 LARGEST_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class DemoFile:
-    """A file on its way.
+    """A file to send.
 
     Attributes:
-        path: where it is.
-        key: of its message; no other one has it.
-        size: in bytes, when it was listed.
+        path: the path of the file.
+        key: the key of its message; different for each file.
+        size: the size in bytes when it was listed.
     """
 
     path: Path
@@ -38,15 +38,15 @@ class DemoFile:
 
 
 def from_folder(folder: Path) -> list[DemoFile]:
-    """Every file below a folder; the key is its path there.
+    """All files below a folder; the key is the path relative to the folder.
 
     Raises:
-        ConfigurationError: there is no such folder, no file in it, or a file that cannot be sent.
+        ConfigurationError: the folder does not exist, has no file, or has a file that cannot be sent.
     """
     if not folder.exists():
         raise ConfigurationError("INPUT", f"there is no folder {folder}")
     if not folder.is_dir():
-        raise ConfigurationError("INPUT", f"{folder} is not a folder; give the one that it is in")
+        raise ConfigurationError("INPUT", f"{folder} is not a folder; give the folder that has it")
     try:
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         found = [
@@ -69,7 +69,7 @@ def from_folder(folder: Path) -> list[DemoFile]:
 
 
 def from_jars(fetched: Sequence[Path]) -> list[DemoFile]:
-    """The jars that the set-up fetched, and of PySpark's own as many as make about a hundred, up to 16 MB each."""
+    """The fetched jars, and jars of PySpark to make about a hundred files, of up to 16 MB each."""
     spec = importlib.util.find_spec("pyspark")
     folders = spec.submodule_search_locations if spec else None
     shipped = sorted(Path((folders or [""])[0], "jars").glob("*.jar"), key=lambda path: path.stat().st_size)
@@ -83,14 +83,14 @@ def from_jars(fetched: Sequence[Path]) -> list[DemoFile]:
 
 @dataclass(slots=True)
 class Comparison:
-    """What went in beside what came out, by key.
+    """The values that were sent, compared with the values that arrived, by key.
 
     Attributes:
-        identical: how many keys have the same SHA-256 wherever they came out.
-        different: keys whose value is another one.
-        missing: keys that did not come out.
-        strange: keys that nobody sent.
-        rows: how many records came out; a key may come twice, as the worker delivers at least once.
+        identical: the number of keys whose values all have the SHA-256 of the value that was sent.
+        different: keys with a different value.
+        missing: keys that did not arrive.
+        strange: keys that were not sent.
+        rows: the number of records; a key may arrive twice, as the worker delivers at least once.
     """
 
     identical: int = 0
@@ -101,12 +101,12 @@ class Comparison:
 
     @property
     def whole(self) -> bool:
-        """Whether everything came out as it went in, and nothing else did."""
+        """Whether all values arrived unchanged, and no others."""
         return not (self.different or self.missing or self.strange)
 
 
 def compare(sent: Mapping[bytes, bytes], parquet: Path) -> Comparison:
-    """Compares SHA-256 digests by key with the records in a folder of Parquet files, one row group in memory at a time.
+    """Compares SHA-256 digests by key with the records in Parquet files, with one row group in memory at a time.
 
     Raises:
         OSError: a file cannot be read.

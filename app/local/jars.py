@@ -1,12 +1,11 @@
 """The jars of the embedded broker and of Spark's Kafka connector, fetched once into a cache folder.
 
-`jars.lock` beside this file names every jar with its size and SHA-256. What is missing is fetched by Ivy, which PySpark
-ships, from the registry that Ivy uses by default; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another.
+`jars.lock`, in the same folder as this file, lists each jar with its size and SHA-256. Ivy, which is part of PySpark,
+fetches missing jars from its default registry; `WIDELOAD_IVY_SETTINGS` names a settings file of Ivy for another
+registry.
 
-    python -m app.local.jars [SET…]   fetch what is missing
-    python -m app.local.jars lock     resolve the sets anew and write jars.lock
-
-Standard library only: the set-up calls it.
+    python -m app.local.jars [SET…]   fetch missing jars
+    python -m app.local.jars lock     resolve the sets again and write jars.lock
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ __all__ = ["SETS", "Jar", "JarsError", "cache_folder", "ensure", "missing", "rea
 
 Say = Callable[[str], None]
 
-# What each set is resolved from. Kafka logs through slf4j 1.7 and brings no binding: without one, it has no log.
+# The roots of each set. Kafka logs through slf4j 1.7 and has no binding: without one there is no log.
 SETS: Mapping[str, Sequence[str]] = {
     "kafka": ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
     "spark": (
@@ -51,8 +49,8 @@ _LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by 
 _SILENCE_SECONDS = 120
 _LOG_LINES = 15
 
-# No POMs: the lock has the whole list already, and they are 35 of the 41 s that a resolution takes. No checksums of the
-# registry: ours are stronger. An `ibiblio` resolver without a root is the registry that Ivy knows by itself.
+# No POMs: the lock has the full list, and POMs take 35 of the 41 s of a resolution. No checksums of the registry: ours
+# are stronger. An `ibiblio` resolver without a root is Ivy's default registry.
 _IVY_SETTINGS = """<ivysettings>
   <property name="ivy.checksums" value="" override="true"/>
   <settings defaultResolver="default"/>
@@ -62,7 +60,7 @@ _IVY_SETTINGS = """<ivysettings>
 
 
 class JarsError(WideloadError):
-    """The jars could not be had; the message says why and what to do."""
+    """The jars could not be fetched; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,39 +86,39 @@ class Jar:
         return f"{module}-{revision}.jar"
 
     def line(self) -> str:
-        """As it stands in the lock."""
+        """The line in the lock."""
         return f"{self.set} {self.coordinates} {self.size} {self.sha256}\n"
 
 
 def cache_folder() -> Path:
-    """`WIDELOAD_CACHE`, or `~/.cache/wideload`; it need not be there yet."""
+    """`WIDELOAD_CACHE`, or `~/.cache/wideload`; the folder may not exist yet."""
     return Path(os.environ.get("WIDELOAD_CACHE") or "~/.cache/wideload").expanduser().absolute()
 
 
 def read_lock(name: str | None = None) -> tuple[Jar, ...]:
-    """The jars of one set, or all."""
+    """The jars of one set, or of all sets."""
     fields = (line.split() for line in _LOCK_FILE.read_text().splitlines() if line and not line.startswith("#"))
     jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
     return tuple(jar for jar in jars if name is None or jar.set == name)
 
 
 def missing() -> tuple[str, ...]:
-    """The sets that are not there; takes a millisecond."""
+    """The sets that are not complete in the cache; takes a millisecond."""
     return tuple(name for name in SETS if not _complete(_folder(name), read_lock(name)))
 
 
 def ensure(name: str, say: Say | None = None) -> tuple[Path, ...]:
-    """The jars of a set ("kafka", "spark"), fetched if they are not there.
+    """The jars of a set ("kafka", "spark"), fetched if they are not in the cache.
 
-    Makes no request where the set is complete. A set appears in the cache whole and verified, or not at all; several
-    processes may call this at once, and one of them fetches.
+    Makes no request if the set is complete. The cache has a set whole and verified, or not at all. If several processes
+    call this at the same time, one of them fetches the jars.
 
     Args:
         name: one of `SETS`.
-        say: told of the progress, a short line each time.
+        say: called with a short line of progress for each jar.
 
     Raises:
-        JarsError: no network, the wrong bytes, no PySpark, or no room in the cache folder.
+        JarsError: no network, wrong bytes, no PySpark, or no space for the cache folder.
         JavaMissingError: Ivy needs Java.
     """
     jars, folder = read_lock(name), _folder(name)
@@ -138,7 +136,7 @@ def ensure(name: str, say: Say | None = None) -> tuple[Path, ...]:
 
 
 def _folder(name: str) -> Path:
-    # The name changes with the lock, so that two checkouts may share the cache.
+    # The name depends on the lock, so that two checkouts can share the cache.
     digest = hashlib.sha256("".join(jar.line() for jar in read_lock(name)).encode()).hexdigest()
     return cache_folder() / "jars" / f"{name}-{digest[:12]}"
 
@@ -158,7 +156,7 @@ def _locked(folder: Path, say: Say | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if say is not None:
-                say("another process fetches the jars; waiting for it")
+                say("waiting for another process that fetches the jars")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -177,13 +175,13 @@ def _fetch(name: str, jars: Sequence[Jar], folder: Path, say: Say | None) -> Non
 
 def _verify(path: Path, jar: Jar) -> None:
     if not path.is_file():
-        raise JarsError(f"{jar.coordinates} was not found on the registry that Ivy asks.")
+        raise JarsError(f"{jar.coordinates} was not found in the registry that Ivy uses.")
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != jar.sha256:
         raise JarsError(
             f"{jar.coordinates} is not what jars.lock says: {len(data):,} bytes with SHA-256 {digest}, expected "
-            f"{jar.size:,} bytes with {jar.sha256}. It was not used. If a proxy or mirror stands between, look there."
+            f"{jar.size:,} bytes with {jar.sha256}. It was not used. If you use a proxy or a mirror, check that first."
         )
 
 
@@ -218,36 +216,27 @@ def _ivy(name: str, coordinates: Iterable[str], scratch: Path, *, transitive: bo
 
 
 def _watched(process: subprocess.Popen[str], name: str, total: int, say: Say | None) -> list[str]:
-    """Reads the output to its end, and kills a process that has been silent for too long."""
-    heard = time.monotonic()
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(1):
-            if time.monotonic() - heard > _SILENCE_SECONDS:
-                process.kill()
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    """Reads the output to its end, and kills the process if it prints nothing for too long."""
     lines: list[str] = []
     fetched = 0
     assert process.stdout is not None
-    try:
-        with process, process.stdout:
-            for line in process.stdout:
-                heard = time.monotonic()
+    with process:
+        try:
+            while True:
+                silence = threading.Timer(_SILENCE_SECONDS, process.kill)
+                silence.start()
+                line = process.stdout.readline()
+                silence.cancel()
+                if not line:
+                    return lines
                 lines.append(line.rstrip())
                 if "[SUCCESSFUL ]" in line and say is not None:
                     fetched += 1
                     say(f"jars of {name}: {fetched} of {total}")
-    except BaseException:
-        process.kill()
-        raise
-    finally:
-        ended.set()
-        watcher.join()
-    return lines
+        except BaseException:
+            silence.cancel()
+            process.kill()
+            raise
 
 
 def _failure(name: str, lines: Sequence[str]) -> str:
@@ -271,12 +260,12 @@ def _ivy_jar() -> Path:
         for jar in Path(folder, "jars").glob("ivy-*.jar"):
             return jar
     raise JarsError(
-        "PySpark is not installed, which brings Ivy; run `make setup`, or pip install '.[spark]' in its folder."
+        "PySpark is not installed, which includes Ivy; run `make setup`, or pip install '.[spark]' in its folder."
     )
 
 
 def _java_network_options(environ: Mapping[str, str]) -> list[str]:
-    """What curl and pip take from the environment, for Java, which does not look there; and time-outs."""
+    """The proxies that curl and pip read from the environment, which Java does not read; and time-outs."""
     options = ["-Dsun.net.client.defaultConnectTimeout=15000", "-Dsun.net.client.defaultReadTimeout=60000"]
     for scheme in ("http", "https"):
         value = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme}_proxy".upper())
@@ -291,7 +280,7 @@ def _java_network_options(environ: Mapping[str, str]) -> list[str]:
 
 
 def _resolve(name: str) -> list[Jar]:
-    """A set with all that it depends on, but for what PySpark ships itself."""
+    """A set with all its dependencies, except the jars that are part of PySpark."""
     shipped = {path.name for path in _ivy_jar().parent.iterdir()} if name == "spark" else set()
     with tempfile.TemporaryDirectory() as scratch:
         _ivy(name, SETS[name], Path(scratch), transitive=True, say=None)
@@ -304,7 +293,7 @@ def _resolve(name: str) -> list[Jar]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """See the head of this module; the exit status."""
+    """See the docstring of the module; returns the exit status."""
     try:
         if list(arguments) == ["lock"]:
             lines = [jar.line() for name in SETS for jar in _resolve(name)]

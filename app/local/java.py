@@ -1,4 +1,4 @@
-"""Where Java is. Standard library only: the set-up asks before anything is installed."""
+"""The search for a Java that runs Kafka and Spark. Standard library only, as the set-up uses it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ANSWER_SECONDS = 30
 
 
 class JavaMissingError(WideloadError):
-    """There is no Java that Kafka and Spark can run on; the message says what was found and what to install."""
+    """No suitable Java; the message says what was found and what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that can run Kafka and Spark.
+    """A Java that runs Kafka and Spark.
 
     Attributes:
         path: the `java` command.
@@ -38,10 +38,10 @@ class Java:
 
 
 def locate(environ: Mapping[str, str] | None = None) -> Path:
-    """The `java` command that is to be used: that of `JAVA_HOME`, as Spark does it, else the first on `PATH`.
+    """The `java` command to use: that of `JAVA_HOME`, as in Spark, else the first on `PATH`.
 
     Raises:
-        JavaMissingError: there is none.
+        JavaMissingError: there is no command.
     """
     environ = os.environ if environ is None else environ
     home = environ.get("JAVA_HOME")
@@ -57,10 +57,10 @@ def locate(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Java:
-    """As `locate`, after asking the command for its version, which takes about 0.1 s.
+    """Like `locate`, and runs the command to read its version, which takes about 0.1 s.
 
     Raises:
-        JavaMissingError: there is none, it does not answer, or its version is not between 17 and 22.
+        JavaMissingError: there is no command, it does not answer, or its version is not 17 to 22.
     """
     path = locate(environ)
     try:
@@ -77,7 +77,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
         raise JavaMissingError(f"{path} cannot be run: {exc}. {_advice()}") from exc
     version = parse_version(answer.stderr + answer.stdout)
     if version is None:
-        # macOS has a `java` which only says that there is none.
+        # macOS has a `java` command that only prints that Java is not installed.
         said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
         raise JavaMissingError(f"{path} -version did not print a version, but: {said or 'nothing'}. {_advice()}")
     if not _OLDEST <= version <= _NEWEST:
@@ -87,7 +87,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def parse_version(output: str) -> int | None:
-    """The major version in what `java -version` prints; None where there is none."""
+    """The major version in the output of `java -version`; None if the output has no version."""
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
 

@@ -2,7 +2,7 @@
 
     python -m app.local.jobs_archive build/jobs.zip
 
-The file is the same, byte for byte, whenever and wherever it is made of the same code.
+The same code always gives the same file, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["PACKAGES", "write"]
 PACKAGES = ("jobs", "stores", "transforms")
 
 _ROOT = Path(__file__).resolve().parents[2]
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip file knows
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 _MODE = 0o100644 << 16
 _UNIX = 3
 
 
 def write(file: Path) -> int:
-    """Writes the archive, with its folder; gives the number of modules in it.
+    """Writes the archive, and makes its folder; returns the number of modules in it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     modules = sorted(module for package in PACKAGES for module in (_ROOT / package).rglob("*.py"))
-    with ZipFile(file, "w", ZIP_STORED) as archive:  # another zlib would compress to other bytes
+    with ZipFile(file, "w", ZIP_STORED) as archive:  # each version of zlib compresses to different bytes
         for module in modules:
             entry = ZipInfo(module.relative_to(_ROOT).as_posix(), _EPOCH)
             entry.external_attr, entry.create_system = _MODE, _UNIX

@@ -1,9 +1,9 @@
-"""Runs a command for as long as its parent lives, however the parent ends.
+"""A command that ends when its parent ends, for whatever reason.
 
-A small Python process stands between: it holds the read end of a pipe whose only write end is the parent's. When the
-pipe closes, be it by `kill -9`, it ends the command and removes the folder that it was told to remove. This works where
-Linux's PR_SET_PDEATHSIG does not: on macOS, and when the thread that started the command is gone. The script itself is
-run by its path, with the standard library alone.
+A small Python process, the watchdog, runs between the two. It holds the read end of a pipe, and only the parent has the
+write end. When the pipe closes, even by `kill -9`, the watchdog ends the command and removes a folder if it was given
+one. Linux's PR_SET_PDEATHSIG does not work on macOS, or when the thread that started the command has ended. The
+watchdog runs this file by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import IO
 
 __all__ = ["Watched", "watched"]
 
-_SIGNALLED = 128  # what a shell adds to the number of the signal that ended a command
+_SIGNALLED = 128  # a shell adds this to the number of the signal that ended a command
 
 
 class Watched:
-    """A command that ends with this process at the latest.
+    """A command that ends when this process ends, or earlier.
 
     Attributes:
-        pid: the command's own process id.
+        pid: the process id of the command.
     """
 
     def __init__(self, watchdog: subprocess.Popen[bytes], pid: int) -> None:
@@ -42,8 +42,8 @@ class Watched:
         return status if status is None or status <= _SIGNALLED else _SIGNALLED - status
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the command; does nothing when it has ended."""
-        # The watchdog reaps the command, so the id is its own at least as long as the watchdog runs.
+        """Sends a signal to the command, unless it has ended."""
+        # The watchdog reaps the command, so no other process gets the id while the watchdog runs.
         if self._watchdog.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -52,7 +52,7 @@ class Watched:
         """Waits for the end of the command and returns its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs.
+            subprocess.TimeoutExpired: the command still runs.
         """
         self._watchdog.wait(timeout_seconds)
         if self._watchdog.stdin is not None:
@@ -62,7 +62,7 @@ class Watched:
         return status
 
     def kill(self) -> None:
-        """Ends the command at once, as `kill -9` does, and waits for it."""
+        """Kills the command, as `kill -9` does, and waits for its end."""
         self.signal(signal.SIGKILL)
         self.wait()
 
@@ -74,13 +74,13 @@ def watched(
     environ: Mapping[str, str] | None = None,
     remove: Path | None = None,
 ) -> Watched:
-    """Starts a command in a session of its own, so that Ctrl-C reaches only the parent, which can end it in order.
+    """Starts a command in its own session: Ctrl-C reaches only the parent, which can then stop the command properly.
 
     Args:
         command: the command and its arguments.
-        output: where stdout and stderr go.
+        output: the target of stdout and stderr.
         environ: the environment; by default that of this process.
-        remove: a folder that is removed if the parent ends while the command runs.
+        remove: the folder to remove if the parent ends while the command runs.
 
     Raises:
         OSError: the command cannot be run.
@@ -108,7 +108,7 @@ def watched(
 
 def _main(report: int, remove: str, command: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A handler, for a signal that is ignored would be ignored by the command as well.
+        # A handler and not SIG_IGN: the command would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)

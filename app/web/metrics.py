@@ -1,4 +1,4 @@
-"""Metrics: the pipelines' numbers in Prometheus' form, read when they are asked for."""
+"""The metrics of the pipelines for Prometheus, collected at each request."""
 
 from __future__ import annotations
 
@@ -11,44 +11,61 @@ from prometheus_client.registry import Collector
 from app.pipeline.report import PipelineReport
 from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
 
-__all__ = ["COUNTERS", "PRODUCER_GAUGES", "Metrics"]
+__all__ = ["COUNTERS", "Metrics"]
 
-# name of the metric, attribute of PipelineStats, help
+# name of the metric, attribute of PipelineStats, help text
 COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_records_in", "records_in", "Records read."),
     ("wideload_bytes_in", "bytes_in", "Bytes of keys and values read."),
-    ("wideload_records_out", "records_out", "Records that the sink or the dead-letter topic has acknowledged."),
-    ("wideload_bytes_out", "bytes_out", "Bytes of those records, as batches carry them, uncompressed."),
-    ("wideload_offloaded_records", "offloaded_records", "Records whose value went to the store."),
-    ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of those values."),
-    ("wideload_inflated_records", "inflated_records", "References that became values again."),
-    ("wideload_inflated_bytes", "inflated_bytes", "Bytes of those values."),
+    ("wideload_records_out", "records_out", "Records acknowledged by the sink or the dead-letter topic."),
+    ("wideload_bytes_out", "bytes_out", "Uncompressed bytes of acknowledged records."),
+    ("wideload_offloaded_records", "offloaded_records", "Records whose value was moved to the store."),
+    ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of values moved to the store."),
+    ("wideload_inflated_records", "inflated_records", "References replaced by their payload."),
+    ("wideload_inflated_bytes", "inflated_bytes", "Bytes of payloads that replaced references."),
     ("wideload_dead_letters", "dead_letters", "Records sent to the dead-letter topic."),
-    ("wideload_store_errors", "store_errors", "Calls of the store that failed."),
-    ("wideload_retries", "retries", "Calls of the store that were made again."),
-    ("wideload_commits", "commits", "Commits of offsets."),
-    ("wideload_transactions", "transactions", "Transactions that were committed."),
-    ("wideload_restarts", "restarts", "Times that the pipeline began again at its committed offsets."),
-    ("wideload_chunked_messages", "chunked_messages", "Records that left as chunks."),
-    ("wideload_chunks_published", "chunks_published", "Chunks that they left as."),
-    ("wideload_assembled_messages", "assembled_messages", "Messages that were assembled from chunks."),
-    ("wideload_duplicate_chunks", "duplicate_chunks", "Chunks that were there already, and ignored."),
-    ("wideload_late_chunks", "late_chunks", "Chunks of messages that had been discarded."),
+    ("wideload_store_errors", "store_errors", "Store calls that failed."),
+    ("wideload_retries", "retries", "Retries of store calls."),
+    ("wideload_commits", "commits", "Offset commits."),
+    ("wideload_transactions", "transactions", "Committed transactions."),
+    ("wideload_restarts", "restarts", "Restarts of the pipeline at its committed offsets."),
+    ("wideload_chunked_messages", "chunked_messages", "Records split into chunks."),
+    ("wideload_chunks_published", "chunks_published", "Chunks written to the sink."),
+    ("wideload_assembled_messages", "assembled_messages", "Messages assembled from chunks."),
+    ("wideload_duplicate_chunks", "duplicate_chunks", "Duplicate chunks, which are ignored."),
+    ("wideload_late_chunks", "late_chunks", "Chunks that arrived after their message was discarded."),
     ("wideload_evicted_messages", "evicted_messages", "Incomplete messages dropped because too many were pending."),
-    ("wideload_unwrapped_records", "unwrapped_records", "Records that were taken out of a message wrapper."),
-    ("wideload_wrapped_records", "wrapped_records", "Records that were put into a message wrapper."),
-    ("wideload_rebalances", "rebalances", "Times that the group took partitions away."),
-    ("wideload_expired_records", "expired_records", "Records that were deleted from the source before they were read."),
+    ("wideload_unwrapped_records", "unwrapped_records", "Records taken out of a message wrapper."),
+    ("wideload_wrapped_records", "wrapped_records", "Records put into a message wrapper."),
+    ("wideload_rebalances", "rebalances", "Rebalances that revoked partitions."),
+    ("wideload_expired_records", "expired_records", "Records deleted from the source before they were read."),
 )
 
-# name of the metric behind `wideload_producer_`, help, how to read it; of the last minute
-PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None]]] = (
-    ("batch_split_rate", "Batches split a second.", lambda stats: stats.batches.batch_splits.per_second()),
-    ("batch_size_avg", "Bytes of a batch on the wire.", lambda stats: stats.batches.batch_size.average()),
-    ("records_per_request_avg", "Records of a batch.", lambda stats: stats.batches.records_per_request.average()),
+# name of the metric, attribute of PipelineStats, help text; one value for each reason
+_COUNTERS_BY_REASON: Sequence[tuple[str, str, str]] = (
+    ("wideload_discarded_messages", "discarded", "Messages discarded because their chunks could not be assembled."),
+    ("wideload_failed_records", "failed", "Records that can never succeed: dead letters, or the end of the pipeline."),
+)
+
+# name of the metric, attribute of FlowReport, help text
+_GAUGES: Sequence[tuple[str, str, str]] = (
+    ("wideload_in_flight_bytes", "in_flight_bytes", "Bytes of the budget that the pipeline uses."),
+    ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
+    ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),
+)
+
+# name of the metric after `wideload_producer_`, help text, how to read it; for the last minute
+_PRODUCER_GAUGES: Sequence[tuple[str, str, Callable[[PipelineStats], float | None]]] = (
+    ("batch_split_rate", "Batches split per second.", lambda stats: stats.batches.batch_splits.per_second()),
+    ("batch_size_avg", "Average bytes of a batch on the wire.", lambda stats: stats.batches.batch_size.average()),
+    (
+        "records_per_request_avg",
+        "Average records of a batch.",
+        lambda stats: stats.batches.records_per_request.average(),
+    ),
     (
         "compression_rate_avg",
-        "What batches compressed to, of their size.",
+        "Compressed bytes divided by uncompressed bytes.",
         lambda stats: stats.batches.compression_rate.average(),
     ),
 )
@@ -58,7 +75,7 @@ class Metrics(Collector):
     """All metrics of the worker.
 
     Args:
-        pipelines: of the worker.
+        pipelines: all pipelines of the worker.
         limit_bytes: `in.flight.bytes`.
     """
 
@@ -72,101 +89,82 @@ class Metrics(Collector):
         GCCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """The page, in Prometheus' text format."""
+        """The page in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the registry would else collect at start."""
+        """Nothing: otherwise the registry would collect at start."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric as it is now."""
+        """All metrics, with their present values."""
         for name, attribute, text in COUNTERS:
             counter = CounterMetricFamily(name, text, labels=["pipeline"])
             for pipeline in self._pipelines:
                 counter.add_metric([pipeline.settings.name], getattr(pipeline.stats, attribute))
             yield counter
-        discarded = CounterMetricFamily(
-            "wideload_discarded_messages", "Messages whose chunks did not make a whole.", labels=["pipeline", "reason"]
-        )
-        for pipeline in self._pipelines:
-            for reason, count in sorted(pipeline.stats.discarded.items()):
-                discarded.add_metric([pipeline.settings.name, reason], count)
-        yield discarded
-        failed = CounterMetricFamily(
-            "wideload_failed_records",
-            "Records that can never succeed: dead letters, or the end of the pipeline.",
-            labels=["pipeline", "reason"],
-        )
-        for pipeline in self._pipelines:
-            for reason, count in sorted(pipeline.stats.failed.items()):
-                failed.add_metric([pipeline.settings.name, reason], count)
-        yield failed
-        yield self._store_seconds()
-        yield from self._partitions()
+        for name, attribute, text in _COUNTERS_BY_REASON:
+            counter = CounterMetricFamily(name, text, labels=["pipeline", "reason"])
+            for pipeline in self._pipelines:
+                for reason, count in sorted(getattr(pipeline.stats, attribute).items()):
+                    counter.add_metric([pipeline.settings.name, reason], count)
+            yield counter
         up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
         degraded = GaugeMetricFamily(
-            "wideload_pipeline_degraded", "1 while it runs, and /health says why it is degraded.", labels=["pipeline"]
+            "wideload_pipeline_degraded", "1 while the pipeline runs degraded; /health says why.", labels=["pipeline"]
         )
-        held = GaugeMetricFamily("wideload_in_flight_bytes", "Bytes of the budget in use.", labels=["pipeline"])
         for pipeline in self._pipelines:
             up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
             degraded.add_metric([pipeline.settings.name], float(pipeline.degraded is not None))
-            held.add_metric([pipeline.settings.name], pipeline.flow.in_flight_bytes if pipeline.flow else 0)
-        yield up
-        yield degraded
-        yield held
-        yield from self._pending()
+        yield from (up, degraded)
+        for name, attribute, text in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=["pipeline"])
+            for pipeline in self._pipelines:
+                gauge.add_metric([pipeline.settings.name], getattr(pipeline.flow, attribute) if pipeline.flow else 0)
+            yield gauge
+        yield GaugeMetricFamily(
+            "wideload_in_flight_limit_bytes", "The configured in.flight.bytes.", value=self._limit_bytes
+        )
+        yield self._store_seconds()
+        yield from self._partitions()
         yield from self._producers()
-        yield GaugeMetricFamily("wideload_in_flight_limit_bytes", "in.flight.bytes.", value=self._limit_bytes)
-
-    def _pending(self) -> Iterator[Metric]:
-        messages = GaugeMetricFamily(
-            "wideload_pending_chunked_messages", "Messages for chunks of which the commit waits.", labels=["pipeline"]
-        )
-        held = GaugeMetricFamily(
-            "wideload_pending_chunked_bytes", "Bytes of their chunks, beside the budget.", labels=["pipeline"]
-        )
-        for pipeline in self._pipelines:
-            messages.add_metric([pipeline.settings.name], pipeline.flow.pending_messages if pipeline.flow else 0)
-            held.add_metric([pipeline.settings.name], pipeline.flow.pending_bytes if pipeline.flow else 0)
-        yield messages
-        yield held
 
     def _producers(self) -> Iterator[Metric]:
-        """The producers' numbers, whose names are Kafka's."""
+        """The metrics of the producers, with Kafka's names."""
+        producers = [(pipeline.settings.name, pipeline.stats) for pipeline in self._pipelines]
         total = CounterMetricFamily(
-            "wideload_producer_batch_split", "Batches that the sink refused, and that went as two.", labels=["pipeline"]
+            "wideload_producer_batch_split", "Batches split in two because the sink refused them.", labels=["pipeline"]
         )
-        for pipeline in self._pipelines:
-            total.add_metric([pipeline.settings.name], pipeline.stats.batches.batch_split_total)
+        for pipeline, stats in producers:
+            total.add_metric([pipeline], stats.batches.batch_split_total)
         yield total
-        for name, text, read in PRODUCER_GAUGES:
+        for name, text, read in _PRODUCER_GAUGES:
             gauge = GaugeMetricFamily(f"wideload_producer_{name}", text, labels=["pipeline"])
-            for pipeline in self._pipelines:
-                if (value := read(pipeline.stats)) is not None:
-                    gauge.add_metric([pipeline.settings.name], value)
+            for pipeline, stats in producers:
+                if (value := read(stats)) is not None:
+                    gauge.add_metric([pipeline], value)
             yield gauge
         labels = ["pipeline", "topic"]
-        errors = CounterMetricFamily("wideload_producer_record_error", "Records not delivered.", labels=labels)
-        rate = GaugeMetricFamily("wideload_producer_record_error_rate", "The same a second.", labels=labels)
-        compression = GaugeMetricFamily(
-            "wideload_producer_compression_rate", "What batches of the topic compressed to.", labels=labels
+        errors = CounterMetricFamily(
+            "wideload_producer_record_error", "Records that were not delivered.", labels=labels
         )
-        for pipeline in self._pipelines:
-            for topic, numbers in sorted(pipeline.stats.batches.topics.items()):
-                values = [pipeline.settings.name, topic]
-                errors.add_metric(values, numbers.record_error_total)
-                rate.add_metric(values, numbers.record_errors.per_second())
-                if (average := numbers.compression_rate.average()) is not None:
-                    compression.add_metric(values, average)
-        yield errors
-        yield rate
-        yield compression
+        rate = GaugeMetricFamily(
+            "wideload_producer_record_error_rate", "Records per second that were not delivered.", labels=labels
+        )
+        compression = GaugeMetricFamily(
+            "wideload_producer_compression_rate", "Compressed bytes divided by uncompressed bytes.", labels=labels
+        )
+        for pipeline, stats in producers:
+            for topic, each in sorted(stats.batches.topics.items()):
+                errors.add_metric([pipeline, topic], each.record_error_total)
+                rate.add_metric([pipeline, topic], each.record_errors.per_second())
+                if (average := each.compression_rate.average()) is not None:
+                    compression.add_metric([pipeline, topic], average)
+        yield from (errors, rate, compression)
 
     def _store_seconds(self) -> Metric:
         histogram = HistogramMetricFamily(
-            "wideload_store_seconds", "How long calls of the store took.", labels=["pipeline", "operation"]
+            "wideload_store_seconds", "Duration of store calls.", labels=["pipeline", "operation"]
         )
         for pipeline in self._pipelines:
             for operation, latency in (("publish", pipeline.stats.publish), ("download", pipeline.stats.download)):
@@ -176,7 +174,9 @@ class Metrics(Collector):
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["pipeline", "topic", "partition"]
-        lag = GaugeMetricFamily("wideload_lag_records", "Records behind the committed offset.", labels=labels)
+        lag = GaugeMetricFamily(
+            "wideload_lag_records", "Records between the committed offset and the end of the partition.", labels=labels
+        )
         committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
         for pipeline in self._pipelines:
             positions = pipeline.flow.positions() if pipeline.flow else {}

@@ -23,10 +23,10 @@ _PROMETHEUS = "text/plain; version=0.0.4"
 
 
 def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
-    """What /health says.
+    """The content of /health.
 
-    `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` where a pipeline waits for its
-    store or a broker, or begins again; `failed` where one has stopped for good. `reasons` says why, by pipeline.
+    `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` if a pipeline waits for its
+    store or a broker, or restarts; `failed` if a pipeline has stopped for good. `reasons`: the reason, by pipeline.
     """
     reasons = {}
     status = "ok"
@@ -52,7 +52,7 @@ def _time(epoch_s: float, precision: str = "auto") -> str:
 
 
 def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
-    """What /pipelines says of one pipeline."""
+    """One pipeline in /pipelines."""
     settings, stats = pipeline.settings, pipeline.stats
     partitions = []
     if pipeline.flow is not None:
@@ -91,7 +91,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "restarts": stats.restarts,
         "expired_records": stats.expired_records,
         "transactions": stats.transactions,
-        # The names are those of seed 004, "Best practices for debugging".
+        # Names from seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,
         "chunkedMessageRate": {
             "published": stats.published_rate.per_second(),
@@ -120,7 +120,7 @@ def _transaction(settings: PipelineSettings, partition: TopicPartition) -> dict[
 
 
 def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: int) -> None:
-    """Puts the pages on the app's web server."""
+    """Adds the pages to the web server of the app."""
     metrics = Metrics(pipelines, limit_bytes)
 
     async def live(view: View, request: Request) -> Response:  # noqa: ARG001  # Faust's signature
@@ -136,7 +136,7 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: 
     async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
         return view.bytes(metrics.text(), content_type=_PROMETHEUS)
 
-    # Before Faust's own index, which has no setting to turn it off, and says OK whatever has failed.
+    # Before Faust's own index page, which cannot be turned off and always says OK.
     app.page("/")(ready)
     app.page("/health")(ready)
     app.page("/health/live")(live)

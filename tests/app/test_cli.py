@@ -113,7 +113,7 @@ def test_connection_takes_security_from_file_and_option(tmp_path: Path) -> None:
             ["security.protocl=SSL"],
             "security.protocl: is not a key that is known here; did you mean security.protocol?",
         ),
-        (["hunter2"], "-X: is KEY=VALUE, and one that was given has no '='"),
+        (["hunter2"], "-X: must be KEY=VALUE, but one value has no '='"),
         (["security.protocol=TLS"], "security.protocol: found 'TLS', allowed is one of"),
         (["security.protocol=SASL_SSL"], "sasl.username: is missing"),
         (["sasl.password=${env:NIX}"], "sasl.password: the environment variable NIX is not set"),
@@ -141,7 +141,7 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
     two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
     assert pipeline_of(two, "b").name == "b"
     with pytest.raises(
-        ConfigurationError, match="--pipeline: is missing, and the stores, or their keys, differ; name one of: a, b"
+        ConfigurationError, match="--pipeline: is missing, but the stores, or their keys, differ; name one of: a, b"
     ):
         pipeline_of(two, None)
     with pytest.raises(ConfigurationError, match="--pipeline: found 'c', the configuration has: a, b"):

@@ -130,7 +130,7 @@ def test_produce_folder_recursive_with_paths(place: Place) -> None:
     (folder / "sub" / "one").write_bytes(b"2")
     refused = wideload("produce", place.raw, folder, "-b", place.broker)
     assert (refused.returncode, refused.stderr) == (
-        2, f"wideload: FILE: {folder} is a folder; --recursive sends every file in it\n",
+        2, f"wideload: FILE: {folder} is a folder; --recursive sends all files in it\n",
     )  # fmt: skip
     assert wideload("produce", place.raw, folder, "-r", "--key-from", "path", "-b", place.broker).returncode == 0
     found = [record for records in read_all(place.broker, place.raw).values() for record in records]
@@ -170,7 +170,7 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     [
         (("{raw}", "{folder}/nix"), "FILE: {folder}/nix cannot be read: No such file or directory"),
         (("{raw}-nix", "-"), "TOPIC: topic {raw}-nix does not exist"),
-        (("{raw}", "-", "-p", "9"), "--partition: found 9, topic {raw} has the partitions 0 to 1"),
+        (("{raw}", "-", "-p", "9"), "--partition: found 9, topic {raw} has partitions 0 to 1"),
         (("{raw}", "-", "-H", "=x"), "--header: found '=x', allowed is NAME=VALUE"),
     ],
 )

@@ -93,7 +93,7 @@ def test_prepare_without_a_topic_of_the_configuration_creates_nothing(setting: S
     done = setting.prepare(f"{setting.raw}=33554432")
     assert done.returncode == 2
     assert done.stderr == (
-        f"prepare: [pipeline.offload] topics: topic {setting.orders} is not among those to create; "
+        f"prepare: [pipeline.offload] topics: topic {setting.orders} is not in the arguments; "
         f"add {setting.orders}=BYTES\n"
     )
     assert setting.found() == {}

@@ -131,4 +131,4 @@ def test_write_is_for_the_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--write-options: .* cannot be written"):
         write({}, str(tmp_path / "no" / "folder"))
     result = CliRunner().invoke(cli, ["job", "sweep", "--write-options", str(file)])
-    assert str(result.exception) == "--write-options: writes what a configuration says; give that with -c"
+    assert str(result.exception) == "--write-options: needs a configuration; give it with -c"

@@ -165,5 +165,5 @@ def test_broker_command_port_in_use() -> None:
         port = taken.getsockname()[1]
         with command("--port", str(port)) as parent:
             _, said = parent.communicate(timeout=DEADLINE_SECONDS)
-    assert said == f"port {port} is in use; end what listens there, or take another port\n"
+    assert said == f"port {port} is in use; stop the process that uses it, or choose another port\n"
     assert parent.returncode == 1
