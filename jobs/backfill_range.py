@@ -26,12 +26,12 @@ from jobs.source_options import SourceSettings
 from stores.registry import open_store, put
 from stores.store import PayloadStore
 from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import PayloadStoreError, WideloadError
 from transforms.formats import FormatName
 from transforms.identifiers import transactional_id
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
 

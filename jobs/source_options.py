@@ -15,10 +15,10 @@ from jobs.restorer import DEFAULT_HELD_BYTES, DEFAULT_THREADS, RestorerSettings
 from stores.keys import REQUIRED, Key, Kind, Value, read, unknown
 from stores.registry import STORE_CLASS, store_keys
 from stores.store import COMMON_KEYS
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES
-from transforms.outcome import Limits
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
 
 __all__ = ["KAFKA_KEYS", "KEYS", "Offsets", "SourceSettings", "settings_of"]

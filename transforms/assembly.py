@@ -34,8 +34,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
 from transforms.errors import MalformedChunkError
-from transforms.outcome import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
 from transforms.record import Header, Record
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import _MemoryRecordsPy
 from aiokafka.structs import ConsumerRecord
 
-from transforms import wire
+from transforms import record_format
 from transforms.errors import MalformedError
 
 __all__ = ["UndecodableBatches"]
@@ -160,7 +160,7 @@ def _batches(data: bytes) -> Iterator[_DefaultRecordBatchPy]:
 def _records(partition: TopicPartition, offset: int, batch: _DefaultRecordBatchPy) -> Iterator[ConsumerRecord]:
     data, at = bytes(batch._buffer), batch._pos  # noqa: SLF001
     for _ in range(batch._num_records):  # noqa: SLF001
-        record, delta, at = wire.read(data, at)
+        record, delta, at = record_format.read(data, at)
         if batch.base_offset + delta < offset:
             continue
         appended = batch.timestamp_type == batch.LOG_APPEND_TIME

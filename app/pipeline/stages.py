@@ -18,6 +18,7 @@ from app.pipeline.stats import Latency, PipelineStats
 from app.pipeline.wrapper_stages import UnwrapStage, WrapStage
 from stores.payload import download, publish
 from stores.store import PayloadStore
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ChunkError,
@@ -32,8 +33,7 @@ from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike, SourceRecord
-from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.wire import check_names, is_writable
+from transforms.record_format import check_names, is_writable
 
 __all__ = [
     "Chain",

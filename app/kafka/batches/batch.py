@@ -11,9 +11,9 @@ from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import RecordMetadata
 
-from transforms.halves import split
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.batch_split import split
 from transforms.record import Header, Record, RecordLike
-from transforms.size import BATCH_OVERHEAD_BYTES
 
 __all__ = ["Batch", "Builder", "Load", "Stamp"]
 

@@ -16,8 +16,8 @@ from aiokafka.structs import RecordMetadata, TopicPartition
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, BatchSettings
 from app.kafka.batches.room import Room
+from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record, RecordLike
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["DEFAULT_BUFFER_BYTES", "DEFAULT_MAX_BLOCK_S", "BatchingProducer"]
 

@@ -20,10 +20,10 @@ from app.pipeline.stages import Chain, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, MalformedWrapperError, RecordTooLargeError, WrapError
 from transforms.formats import FORMATS
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 from transforms.wrapper import HeaderTable, MessageWrapper, Unwrap, Wrap
 
 STORE: dict[str, Any] = {"large.message.payload.store.class": "memory"}

@@ -21,6 +21,7 @@ from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunking
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
@@ -40,7 +41,6 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 
 ROOMY = 10_000_000  # a sink's limit that is in nobody's way
 REFERENCE: Header = ("large-message", b"true")
