@@ -30,17 +30,16 @@ class ReferenceScopeSettings:
     root: Literal["store", "topic"] = keyed(
         _ROOT,
         "string",
-        "Where references that `inflate` reads may lead. `store`: to any payload below the store's root. `topic`: only "
-        "to those of the topic that the record is read from, so that who may write to one topic cannot read what "
-        "another one's records refer to.",
+        "Which payloads `inflate` may read. `store`: all below the store's root. `topic`: only those of the topic "
+        "that the record is read from. So someone who may write to one topic cannot read the payloads of another one.",
         default="store",
         allowed=("store", "topic"),
     )
     topics: tuple[str, ...] = keyed(
         _TOPICS,
         "list",
-        'With `large.message.root = "topic"`: other topics to whose payloads references may lead as well, such as the '
-        "topic of which a source is a mirror.",
+        'With `large.message.root = "topic"`: other topics whose payloads may be read too, for instance the original '
+        "topic of a mirror.",
     )
 
     @property

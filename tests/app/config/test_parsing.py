@@ -153,7 +153,10 @@ def test_addresses_are_hosts_with_ports(addresses: str) -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 BAD_WORKERS = [
-    ("", "bootstrap.servers: is missing; it is required: Brokers to begin with: `host:port`, separated by commas."),
+    (
+        "",
+        "bootstrap.servers: is missing; it is required: Brokers to connect to first: `host:port`, separated by commas.",
+    ),
     ("bootstrap.server = 'a:1'", "bootstrap.server: is not a key that is known here; did you mean bootstrap.servers?"),
     ("bootstrap.servers = ['a:1']", "bootstrap.servers: found ['a:1'], allowed is a value of type string"),
     *(
@@ -297,7 +300,7 @@ BAD_PIPELINES = [
             "package.module.Class; did you mean memory?"
         ),
     ),
-    (S3, "s3.bucket: is missing; it is required: The bucket. It must be there."),
+    (S3, "s3.bucket: is missing; it is required: The bucket. It must exist."),
     (S3 + "s3.bukket = 'b'", "s3.bukket: is not a key that is known here; did you mean s3.bucket?"),
     (S3 + "s3.bucket = 3", "s3.bucket: found 3, allowed is a value of type string"),
     (S3 + "s3.bucket = 'b'\ns3.secret.key = 3", "s3.secret.key: found ***, allowed is a value of type string"),
