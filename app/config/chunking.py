@@ -129,7 +129,9 @@ def chunk_settings(
     assembles = "assemble" in transforms or ("inflate" in transforms and strategy != "offload")
     if splits and _THRESHOLD in given and (strategy == "chunk" or "offload" not in transforms):
         raise ConfigurationError(
-            _THRESHOLD, f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the sink, says what is split"
+            _THRESHOLD,
+            f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the limit of the sink, decides which values "
+            "are split",
         )
     pending = values[_PENDING_BYTES] or max(1, in_flight_bytes // 2)
     message = values[_MESSAGE_BYTES] or max(1, min(_LIMITS.message_bytes, in_flight_bytes // 4))
@@ -151,10 +153,10 @@ def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) ->
         return
     if "offload" not in transforms and "inflate" not in transforms:
         raise ConfigurationError(
-            _STRATEGY, f"found {strategy!r}, which belongs to offload and inflate; transforms are {list(transforms)}"
+            _STRATEGY, f"found {strategy!r}, which needs offload or inflate; transforms are {list(transforms)}"
         )
     if "chunk" in transforms:
-        raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which goes without 'chunk' in transforms")
+        raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which cannot be used with 'chunk' in transforms")
     if form != "wideload":
         raise ConfigurationError(_STRATEGY, f"found {strategy!r}; readers of {_FORMAT} {form!r} know no chunks")
 
@@ -168,9 +170,9 @@ def check_order(transforms: Sequence[str]) -> None:
     if "assemble" in transforms[1:]:
         raise ConfigurationError(
             "transforms",
-            f"found {list(transforms)}; assemble goes first: it puts together what stands in the source topic",
+            f"found {list(transforms)}; assemble goes first: it assembles the chunks of the source topic",
         )
     if "chunk" in transforms[:-1]:
         raise ConfigurationError(
-            "transforms", f"found {list(transforms)}; chunk goes last: what is behind it would get pieces of values"
+            "transforms", f"found {list(transforms)}; chunk goes last: a transform after it would get pieces of values"
         )

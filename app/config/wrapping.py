@@ -124,7 +124,7 @@ def check_order(transforms: Sequence[str]) -> None:
         before = transforms[:i]
         if name == "unwrap" and (late := [each for each in before if each != "assemble"]):
             raise ConfigurationError(
-                "transforms", f"{found}; unwrap goes before {late[0]}, which is to see the value and its headers"
+                "transforms", f"{found}; unwrap goes before {late[0]}, which needs the value without its wrapper"
             )
         if name not in ("wrap", "chunk") and "wrap" in before:
-            raise ConfigurationError("transforms", f"{found}; wrap goes behind {name}, which would see wrappers")
+            raise ConfigurationError("transforms", f"{found}; wrap goes after {name}, which would get wrapped values")
