@@ -59,15 +59,15 @@ class FilesystemStore(Store):
         Key(
             "filesystem.root",
             "string",
-            "The folder of the payloads; made if it is not there. Symbolic links in it are resolved at start, and the "
-            "result is part of every reference: writers and readers must see the same path.",
+            "The folder of the payloads; it is created if it is missing. Symbolic links in it are resolved at start. "
+            "The result is part of every reference, so writers and readers must see the same path.",
             default=REQUIRED,
         ),
         Key(
             "filesystem.fsync",
             "boolean",
-            "Whether a payload is flushed to the disk before its reference is sent. Without it a power cut can lose "
-            "payloads to which references exist.",
+            "Whether a payload is flushed to the disk before its reference is sent. Otherwise a power cut can lose "
+            "payloads of references that were sent.",
             default=True,
         ),
     )

@@ -96,4 +96,4 @@ class Root:
             topic, object_id = segments
             return check_object_id(topic), check_object_id(object_id)
         except ValueError:
-            raise ReferenceRefusedError(full_path, self.uri, "it is not a topic and an id below") from None
+            raise ReferenceRefusedError(full_path, self.uri, "it is not TOPIC/ID below") from None

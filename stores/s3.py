@@ -56,74 +56,74 @@ class S3Store(Store):
     """One client for all threads, with a pool of connections."""
 
     KEYS: ClassVar[Sequence[Key]] = (
-        Key("s3.bucket", "string", "The bucket. It must be there.", default=REQUIRED),
+        Key("s3.bucket", "string", "The bucket. It must exist.", default=REQUIRED),
         Key(
             "s3.prefix",
             "string",
-            "What the keys of all payloads begin with, without a slash at either end: `s3://bucket/prefix/topic/id`.",
+            "The beginning of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
             default="",
         ),
         Key(
             "s3.endpoint",
             "string",
-            "The URL of an S3 server other than Amazon's. Where it is not set, `AWS_ENDPOINT_URL` counts.",
+            "The URL of an S3 server other than Amazon's. Default: `AWS_ENDPOINT_URL`.",
         ),
-        Key("s3.region", "string", "The region of the bucket. Where it is not set, AWS's own settings count."),
+        Key("s3.region", "string", "The region of the bucket. Default: AWS's own settings."),
         Key(
             "s3.access.key",
             "string",
-            "The access key, together with `s3.secret.key`. Where they are not set, AWS's own chain counts: "
-            "environment, profile, web identity, instance metadata.",
+            "The access key; needs `s3.secret.key`. Default: AWS's own chain of environment, profile, web identity "
+            "and instance metadata.",
         ),
         Key("s3.secret.key", "string", "The secret key that belongs to `s3.access.key`.", secret=True),
         Key("s3.session.token", "string", "The session token of temporary keys.", secret=True),
         Key(
             "s3.path.style",
             "boolean",
-            "Whether the bucket stands in the path of a URL, instead of in its host name. Where it is not set: yes if "
-            "`s3.endpoint` is set.",
+            "Whether the bucket is in the path of a URL, instead of in its host name. Default: yes if `s3.endpoint` "
+            "is set.",
         ),
         Key(
             "s3.connection.timeout.ms",
             "int",
-            "The longest wait for a connection, and for the server to take the next MiB of a payload.",
+            "The longest wait for a connection, and for the server to accept the next MiB of a payload.",
             default=5000,
             minimum=1,
         ),
         Key(
             "s3.read.timeout.ms",
             "int",
-            "The longest wait for the server to say anything, from the end of a request on.",
+            "The longest wait for the response, after the end of a request.",
             default=9_000,
             minimum=1,
         ),
         Key(
             "s3.retry.attempts",
             "int",
-            "How often a request is made at most, the first one included. Before the second there is a pause of up to "
-            "a second, before each later one up to twice the last, 20 at most (botocore's `standard` mode), and up to "
-            "5 more where the server asks for it.",
+            "The most attempts of a request, the first one included. Before the second attempt is a pause of up to a "
+            "second, before each later one a pause of up to twice the last, at most 20 seconds (botocore's `standard` "
+            "mode), and up to 5 more if the server asks for it.",
             default=3,
             minimum=1,
         ),
         Key(
             "s3.sse",
             "string",
-            "Encryption at rest that each put asks for. Where it is not set, the bucket's own default counts.",
+            "The encryption at rest that each put asks for. If it is not set, the bucket's own default counts.",
             allowed=("AES256", "aws:kms", "aws:kms:dsse"),
         ),
-        Key("s3.sse.kms.key.id", "string", "The KMS key of `s3.sse`; where it is not set, the account's key for S3."),
+        Key("s3.sse.kms.key.id", "string", "The KMS key of `s3.sse`. Default: the account's key for S3."),
         Key(
             "s3.payload.signing",
             "boolean",
-            "Whether a put is signed over its payload and carries a CRC. Both cost CPU, more than sending it; the "
-            "reference has a SHA-256 in any case, and TLS protects it on the way.",
+            "Whether the signature of a put covers the payload, and the put has a CRC. Both cost more CPU than "
+            "sending the payload. The reference has a SHA-256 in any case, and TLS protects the transfer.",
             default=False,
         ),
         Key(
             "s3.max.connections",
             "int",
-            "How many connections are kept. More threads than this may call; the connections above it are not kept.",
+            "How many connections are kept open. More threads may call; their connections are closed after use.",
             default=16,
             minimum=1,
         ),
@@ -279,7 +279,7 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     """
     if name not in response:
         found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
-        reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and what stands before it"
+        reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
         raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True)
 
 

@@ -70,8 +70,8 @@ _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
 _ADVICE: Mapping[str, str] = {
     "403": "check the credentials and the permissions",
-    "413": "what stands before the S3 server takes no body of this size (nginx: client_max_body_size)",
-    "AccessDenied": "it takes s3:GetObject, s3:PutObject and s3:ListBucket",
+    "413": "a proxy before the S3 server takes no body of this size (nginx: client_max_body_size)",
+    "AccessDenied": "it needs s3:GetObject, s3:PutObject and s3:ListBucket",
     "AuthorizationHeaderMalformed": "check s3.region",
     "ExpiredToken": "the session of s3.session.token is over: temporary keys that renew themselves come from AWS's own "
     "chain",

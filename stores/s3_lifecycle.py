@@ -236,8 +236,8 @@ class S3Lifecycle:
                 return
             if time.monotonic() > deadline:
                 raise PayloadStoreError(
-                    f"{_PUT} {self._uri}: the rules are not those that were written; somebody else may have changed "
-                    "them at the same time: look at them, and try again",
+                    f"{_PUT} {self._uri}: the rules are not as they were written; somebody else may have changed "
+                    "them at the same time; look at them, and try again",
                     retriable=True,
                 )
             time.sleep(_PAUSE_S)
@@ -258,7 +258,7 @@ class S3Lifecycle:
                     ) from exc
                 if status(exc) == HTTPStatus.FORBIDDEN and _code(exc) == "AccessDenied":
                     raise PayloadStoreError(
-                        f"{operation} {self._uri} failed: AccessDenied; it takes {_PERMISSIONS[operation]} on the "
+                        f"{operation} {self._uri} failed: AccessDenied; it needs {_PERMISSIONS[operation]} on the "
                         "bucket"
                     ) from exc
                 raise

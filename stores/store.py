@@ -44,21 +44,21 @@ SIGNING_KEYS: Sequence[Key] = (
     Key(
         "large.message.signing.key",
         "string",
-        "References are signed with this (HMAC-SHA-256), and refused where they are not. 32 characters or more, at "
-        "random (`openssl rand -hex 32`); the same for all who write and read a topic (docs/reference-messages.md).",
+        "The key that signs references (HMAC-SHA-256); unsigned ones are refused. 32 random characters or more "
+        "(`openssl rand -hex 32`), the same for all writers and readers of a topic (docs/reference-messages.md).",
         secret=True,
     ),
     Key(
         "large.message.signing.previous.keys",
         "list",
-        "Keys that references may have been signed with before; for a rotation.",
+        "Older keys whose signatures are still accepted, for a rotation of keys.",
         secret=True,
     ),
     Key(
         "large.message.signing.required",
         "boolean",
-        "Where there is a key: whether a reference without a signature is refused. `false` while some writers do not "
-        "sign yet; what is signed is verified all the same.",
+        "Whether a reference without a signature is refused, if there is a key. `false` while some writers do not "
+        "sign yet; signatures are verified in any case.",
         default=True,
     ),
 )
@@ -68,23 +68,22 @@ COMMON_KEYS: Sequence[Key] = (
     Key(
         "large.message.id.generator",
         "string",
-        "How a payload is named. `sha256`: by its stored bytes, so that a replay rewrites the same object and equal "
-        "payloads share one. `uuid`: at random.",
+        "How a payload is named. `sha256`: by the digest of its stored bytes, so a replay writes the same object "
+        "again and equal payloads share one. `uuid`: at random.",
         default="sha256",
         allowed=("sha256", "uuid"),
     ),
     Key(
         "large.message.max.bytes",
         "int",
-        "The largest payload, stored or decompressed, that is read. A larger one is refused before it is read.",
+        "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read.",
         default=268_435_456,
         minimum=1,
     ),
     Key(
         "large.message.store.timeout.ms",
         "int",
-        "The most time that one call of the store may take, its retries included. Must be less than "
-        "`consumer.max.poll.interval.ms`.",
+        "The longest time of one store call, with its retries. Must be less than `consumer.max.poll.interval.ms`.",
         default=60_000,
         minimum=1,
     ),

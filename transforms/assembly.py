@@ -26,16 +26,16 @@ Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; desi
 
 from __future__ import annotations
 
-import base64
 import hashlib
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transforms.chunk import Chunk
+from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
 from transforms.errors import MalformedChunkError
-from transforms.outcome import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
+from transforms.partition_history import PartitionHistory, same_message
 from transforms.record import Header, Record
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
 
-_REMEMBERED = 1000  # messages of a partition that have ended, so that a late chunk of theirs is known for what it is
-_UNSETTLED = 100  # messages of a partition that have ended, and perhaps are not delivered; more are taken together
 _BEGINNINGS = 10  # times the time that a message may wait: as long may its writer begin again
-_TORN = 32  # ids of messages of a partition, in the note beside a commit; as many as a writer has in its hands
-_TORN_ID_BYTES = 16
 # What Python holds of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
@@ -69,32 +65,10 @@ class _Context:
     begun: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    chunk: Chunk
-    reason: Reason | None  # None where it was delivered
-    last: int
-    first: int | None = None  # a hash of its first chunk, where it was delivered
-
-
-@dataclass(slots=True)
-class _Torn:
-    since: int
-    open: int = 0  # how many writers have begun the message, and not ended it, though it is delivered
-    ends: list[int] = field(default_factory=list)  # where some of them have ended it since the last commit
-
-
 @dataclass(slots=True)
 class _Partition:
     contexts: dict[str, _Context] = field(default_factory=dict)
-    ended: OrderedDict[str, _End] = field(default_factory=OrderedDict)
-    unsettled: deque[tuple[int, int]] = field(default_factory=deque)  # first chunk, and the chunk that ended it
-    # Messages that were delivered and are just being written again: the first chunk of that, when it came, and when one
-    # came last.
-    repeats: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    torn: dict[str, _Torn] = field(default_factory=dict)
-    last: int = -1
-    delivered: int = 0
+    history: PartitionHistory = field(default_factory=PartitionHistory)
 
 
 class Assembler:
@@ -116,6 +90,7 @@ class Assembler:
         self._partitions: dict[Hashable, _Partition] = {}
         self._order: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
         self._held = 0
+        self._rewrite_ms = _BEGINNINGS * limits.expire_ms  # 0 for ever
 
     @property
     def pending(self) -> int:
@@ -125,7 +100,7 @@ class Assembler:
     @property
     def repeating(self) -> int:
         """How many messages that were delivered are just being written again."""
-        return sum(len(state.repeats) for state in self._partitions.values())
+        return sum(state.history.rewrites for state in self._partitions.values())
 
     @property
     def pending_bytes(self) -> int:
@@ -145,9 +120,9 @@ class Assembler:
                 messages expire whose chunks are waiting in the log.
         """
         state = self._partitions.setdefault(partition, _Partition())
-        state.last = record.offset
+        state.history.last = record.offset
         events = list(self._take(partition, state, record, now_ms))
-        if record.offset < state.delivered:  # what ended so before the restart too, and was delivered
+        if record.offset < state.history.delivered:  # what ended so before the restart too, and was delivered
             events = [event for event in events if isinstance(event, Discarded) and event.reason in _BY_CHANCE]
         for event in events:
             self._count(event)
@@ -168,8 +143,7 @@ class Assembler:
         for event in events:
             self._count(event)
         for state in self._partitions.values() if limit else ():
-            for uuid in [uuid for uuid, (_, _, began_ms) in state.repeats.items() if now_ms - began_ms >= limit]:
-                self._settle(state, state.repeats.pop(uuid)[0])
+            state.history.expire_rewrites(now_ms, limit)
         return events
 
     def safe_offset(self, partition: Hashable, position: int) -> int:
@@ -185,17 +159,13 @@ class Assembler:
         state = self._partitions.get(partition)
         if state is None:
             return position
-        while state.unsettled and state.unsettled[0][1] < position:
-            state.unsettled.popleft()
-        firsts = [first for first, _ in state.unsettled]
-        firsts += [context.records[0].offset for context in state.contexts.values()]
-        firsts += [first for first, _, _ in state.repeats.values()]
-        return min(position, min(firsts, default=position))
+        firsts = [context.records[0].offset for context in state.contexts.values()]
+        return min([state.history.safe_offset(position), *firsts])
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
         """What to note beside a commit: `position`, or what was noted before the restart, where that is higher."""
         state = self._partitions.get(partition)
-        return position if state is None else max(position, state.delivered)
+        return position if state is None else max(position, state.history.delivered)
 
     def torn(self, partition: Hashable, offset: int) -> tuple[str, ...]:
         """What to note beside a commit of `offset`: ids of messages that were begun more often than ended below it.
@@ -205,16 +175,7 @@ class Assembler:
         often as there are writers. Each is 22 characters of base64: a hash of what the chunks say of their message.
         """
         state = self._partitions.get(partition)
-        if state is None:
-            return ()
-        found: list[str] = []
-        for id_, torn in list(state.torn.items()):
-            torn.ends = [end for end in torn.ends if end >= offset]  # a restart reads these again
-            if not torn.open and not torn.ends:
-                del state.torn[id_]
-            elif torn.since < offset:  # else it is found again
-                found += [id_] * (torn.open + len(torn.ends))
-        return tuple(found[-_TORN:])
+        return () if state is None else state.history.torn_ids(offset)
 
     def resume(self, partition: Hashable, delivered: int, torn: Iterable[str] = ()) -> None:
         """After a restart at a safe offset: what ended below `delivered` was delivered, and is not given again.
@@ -227,14 +188,12 @@ class Assembler:
             delivered: what `delivered_below` said at the commit.
             torn: what `torn` said then.
         """
-        state = self._partitions.setdefault(partition, _Partition())
-        state.delivered = delivered
-        state.torn = {id_: _Torn(-1, count) for id_, count in Counter(torn).items()}
+        self._partitions.setdefault(partition, _Partition()).history.resume(delivered, torn)
 
     def delivered(self, partition: Hashable, offset: int) -> bool:
         """Whether an ordinary record at this offset was delivered before the restart."""
         state = self._partitions.get(partition)
-        return state is not None and offset < state.delivered
+        return state is not None and offset < state.history.delivered
 
     def clear(self, partition: Hashable) -> None:
         """Forgets a partition that another consumer has now; those of the others stay."""
@@ -254,7 +213,7 @@ class Assembler:
             yield Discarded("malformed", None, (record,), str(exc))
             return
         context = state.contexts.get(chunk.uuid)
-        if context is not None and not chunk.id and self._too_long(context.first_ms, now_ms):
+        if context is not None and not chunk.id and 0 < self._rewrite_ms <= now_ms - context.first_ms:
             times = f"its writer began again and again for {now_ms - context.first_ms:,} ms"
             yield self._drop(partition, chunk.uuid, "expired", times)
             context = None
@@ -262,13 +221,13 @@ class Assembler:
             if chunk.id:
                 yield from self._late(state, chunk, record)
                 return
-            end = state.ended.get(chunk.uuid)
-            # Whoever can write may know the uuid beforehand: what is not the same in all is no duplicate.
-            if end is not None and record.offset > end.last and end.first == _hash(record) and _same(chunk, end.chunk):
-                self._repeat(state, chunk, record, now_ms)
+            end = state.history.end_of(chunk.uuid)
+            if end is not None and end.begins_again_with(chunk, record):
+                self.counts.duplicates += 1
+                state.history.begin_rewrite(chunk, record.offset, now_ms, self._rewrite_ms)
                 return
             if (detail := self._too_large(chunk)) is not None:
-                self._end(state, chunk, "oversized")
+                state.history.end(chunk, "oversized")
                 yield Discarded("oversized", chunk.uuid, (record,), detail)
                 return
             context = _Context(chunk, headers, now_ms, now_ms, None if chunk.checksum is None else hashlib.sha256())
@@ -291,44 +250,7 @@ class Assembler:
             context.began_ms = now_ms
             self._order.move_to_end((partition, chunk.uuid))
         elif chunk.id == chunk.count - 1:
-            self._mend(self._partitions[partition], chunk)
-
-    def _repeat(self, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int | None) -> None:
-        """A chunk of a message that was delivered; `now_ms` where it is the first one."""
-        self.counts.duplicates += 1
-        if now_ms is not None and chunk.count > 1:
-            self._tear(state, chunk, record.offset)
-            first, first_ms, _ = state.repeats.get(chunk.uuid, (record.offset, now_ms, now_ms))
-            if self._too_long(first_ms, now_ms):
-                self._settle(state, first)
-                first, first_ms = record.offset, now_ms
-            state.repeats[chunk.uuid] = first, first_ms, now_ms
-        elif chunk.count > 1 and chunk.id == chunk.count - 1:
-            self._mend(state, chunk)
-            if chunk.uuid in state.repeats:
-                self._settle(state, state.repeats.pop(chunk.uuid)[0])
-
-    def _tear(self, state: _Partition, chunk: Chunk, first: int, times: int = 1) -> None:
-        """Takes in how many writers have begun a message that was delivered, before this or with it."""
-        torn = state.torn.setdefault(_torn_id(chunk), _Torn(first))
-        torn.open += times
-        if len(state.torn) > _REMEMBERED:
-            del state.torn[next(iter(state.torn))]
-
-    def _mend(self, state: _Partition, chunk: Chunk) -> None:
-        """Takes in that one of them has ended it."""
-        torn = state.torn.get(_torn_id(chunk))
-        if torn is not None and torn.open:
-            torn.open -= 1
-            torn.ends.append(state.last)
-
-    def _is_torn(self, state: _Partition, chunk: Chunk) -> bool:
-        return bool(state.torn) and _torn_id(chunk) in state.torn
-
-    def _too_long(self, first_ms: int, now_ms: int) -> bool:
-        """Whether a message that begins again and again has kept commits back, and others out, for long enough."""
-        limit = self.limits.expire_ms
-        return bool(limit) and now_ms - first_ms >= _BEGINNINGS * limit
+            self._partitions[partition].history.mend(chunk)
 
     def _too_large(self, chunk: Chunk) -> str | None:
         if chunk.size > self.limits.message_bytes:
@@ -340,15 +262,17 @@ class Assembler:
         return None
 
     def _late(self, state: _Partition, chunk: Chunk, record: LoggedRecord) -> Iterator[Discarded]:
-        end = state.ended.get(chunk.uuid)
-        if self._is_torn(state, chunk) if end is None else end.reason is None and _same(chunk, end.chunk):
-            self._repeat(state, chunk, record, None)
+        history = state.history
+        end = history.end_of(chunk.uuid)
+        if history.is_torn(chunk) if end is None else end.reason is None and same_message(chunk, end.chunk):
+            self.counts.duplicates += 1
+            history.go_on_with_rewrite(chunk)
         elif end is not None and end.reason is not None:
-            self._end(state, end.chunk, end.reason)
+            history.end(end.chunk, end.reason)
             detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {end.reason}"
             yield Discarded(end.reason, chunk.uuid, (record,), detail, late=True)
         else:
-            self._end(state, chunk, "missing-first")
+            history.end(chunk, "missing-first")
             detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
             yield Discarded("missing-first", chunk.uuid, (record,), detail)
 
@@ -357,7 +281,7 @@ class Assembler:
     ) -> tuple[Reason | None, str] | None:
         """Why the chunk does not go on with its message; without a reason it is a duplicate. None where it does."""
         first = context.chunk
-        if not _same(chunk, first):
+        if not same_message(chunk, first):
             found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
             return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
         if record.key != context.records[0].key:
@@ -369,7 +293,7 @@ class Assembler:
         if chunk.id > expected:
             told = f"chunk {chunk.id} came, chunk {expected} was next"
             # Of a message that was delivered, it is the rest of an older writing.
-            return (None, told) if self._is_torn(state, chunk) else ("out-of-order", told)
+            return (None, told) if state.history.is_torn(chunk) else ("out-of-order", told)
         left = first.count - 1 - chunk.id  # each has a byte at least
         if context.length + len(record.value or b"") + left > first.size:
             return "contradictory", f"more bytes than the {first.size:,} of the message"
@@ -408,10 +332,10 @@ class Assembler:
             return self._drop(partition, chunk.uuid, "corrupt", detail)
         self._forget(partition, state, chunk.uuid)
         first, last = records[0], records[-1]
-        self._end(state, chunk, None, _hash(first))
-        if context.begun > 1 or self._is_torn(state, chunk):
-            self._tear(state, chunk, first.offset, context.begun)
-            self._mend(state, chunk)
+        state.history.end(chunk, None, first)
+        if context.begun > 1 or state.history.is_torn(chunk):
+            state.history.tear(chunk, first.offset, context.begun)
+            state.history.mend(chunk)
         return Assembled(
             Record(first.key, value, context.headers, first.timestamp), ChunkMessageId(first.offset, last.offset)
         )
@@ -421,31 +345,15 @@ class Assembler:
     def _drop(self, partition: Hashable, uuid: str, reason: Reason, detail: str) -> Discarded:
         state = self._partitions[partition]
         context = self._forget(partition, state, uuid)
-        self._end(state, context.chunk, reason)
+        state.history.end(context.chunk, reason)
         return Discarded(reason, uuid, tuple(context.records), detail)
 
     def _forget(self, partition: Hashable, state: _Partition, uuid: str) -> _Context:
         context = state.contexts.pop(uuid)
         del self._order[partition, uuid]
         self._held -= context.held
-        self._settle(state, context.records[0].offset)
+        state.history.settle(context.records[0].offset)
         return context
-
-    def _settle(self, state: _Partition, first: int) -> None:
-        """Notes that what began at `first` has ended. Delivered or not: that knows who asks for the safe offset."""
-        state.unsettled.append((first, state.last))
-        if len(state.unsettled) > _UNSETTLED:
-            # The newest two: if it were the oldest, a commit would never pass them as long as so many are on their way.
-            (low, last), (lower, _) = state.unsettled.pop(), state.unsettled.pop()
-            state.unsettled.append((min(low, lower), last))
-
-    def _end(self, state: _Partition, chunk: Chunk, reason: Reason | None, first: int | None = None) -> None:
-        state.ended[chunk.uuid] = _End(chunk, reason, state.last, first)
-        state.ended.move_to_end(chunk.uuid)
-        state.repeats.pop(chunk.uuid, None)
-        if len(state.ended) > _REMEMBERED:
-            forgotten, _ = state.ended.popitem(last=False)
-            state.repeats.pop(forgotten, None)
 
     def _count(self, event: Assembled | Discarded) -> None:
         if isinstance(event, Assembled):
@@ -454,17 +362,3 @@ class Assembler:
             self.counts.late += 1
         else:
             self.counts.discarded[event.reason] = self.counts.discarded.get(event.reason, 0) + 1
-
-
-def _same(one: Chunk, other: Chunk) -> bool:
-    return (one.count, one.size, one.checksum) == (other.count, other.size, other.checksum)
-
-
-def _torn_id(chunk: Chunk) -> str:
-    told = f"{chunk.uuid} {chunk.count} {chunk.size} {chunk.checksum}"
-    digest = hashlib.sha256(told.encode()).digest()[:_TORN_ID_BYTES]
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def _hash(record: LoggedRecord) -> int:
-    return hash((record.key, record.value, tuple(record.headers)))

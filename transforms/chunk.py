@@ -21,9 +21,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
-from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
 
 __all__ = ["Chunk", "Chunking", "checksum", "is_chunk"]
 

@@ -8,25 +8,25 @@ WideloadError
 │   │   ├── MalformedChunkError
 │   │   └── MalformedWrapperError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
-│   ├── DiscardedChunkError       the record is a chunk that did not become a message with others
+│   ├── DiscardedChunkError       the record is a chunk of a message that cannot be assembled
 │   ├── HeaderNameError           the name of a header is not UTF-8
 │   ├── KeyMissingError           the record has no key, and the sink topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
-│   ├── RecordTooLargeError       the record is over what the sink topic takes
-│   ├── RecordUnfitError          the sink topic does not take the record, such as for its timestamp
+│   ├── RecordTooLargeError       the record is over the sink topic's `max.message.bytes`
+│   ├── RecordUnfitError          the sink topic refuses the record, for instance for its timestamp
 │   ├── SignatureError            the reference is not signed with a key that is known
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
-│   ├── PayloadStoreAccessError   the store lets nobody in: permission, credentials, bucket; somebody must act
+│   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; somebody must act
 │   ├── PayloadNotFoundError      there is no such payload; final
-│   ├── PayloadUnfitError         the store does not take this payload, such as for its size; final
+│   ├── PayloadUnfitError         the store refuses this payload, for instance for its size; final
 │   └── ReferenceRefusedError     the reference points outside the store's root; final
 ├── SerializationError            what a client's serializer raises; `__cause__` is one of the above, or a stage's own
-└── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, or will take; final
+└── ResourceIdentifierTooLargeError  a name is longer than Kafka takes, today or from 5.0 on; final
 
-Each carries its data as attributes and builds its message from them. Each can be copied and pickled, so it may cross
-from one process to another.
+Each error carries its data as attributes and builds its message from them. Each can be copied and pickled, so it can
+pass from one process to another.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _SHOWN_CHARACTERS = 200
 
 
 def shown(text: str) -> str:
-    """`text` as it may stand in a message: quoted, and cut in the middle when it is long.
+    """`text` for a message: quoted, and cut in the middle if it is long.
 
-    Paths come from records that anyone may write, and may be a megabyte long or hold control characters. A string of a
-    class that does not show itself is not cut, as what is left of it would be a string that does.
+    Paths come from records that anyone may write. They may be a megabyte long or have control characters. A secret
+    string, of a class that hides its text, is not cut, because its parts would be ordinary strings.
     """
     if len(text) > _SHOWN_CHARACTERS and type(text) is str:
         half = _SHOWN_CHARACTERS // 2
@@ -108,16 +108,16 @@ class ConfigurationError(WideloadError):
 
 
 class TransformError(WideloadError):
-    """This record can never succeed, however often it is tried."""
+    """This record can never succeed, however often it is retried."""
 
 
 class MalformedError(TransformError):
-    """A field of a record is not what a format allows.
+    """A field of a record breaks its format.
 
     Attributes:
-        field: the header, or "value".
-        found: what stood there.
-        allowed: what may stand there.
+        field: the name of the header, or "value".
+        found: the content of the field.
+        allowed: the content that the format allows.
     """
 
     _WHAT = "record"
@@ -133,13 +133,13 @@ class MalformedError(TransformError):
 
 
 class MalformedReferenceError(MalformedError):
-    """The value or a header of a reference record is not what the format allows."""
+    """The value or a header of a reference record breaks the format."""
 
     _WHAT = "reference"
 
 
 class MalformedChunkError(MalformedError):
-    """The value or a header of a chunk is not what the format allows."""
+    """The value or a header of a chunk breaks the format."""
 
     _WHAT = "chunk"
 
@@ -156,7 +156,7 @@ class ChunkError(TransformError):
     Attributes:
         size: bytes of its value.
         limit: the most bytes that a chunk may take as a batch of one.
-        reason: what is in the way.
+        reason: why not.
     """
 
     def __init__(self, size: int, limit: int, reason: str) -> None:
@@ -166,16 +166,16 @@ class ChunkError(TransformError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"a value of {self.size:,} bytes cannot go as chunks of {self.limit:,} bytes: {self.reason}"
+        return f"a value of {self.size:,} bytes cannot be split into chunks of {self.limit:,} bytes: {self.reason}"
 
 
 class DiscardedChunkError(TransformError):
-    """The record is a chunk of a message that will not be whole.
+    """The record is a chunk of a message that cannot be assembled.
 
     Attributes:
-        uuid: the message's; None where the chunk does not say.
-        reason: as `transforms.assembly` has them.
-        detail: what was found.
+        uuid: of the message; None if it cannot be read.
+        reason: one of those in `transforms.assembly`.
+        detail: the finding, for people.
     """
 
     def __init__(self, uuid: str | None, reason: str, detail: str) -> None:
@@ -189,10 +189,10 @@ class DiscardedChunkError(TransformError):
 
 
 class HeaderNameError(TransformError):
-    """The name of a header is not UTF-8, as Kafka wants it, so that clients cannot write it.
+    """The name of a header is not UTF-8. Kafka requires UTF-8, so clients cannot write it.
 
     Attributes:
-        name: with the bytes that are not UTF-8 as `surrogateescape` has them.
+        name: bytes that are not UTF-8 are decoded by `surrogateescape`.
     """
 
     def __init__(self, name: str) -> None:
@@ -201,14 +201,14 @@ class HeaderNameError(TransformError):
 
     def __str__(self) -> str:
         text = self.name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        return f"the name of a header, {shown(text)}, is not UTF-8, as Kafka wants it, and clients cannot write it"
+        return f"the header name {shown(text)} is not UTF-8, which Kafka requires, so clients cannot write it"
 
 
 class KeyMissingError(TransformError):
-    """A record has no key, and the sink topic, the only argument, is compacted: brokers refuse it there."""
+    """A record has no key, and the sink topic (the only argument) is compacted, so brokers refuse the record."""
 
     def __str__(self) -> str:
-        return f"the record has no key, and topic {self.args[0]} is compacted: it takes none without"
+        return f"the record has no key, and topic {self.args[0]} is compacted and takes only records with a key"
 
 
 class PayloadCorruptError(TransformError):
@@ -217,8 +217,8 @@ class PayloadCorruptError(TransformError):
     Attributes:
         path: the full path of the payload.
         what: what differs: "size", "checksum" or "compression".
-        expected: what the reference says.
-        found: what the payload has.
+        expected: the value in the reference.
+        found: the value of the payload.
     """
 
     def __init__(self, path: str, what: str, *, expected: str, found: str) -> None:
@@ -237,7 +237,7 @@ class PayloadTooLargeError(TransformError):
 
     Attributes:
         path: the full path of the payload.
-        size: its length in bytes; None where it is only known to be over the limit.
+        size: its length in bytes; None if all that is known is that it is over the limit.
         limit: the limit in bytes.
     """
 
@@ -248,15 +248,15 @@ class PayloadTooLargeError(TransformError):
         self.limit = limit
 
     def __str__(self) -> str:
-        size = "more" if self.size is None else f"{self.size:,} bytes"
+        size = "over the limit of" if self.size is None else f"{self.size:,} bytes, the limit is"
         return (
-            f"payload {shown(self.path)} is too large: {size}, the limit is {self.limit:,} bytes; "
+            f"payload {shown(self.path)} is too large: {size} {self.limit:,} bytes; "
             "raise large.message.max.bytes if such payloads are meant to pass"
         )
 
 
 class RecordTooLargeError(TransformError):
-    """A record is over the `max.message.bytes` of the topic that it should go to.
+    """A record is over the `max.message.bytes` of its sink topic.
 
     Attributes:
         topic: the sink topic.
@@ -278,12 +278,12 @@ class RecordTooLargeError(TransformError):
 
 
 class RecordUnfitError(TransformError):
-    """A topic does not take a record, whatever its size.
+    """A topic refuses a record for another reason than its size.
 
     Attributes:
         topic: the topic.
-        reason: what the broker says, and what would help.
-        timestamp: of the record that a broker has refused for it, in milliseconds since 1970; None where none has.
+        reason: the broker's message, and what to do.
+        timestamp: the record's timestamp, in milliseconds since 1970, if a broker refused it for that; else None.
     """
 
     def __init__(self, topic: str, reason: str, timestamp: int | None = None) -> None:
@@ -297,10 +297,10 @@ class RecordUnfitError(TransformError):
 
 
 class SignatureError(TransformError):
-    """A reference is not signed, or not with a key that is known here; nothing was requested.
+    """A reference is not signed, or not with a known key; no request was made.
 
     Attributes:
-        path: where it points to.
+        path: the path in the reference.
         reason: what is wrong with the signature.
     """
 
@@ -311,8 +311,8 @@ class SignatureError(TransformError):
 
     def __str__(self) -> str:
         return (
-            f"reference {shown(self.path)} is refused: {self.reason}; whoever writes references needs "
-            "large.message.signing.key, and its readers the same, or large.message.signing.previous.keys"
+            f"reference {shown(self.path)} is refused: {self.reason}; writers need large.message.signing.key, and "
+            "readers the same key, there or in large.message.signing.previous.keys"
         )
 
 
@@ -321,7 +321,7 @@ class WrapError(TransformError):
 
     Attributes:
         header: its name.
-        reason: what is in the way.
+        reason: why not.
     """
 
     def __init__(self, header: str, reason: str) -> None:
@@ -337,8 +337,8 @@ class PayloadStoreError(WideloadError):
     """A store could not do what it was asked to (seed 000, "PayloadStoreException").
 
     Attributes:
-        retriable: True for what may pass by itself (throttling, 5xx, time-outs, connections cut), False for what
-            stays as it is until somebody acts (access denied, no such bucket).
+        retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
+            act first (access denied, no such bucket).
     """
 
     retriable: bool = False
@@ -350,10 +350,10 @@ class PayloadStoreError(WideloadError):
 
 
 class PayloadStoreAccessError(PayloadStoreError):
-    """The store is there, and does not do what it is asked for by this caller, whatever the payload.
+    """The store answers, but refuses every request of this caller.
 
-    It takes somebody to act: to give a permission, other keys, to make the bucket, or the file system writable. Who has
-    been let in before may wait for that.
+    Somebody must act: give a permission or other keys, create the bucket, or make the file system writable. A caller
+    that had access before may wait for that.
     """
 
 
@@ -361,7 +361,7 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
     """There is no payload at this path.
 
     Attributes:
-        path: the full path that was asked for.
+        path: the full path that was requested.
     """
 
     def __init__(self, path: str) -> None:
@@ -370,15 +370,15 @@ class PayloadNotFoundError(PayloadStoreError, LookupError):
 
 
 class PayloadUnfitError(PayloadStoreError):
-    """The store does not take this payload, and takes others: it, or a server before it, takes no more at once."""
+    """The store refuses this payload but takes others: it, or a proxy before it, has a limit of size."""
 
 
 class ReferenceRefusedError(PayloadStoreError):
-    """A path is not below the store's own root; nothing was requested.
+    """A path is not below the store's own root; no request was made.
 
     Attributes:
         path: the path that was refused.
-        root: what a path must begin with.
+        root: the beginning that every path must have.
     """
 
     def __init__(self, path: str, root: str, reason: str = "it is not below the store's root") -> None:
@@ -390,16 +390,16 @@ class ReferenceRefusedError(PayloadStoreError):
 class SerializationError(WideloadError):
     """A key or a value cannot be serialized or deserialized (seed 000: "as SerializationException to client").
 
-    `__cause__` is what happened: a `PayloadNotFoundError` where the payload is gone, another `PayloadStoreError` where
-    the store failed, a `TransformError` where the payload is not what the reference says, or what a stage raised.
+    `__cause__` is the reason: a `PayloadNotFoundError` if the payload is gone, another `PayloadStoreError` if the store
+    failed, a `TransformError` if the payload differs from the reference, or the error of a stage.
 
     Attributes:
         topic: the topic of the record.
         field: `key` or `value`.
         reason: what happened, and in which stage.
-        deserializing: whether the record was being read.
-        partition: the partition of the record that was read; None where the client did not say.
-        offset: its offset; None likewise.
+        deserializing: True if the record was being read.
+        partition: the partition of the record that was read; None if the client did not say.
+        offset: its offset, or None too.
     """
 
     def __init__(
@@ -422,13 +422,13 @@ class SerializationError(WideloadError):
 
     def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
         make, arguments, state = super().__reduce__()
-        # `retriable` is the cause's. What a stage of the application raised may be of a class that cannot be pickled.
+        # `retriable` needs the cause. The error of an application's stage may be of a class that cannot be pickled.
         cause = {"__cause__": self.__cause__} if isinstance(self.__cause__, WideloadError) else {}
         return make, arguments, {**state, **cause}
 
     @property
     def retriable(self) -> bool:
-        """Whether the same record may succeed later: the store was the reason, and what it met may pass."""
+        """Whether the same record may succeed later: the cause is an error of the store that may pass."""
         return isinstance(self.__cause__, PayloadStoreError) and self.__cause__.retriable
 
     def __str__(self) -> str:
@@ -452,11 +452,11 @@ class ResourceIdentifierTooLargeError(WideloadError):
     """A name is longer than its kind allows (seed 003: "ResourceIdentifierTooLargeException … is not retriable").
 
     Attributes:
-        kind: what is named, as `transforms.identifiers.IDENTIFIERS` has it: `group-id`.
-        length: how long the name is, in `unit`.
-        limit: how long it may be.
+        kind: a key of `transforms.identifiers.IDENTIFIERS`, such as `group-id`.
+        length: of the name, in `unit`.
+        limit: the longest allowed length.
         unit: `characters` or `bytes`.
-        retriable: False: the same name is always as long.
+        retriable: always False.
     """
 
     retriable = False

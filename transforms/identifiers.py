@@ -29,7 +29,6 @@ __all__ = [
     "Kind",
     "Unit",
     "check",
-    "enabled_by_default",
     "transactional_id",
 ]
 
@@ -52,7 +51,7 @@ LIMIT_KEY = "resource.identifier.limit.enable"
 """The brokers' property, and the worker's key of the same name."""
 
 FIRST_VERSION = 5
-"""The major version of Kafka in which `LIMIT_KEY` is true where it is not set."""
+"""The major version of Kafka in which `LIMIT_KEY` is true by default."""
 
 STRING_BYTES = 32_767
 """The longest string that most of Kafka's requests can carry."""
@@ -146,11 +145,6 @@ CLIENT_KEYS: Mapping[str, Kind] = MappingProxyType(
     }
 )
 """Which keys of a client's configuration are names of which kind."""
-
-
-def enabled_by_default(major: int) -> bool:
-    """Whether brokers of this major version enforce the limits where `LIMIT_KEY` is not set."""
-    return major >= FIRST_VERSION
 
 
 def check(kind: Kind, text: str, *, enabled: bool = True) -> None:

@@ -2,8 +2,8 @@
 
     whole    the record as it was read; behind its headers those of Kafka Connect, `__connect.errors.*`
     value    the same, but its value is in the store, or in chunks
-    record   the value is the whole letter in the format of `transforms.wire`, in the letter, in the store or in chunks;
-             the headers are the count of replays and Connect's again, as far as there is room
+    record   the value is the whole letter in the format of `transforms.record_format`; it is in the letter, in the
+             store or in chunks; the headers are the count of replays and Connect's again, as far as there is room
 
 A letter that is not whole says so in the header `wideload.dead-letter`, behind those of Connect. Behind it are the
 headers of the reference or of the chunk. If letters have no headers of Connect, the header says that too
@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from transforms import wire
+from transforms import record_format
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedError
 from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.reference import VALUE
-from transforms.size import batch_of_one_bytes
 
 __all__ = [
     "LEAST_BYTES",
@@ -212,7 +212,7 @@ def open_letter(record: RecordLike) -> Letter:
     if form == "record":
         if record.value is None:
             raise MalformedError("value", "null", "a letter")
-        letter = wire.parse(record.value)
+        letter = record_format.parse(record.value)
     own, context = (tuple(letter.headers), {}) if bare else context_of(letter.headers)
     return Letter(Record(letter.key, letter.value, own, letter.timestamp), context, replays_of(own))
 

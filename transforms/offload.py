@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.compression import Codec
 from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
 from transforms.reference import Reference
 from transforms.signing import Signing
-from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 
 __all__ = ["DEFAULT_THRESHOLD_BYTES", "Offload", "Payload"]
 

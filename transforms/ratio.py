@@ -11,8 +11,6 @@ batches are split) and with Kafka: 0.005 is the step of improving, 0.05 that of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 __all__ = [
     "DETERIORATE_STEP",
     "ESTIMATION_FACTOR",
@@ -75,7 +73,3 @@ class Estimates:
     def reset(self, topic: str, codec: str) -> None:
         """Begins again at `INITIAL_ESTIMATE`: a batch had to be split."""
         self._estimates.pop((topic, codec), None)
-
-    def __iter__(self) -> Iterator[tuple[str, str, float]]:
-        """Topic, codec and estimate of all that were observed since they began."""
-        return ((topic, codec, estimate) for (topic, codec), estimate in self._estimates.items())

@@ -25,11 +25,11 @@ from enum import Enum
 from typing import Literal
 
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG
+from transforms.batch_size import headerless_batch_bytes
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError, MalformedWrapperError, WrapError
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import KEY, VALUE
-from transforms.size import headerless_batch_bytes
 
 __all__ = ["MAX_HEADERS", "OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from app.cluster.preflight import Plan
 from app.config.settings import PipelineSettings
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.retention import FOREVER
-from transforms.size import HEADERLESS_OVERHEAD_BYTES
 
 __all__ = ["warnings"]
 

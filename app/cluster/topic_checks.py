@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from app.config.settings import PipelineSettings
 from app.kafka.topics import MAX_MESSAGE_BYTES, Topic
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError
 from transforms.letter import LEAST_BYTES
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["check_chunks", "check_dead_letters", "check_limits", "check_wrappers"]
 

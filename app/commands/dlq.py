@@ -27,8 +27,8 @@ from app.kafka.sender import find_topic
 from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError
+from transforms.record_format import name_bytes
 from transforms.text import bytes_text, printable
-from transforms.wire import name_bytes
 
 __all__ = ["command", "moment_ms"]
 

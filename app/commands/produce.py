@@ -21,10 +21,10 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
 from app.kafka.sender import BATCH_BYTES, UNLIMITED_BYTES, Sender, SendError, Sent, find_topic, open_sender
 from app.kafka.topics import Topic
+from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
-from transforms.size import batch_of_one_bytes
 from transforms.text import bytes_text
 
 __all__ = ["Source", "command"]

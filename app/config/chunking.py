@@ -45,53 +45,54 @@ class ChunkSettings:
     strategy: Strategy = keyed(
         "large.message.strategy",
         "string",
-        "What `offload` does with large values. `offload`: they go to the store. `chunk`: they go as chunks, as with "
-        "the transform `chunk`, and no store is needed. `auto`: they go to the store, and while it is down as chunks, "
-        "up to `chunk.max.message.bytes`. `inflate` with `chunk` or `auto` reads references and chunks.",
+        "What `offload` does with large values. `offload`: it puts them into the store. `chunk`: it splits them into "
+        "chunks, as the transform `chunk` does, and needs no store. `auto`: it puts them into the store, and splits "
+        "them into chunks while the store is down, up to `chunk.max.message.bytes`. With `chunk` or `auto`, `inflate` "
+        "reads references and chunks.",
         default="offload",
         allowed=("offload", "chunk", "auto"),
     )
     max_bytes: int | None = keyed(
         "chunk.max.bytes",
         "int",
-        "The most bytes of a chunk: key, headers and batch overhead included. Records over it are split. Where it is "
-        "not given, the sink topic's `max.message.bytes`.",
+        "The most bytes of a chunk, with key, headers and batch overhead. Larger records are split. Default: the sink "
+        "topic's `max.message.bytes`.",
         minimum=1,
     )
     message_bytes: int = keyed(
         "chunk.max.message.bytes",
         "int",
-        "The largest value that is split, and the largest message that is assembled. Where it is not given, "
-        "67,108,864, or a quarter of `in.flight.bytes` if that is less.",
+        "The largest value that is split, and the largest message that is assembled. Default: 67,108,864, or a "
+        "quarter of `in.flight.bytes` if that is less.",
         minimum=1,
     )
     pending_messages: int = keyed(
         "max.pending.chunked.message",
         "int",
-        "How many messages `assemble` may have of which chunks are missing; one more, and the oldest is discarded.",
+        "How many incomplete messages `assemble` may hold. If there is one more, the oldest is discarded.",
         default=_LIMITS.messages,
         minimum=1,
     )
     pending_bytes: int = keyed(
         "max.pending.chunked.bytes",
         "int",
-        "How many bytes the chunks of these may have, beside those that `in.flight.bytes` counts; more, and the oldest "
-        "message is discarded. Where it is not given, a half of `in.flight.bytes`.",
+        "How many bytes the chunks of incomplete messages may take; `in.flight.bytes` does not count them. If there "
+        "are more, the oldest message is discarded. Default: half of `in.flight.bytes`.",
         minimum=1,
     )
     expire_ms: int = keyed(
         "expire.time.of.incomplete.chunked.message.ms",
         "int",
-        "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the pipeline "
-        "does not read, as when its store is down, does not count.",
+        "How long a message may wait for its last chunk before it is discarded; 0 for ever. Time in which the "
+        "pipeline does not read, for instance while its store is down, does not count.",
         default=_LIMITS.expire_ms,
         minimum=0,
     )
     drops_oldest: bool = keyed(
         "auto.ack.oldest.chunked.message.on.queue.full",
         "boolean",
-        "Whether the oldest message, where more are pending than may be, is dropped with a warning. Where not, its "
-        "chunks go by `errors.tolerance`, as those of all messages that are discarded do.",
+        "Whether the oldest incomplete message, if there are too many, is dropped with a warning. If not, "
+        "`errors.tolerance` decides about its chunks, as it does for every discarded message.",
         default=False,
     )
 
@@ -128,7 +129,9 @@ def chunk_settings(
     assembles = "assemble" in transforms or ("inflate" in transforms and strategy != "offload")
     if splits and _THRESHOLD in given and (strategy == "chunk" or "offload" not in transforms):
         raise ConfigurationError(
-            _THRESHOLD, f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the sink, says what is split"
+            _THRESHOLD,
+            f"is given, but nothing is offloaded; {_MAX_BYTES}, or else the limit of the sink, decides which values "
+            "are split",
         )
     pending = values[_PENDING_BYTES] or max(1, in_flight_bytes // 2)
     message = values[_MESSAGE_BYTES] or max(1, min(_LIMITS.message_bytes, in_flight_bytes // 4))
@@ -150,10 +153,10 @@ def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) ->
         return
     if "offload" not in transforms and "inflate" not in transforms:
         raise ConfigurationError(
-            _STRATEGY, f"found {strategy!r}, which belongs to offload and inflate; transforms are {list(transforms)}"
+            _STRATEGY, f"found {strategy!r}, which needs offload or inflate; transforms are {list(transforms)}"
         )
     if "chunk" in transforms:
-        raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which goes without 'chunk' in transforms")
+        raise ConfigurationError(_STRATEGY, f"found {strategy!r}, which cannot be used with 'chunk' in transforms")
     if form != "wideload":
         raise ConfigurationError(_STRATEGY, f"found {strategy!r}; readers of {_FORMAT} {form!r} know no chunks")
 
@@ -167,9 +170,9 @@ def check_order(transforms: Sequence[str]) -> None:
     if "assemble" in transforms[1:]:
         raise ConfigurationError(
             "transforms",
-            f"found {list(transforms)}; assemble goes first: it puts together what stands in the source topic",
+            f"found {list(transforms)}; assemble goes first: it assembles the chunks of the source topic",
         )
     if "chunk" in transforms[:-1]:
         raise ConfigurationError(
-            "transforms", f"found {list(transforms)}; chunk goes last: what is behind it would get pieces of values"
+            "transforms", f"found {list(transforms)}; chunk goes last: a transform after it would get pieces of values"
         )

@@ -117,7 +117,7 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
         if keys is not None and other in STORE_NAMES and other != store_class:
             raise ConfigurationError(
                 name,
-                f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct the one or the other",
+                f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct one of them",
             )
         if keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
             raise _unknown(name, known)
@@ -125,5 +125,5 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     if name in _ELSEWHERE:
-        return ConfigurationError(name, f"is not a key that is known here; in its place is {_ELSEWHERE[name]}")
+        return ConfigurationError(name, f"is not a key that is known here; use instead: {_ELSEWHERE[name]}")
     return unknown(name, known)

@@ -30,8 +30,8 @@ class Guarantee:
     name: Literal["at_least_once", "exactly_once"] = keyed(
         _GUARANTEE,
         "string",
-        "`exactly_once`: results, dead letters and committed offsets of a source partition go in one transaction, so "
-        "readers with `isolation.level` = `read_committed` see each result once, whatever fails (see "
+        "`exactly_once`: results, dead letters and committed offsets of a source partition are in one transaction. "
+        "Readers with `isolation.level` = `read_committed` see each result once, whatever fails (see "
         "[reliability.md](reliability.md#exactly-once)).",
         default="at_least_once",
         allowed=("at_least_once", "exactly_once"),
@@ -39,8 +39,9 @@ class Guarantee:
     interval_ms: int = keyed(
         INTERVAL,
         "int",
-        "How old a transaction gets before it is committed; readers see its records then. Connect's default is that of "
-        "`offset.flush.interval.ms`; this is what Kafka Streams takes as `commit.interval.ms` with exactly once.",
+        "The age at which a transaction is committed; only then do readers see its records. Connect's default is that "
+        "of `offset.flush.interval.ms`; this default is that of `commit.interval.ms` in Kafka Streams with exactly "
+        "once.",
         default=100,
         minimum=1,
         maximum=2_147_483_647,
@@ -48,8 +49,8 @@ class Guarantee:
     size: int = keyed(
         _BYTES,
         "int",
-        "A transaction whose records take so many bytes (keys, values, headers, and 400 for each record) is committed "
-        "before its time. What comes of one record, such as the chunks of a value, is never divided.",
+        "A transaction with this many bytes of records (keys, values, headers, and 400 for each record) is committed "
+        "earlier. The results of one record, such as the chunks of a value, are never divided.",
         default=16_777_216,
         minimum=1,
     )

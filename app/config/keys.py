@@ -18,28 +18,32 @@ SECURITY_KEYS: Sequence[Key] = (
     Key(
         "security.protocol",
         "string",
-        "How to talk to the brokers.",
+        "The protocol to the brokers.",
         default="PLAINTEXT",
         allowed=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     ),
     Key(
         "sasl.mechanism",
         "string",
-        "How to log in, where the protocol is a SASL one. Kafka's default is GSSAPI, which needs a package of its own.",
+        "How to log in with a SASL protocol. Kafka's default is GSSAPI, which needs an extra package.",
         default="PLAIN",
         allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"),
     ),
     Key("sasl.username", "string", "The user, for PLAIN and SCRAM."),
     Key("sasl.password", "string", "The password, for PLAIN and SCRAM.", secret=True),
     Key("sasl.kerberos.service.name", "string", "The brokers' Kerberos service, for GSSAPI.", default="kafka"),
-    Key("ssl.ca.location", "string", "PEM file with the authorities to trust; without it the system's own."),
+    Key(
+        "ssl.ca.location",
+        "string",
+        "PEM file with the certificate authorities to trust; by default those of the system.",
+    ),
     Key("ssl.certificate.location", "string", "PEM file with the client's certificate and its chain."),
     Key("ssl.key.location", "string", "PEM file with the client's private key."),
     Key("ssl.key.password", "string", "The private key's password.", secret=True),
     Key(
         "ssl.endpoint.identification.algorithm",
         "string",
-        "`https` checks that a broker's certificate names its host; `none` does not.",
+        "`https` checks that a broker's certificate has the name of its host; `none` does not.",
         default="https",
         allowed=("https", "none"),
     ),
@@ -49,17 +53,17 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.auto.offset.reset",
         "string",
-        "Where a group without committed offsets begins. Unlike Kafka's default (`latest`) nothing is passed over.",
+        "Where a group without committed offsets begins. Unlike with Kafka's default (`latest`), no record is skipped.",
         default="earliest",
         allowed=("earliest", "latest", "none"),
     ),
-    Key("consumer.check.crcs", "boolean", "Whether the checksums of batches that are read are verified.", default=True),
-    Key("consumer.client.rack", "string", "The rack, to read from the nearest replica (KIP-392)."),
+    Key("consumer.check.crcs", "boolean", "Whether the checksums of fetched batches are verified.", default=True),
+    Key("consumer.client.rack", "string", "The rack of the worker, to read from the nearest replica (KIP-392)."),
     Key(
         "consumer.fetch.max.bytes",
         "int",
-        "The most bytes of one fetch; a larger record still comes. Where a quarter of `in.flight.bytes` is less than "
-        "the default, it is that.",
+        "The most bytes of one fetch; a larger record is still returned. If a quarter of `in.flight.bytes` is less "
+        "than the default, that is the default.",
         default=52_428_800,
         minimum=1,
         maximum=_INT32,
@@ -67,7 +71,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.fetch.max.wait.ms",
         "int",
-        "The longest that a broker may hold a fetch back.",
+        "The longest time that a broker waits before it answers a fetch.",
         default=500,
         minimum=0,
         maximum=_INT32,
@@ -75,16 +79,20 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.fetch.min.bytes",
         "int",
-        "The least bytes for which a broker answers a fetch.",
+        "The least bytes that a broker waits for before it answers a fetch.",
         default=1,
         minimum=1,
         maximum=_INT32,
     ),
-    Key("consumer.group.instance.id", "string", "Static membership (KIP-345): a restart moves no partitions."),
+    Key(
+        "consumer.group.instance.id",
+        "string",
+        "The name of a static member (KIP-345): after its restart, partitions do not move.",
+    ),
     Key(
         "consumer.heartbeat.interval.ms",
         "int",
-        "How often the group hears of the worker.",
+        "How often the worker sends a heartbeat to the group coordinator.",
         default=3_000,
         minimum=1,
         maximum=_INT32,
@@ -92,15 +100,15 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.isolation.level",
         "string",
-        "Whether records of transactions that are not committed are read. Unlike Kafka's default (`read_uncommitted`) "
-        "no aborted record is passed on.",
+        "Whether records of transactions that are not committed are read. Unlike with Kafka's default "
+        "(`read_uncommitted`), no aborted record is read.",
         default="read_committed",
         allowed=("read_committed", "read_uncommitted"),
     ),
     Key(
         "consumer.max.partition.fetch.bytes",
         "int",
-        "The most bytes of one partition in a fetch; a larger record still comes, alone.",
+        "The most bytes of one partition in a fetch; a larger record is still returned, alone.",
         default=1_048_576,
         minimum=1,
         maximum=_INT32,
@@ -108,7 +116,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.max.poll.interval.ms",
         "int",
-        "After so long without a poll the group takes the partitions away.",
+        "After this time without a poll, the worker loses its partitions to the group.",
         default=300_000,
         minimum=1,
         maximum=_INT32,
@@ -116,7 +124,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.max.poll.records",
         "int",
-        "The most records of one poll. Kafka's default, 500, is slower; bytes are bounded by `in.flight.bytes`.",
+        "The most records of one poll. Kafka's default, 500, is slower; `in.flight.bytes` bounds the bytes.",
         default=2_000,
         minimum=1,
         maximum=_INT32,
@@ -124,7 +132,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.metadata.max.age.ms",
         "int",
-        "How old the picture of the cluster may get.",
+        "How old the metadata of the cluster may get before it is asked for again.",
         default=300_000,
         minimum=1,
         maximum=_INT32,
@@ -132,8 +140,8 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.request.timeout.ms",
         "int",
-        "How long to wait for an answer. Longer than Kafka's 30,000: the wait for the rest of the group to join is one "
-        "too, and the others may drain for `task.shutdown.graceful.timeout.ms`.",
+        "How long to wait for a response. Longer than Kafka's 30,000: to join a group is one request, and it waits "
+        "while other members finish their records, for up to `task.shutdown.graceful.timeout.ms`.",
         default=40_000,
         minimum=1,
         maximum=_INT32,
@@ -149,7 +157,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     Key(
         "consumer.session.timeout.ms",
         "int",
-        "After so long without a heartbeat the group takes the partitions away.",
+        "After this time without a heartbeat, the worker loses its partitions to the group.",
         default=45_000,
         minimum=1,
         maximum=_INT32,
@@ -160,15 +168,15 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.acks",
         "string",
-        "Which replicas must have a record; anything but `all` could lose some.",
+        "Which replicas must have a record before it counts as written; any other value than `all` could lose records.",
         default="all",
         allowed=("all", "-1"),
     ),
     Key(
         "producer.batch.size",
         "int",
-        "The most bytes of a batch, as far as that can be told before it is compressed (see [batches.md](batches.md)); "
-        "a larger record travels alone. Under load, more than Kafka's 16,384 in one saves requests.",
+        "The most bytes of a batch, estimated before it is compressed (see [batches.md](batches.md)); a larger record "
+        "is sent alone. Under load, batches larger than Kafka's 16,384 save requests.",
         default=131_072,
         minimum=1,
         maximum=_INT32,
@@ -176,16 +184,16 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.compression.type",
         "string",
-        "How batches are compressed on the way to the sink.",
+        "How batches to the sink are compressed.",
         default="none",
         allowed=("none", *CODECS),
     ),
     Key(
         "producer.delivery.timeout.ms",
         "int",
-        "How long after its first record, or after the answer to the batch before it in its partition, a batch must "
-        "have been acknowledged. After that the pipeline begins again at its committed offsets. At least "
-        "`producer.linger.ms` and `producer.request.timeout.ms` together.",
+        "The time in which a batch must be acknowledged. It begins with the batch's first record, or with the "
+        "response to the batch before it in its partition. After it, the pipeline begins again at its committed "
+        "offsets. At least the sum of `producer.linger.ms` and `producer.request.timeout.ms`.",
         default=120_000,
         minimum=1,
         maximum=_INT32,
@@ -193,9 +201,9 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.linger.ms",
         "int",
-        "How long a batch that is not full waits for more records; not while `in.flight.bytes` is spent, nor when the "
-        "pipeline stops or the group takes partitions away. Kafka's default is 5; with 0 a batch fills while the one "
-        "before it is on its way, and waits no longer.",
+        "How long a batch that is not full waits for more records. It does not wait while `in.flight.bytes` is used "
+        "up, nor when the pipeline stops or loses partitions. Kafka's default is 5; with 0 a batch is filled while "
+        "the one before it is being sent, and waits no longer.",
         default=0,
         minimum=0,
         maximum=_INT32,
@@ -203,7 +211,7 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.metadata.max.age.ms",
         "int",
-        "How old the picture of the cluster may get.",
+        "How old the metadata of the cluster may get before it is asked for again.",
         default=300_000,
         minimum=1,
         maximum=_INT32,
@@ -211,8 +219,8 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.request.timeout.ms",
         "int",
-        "How long to wait for an answer. Longer than Kafka's 30,000: a batch whose partition has no leader waits no "
-        "longer than this for one.",
+        "How long to wait for a response. Longer than Kafka's 30,000: it also limits how long a batch waits for a "
+        "leader of its partition.",
         default=40_000,
         minimum=1,
         maximum=_INT32,
@@ -228,8 +236,8 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.transaction.timeout.ms",
         "int",
-        "With `exactly_once`: after so long the brokers abort a transaction that was not ended, and let readers go on; "
-        "no more than their `transaction.max.timeout.ms`.",
+        "With `exactly_once`: after this time the brokers abort a transaction that was not ended, and readers go on. "
+        "At most the brokers' `transaction.max.timeout.ms`.",
         default=60_000,
         minimum=1,
         maximum=_INT32,

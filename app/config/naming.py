@@ -41,7 +41,7 @@ def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived
 def _reason(error: ResourceIdentifierTooLargeError, kind: Kind, derived: str, *, enabled: bool) -> str:
     row = IDENTIFIERS[kind]
     made = f", which is made of {derived}," if derived else ""
-    way_out = "" if row.enforced or not enabled else f", or set {LIMIT_KEY} = false where the brokers take it"
+    way_out = "" if row.enforced or not enabled else f", or set {LIMIT_KEY} = false if the brokers take it"
     return (
         f"the {row.name}{made} has {error.length:,} {error.unit}, allowed are {error.limit:,}; shorten "
         f"{derived or 'it'}{way_out}"

@@ -176,7 +176,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
     _check_topics(values)
     transforms = _check_transforms(values["transforms"])
     if values["group.id"] == "":
-        raise ConfigurationError("group.id", "found '', allowed is a name, or no such line")
+        raise ConfigurationError("group.id", "found '', allowed is a name; or leave the key out")
     chunks = chunk_settings(values, config, transforms, in_flight_bytes)
     wrapper = wrapper_settings(values, config, transforms)
     store = _store_config(values, handed, needed=_needs_store(transforms, chunks))
@@ -224,7 +224,7 @@ def _check_topics(values: Mapping[str, Any]) -> None:
         if topic is not None and not _TOPIC.fullmatch(topic):
             raise ConfigurationError(key, f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]")
     if len(set(values["topics"])) != len(values["topics"]):
-        raise ConfigurationError("topics", f"found {values['topics']}, in which a topic stands twice")
+        raise ConfigurationError("topics", f"found {values['topics']}, which has a topic twice")
     for key, topic in named[len(values["topics"]) :]:
         if topic in values["topics"]:
             raise ConfigurationError(key, f"found {topic!r}, which is also in topics: the pipeline would feed itself")
@@ -243,9 +243,9 @@ def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
         if name not in TRANSFORMS:
             raise ConfigurationError("transforms", f"found {name!r}, allowed are: {', '.join(TRANSFORMS)}")
     if len(set(names)) != len(names):
-        raise ConfigurationError("transforms", f"found {list(names)}, in which a transform stands twice")
+        raise ConfigurationError("transforms", f"found {list(names)}, which has a transform twice")
     if tuple(names) == ("offload", "inflate"):
-        raise ConfigurationError("transforms", f"found {list(names)}, of which the second undoes the first")
+        raise ConfigurationError("transforms", f"found {list(names)}, where inflate would undo offload")
     check_order(names)
     check_wrapper_order(names)
     return tuple(names)

@@ -35,7 +35,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(
             "s3.bucket",
-            f"found {bucket!r}; {why} what Java takes for a host name: no '_', no digit behind the last '.'",
+            f"found {bucket!r}; {why} a name that Java takes for a host name: no '_', no digit after the last '.'",
         )
     if not _PREFIX.fullmatch(prefix):
         raise ConfigurationError("s3.prefix", f"found {prefix!r}; {why} ASCII letters, digits, and ._~!$&'()*+,;=:@/-")

@@ -30,17 +30,16 @@ class ReferenceScopeSettings:
     root: Literal["store", "topic"] = keyed(
         _ROOT,
         "string",
-        "Where references that `inflate` reads may lead. `store`: to any payload below the store's root. `topic`: only "
-        "to those of the topic that the record is read from, so that who may write to one topic cannot read what "
-        "another one's records refer to.",
+        "Which payloads `inflate` may read. `store`: all below the store's root. `topic`: only those of the topic "
+        "that the record is read from. So someone who may write to one topic cannot read the payloads of another one.",
         default="store",
         allowed=("store", "topic"),
     )
     topics: tuple[str, ...] = keyed(
         _TOPICS,
         "list",
-        'With `large.message.root = "topic"`: other topics to whose payloads references may lead as well, such as the '
-        "topic of which a source is a mirror.",
+        'With `large.message.root = "topic"`: other topics whose payloads may be read too, for instance the original '
+        "topic of a mirror.",
     )
 
     @property
@@ -57,7 +56,7 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
     """
     by_topic = values[_ROOT] == "topic"
     if by_topic and "inflate" not in transforms:
-        raise ConfigurationError(_ROOT, f"found 'topic', which belongs to inflate; transforms are {list(transforms)}")
+        raise ConfigurationError(_ROOT, f"found 'topic', which needs inflate; transforms are {list(transforms)}")
     if values[_TOPICS] is not None and not by_topic:
         raise ConfigurationError(_TOPICS, f'is given, and {_ROOT} is not "topic"')
     return settings_of(ReferenceScopeSettings, values, topics=tuple(values[_TOPICS] or ()))
@@ -108,6 +107,8 @@ def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> Re
         return None
     if not isinstance(store, Store):
         raise ConfigurationError(
-            _ROOT, "found 'topic'; a store of a class of your own does not say whose a payload is: take another store"
+            _ROOT,
+            "found 'topic'; a store of a class of your own does not say to which topic a payload belongs; use "
+            "another store",
         )
     return ReferenceScope(store.root, frozenset(settings.topics))

@@ -34,20 +34,23 @@ class ClientSettings:
     """
 
     bootstrap_servers: str = keyed(
-        "bootstrap.servers", "string", "Brokers to begin with: `host:port`, separated by commas.", default=REQUIRED
+        "bootstrap.servers",
+        "string",
+        "Brokers to connect to first: `host:port`, separated by commas.",
+        default=REQUIRED,
     )
     client_id: str = keyed(
         "client.id",
         "string",
-        "The name by which the brokers' logs and quotas know the worker.",
+        "The worker's name in the logs and quotas of the brokers.",
         default="wideload",
     )
     limit_names: bool = keyed(
         LIMIT_KEY,
         "boolean",
-        "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). `false` lets "
-        "pass what brokers of Kafka 4.x take, as their property of this name does; topic names have their limit in any "
-        "case.",
+        "Whether names must be within the limits of Kafka 5.0 (docs/limits.md). They are checked before a request is "
+        "made. `false` allows the longer names that brokers of Kafka 4.x take, as their property of this name does. "
+        "Topic names always have their limit.",
         default=True,
     )
     security: Mapping[str, Value | None] = mapped(SECURITY_KEYS)
@@ -73,23 +76,23 @@ class PipelineSettings:
 
     name: str
     topics: tuple[str, ...] = keyed("topics", "list", "The topics to read.", default=REQUIRED)
-    output_topic: str = keyed("output.topic", "string", "The topic to write, the sink.", default=REQUIRED)
+    output_topic: str = keyed("output.topic", "string", "The topic to write to (the sink).", default=REQUIRED)
     transforms: tuple[str, ...] = keyed(
         "transforms",
         "list",
-        "What is done to a record, in order: `assemble` (always first), `unwrap`, `inflate`, `offload`, `wrap`, "
-        "`chunk` (always last).",
+        "The transforms of a record, in this order: `assemble` (always first), `unwrap`, `inflate`, `offload`, "
+        "`wrap`, `chunk` (always last).",
         default=REQUIRED,
     )
     group_id: str = keyed(
         "group.id",
         "string",
-        "The consumer group, another one for each pipeline; `wideload-` and the pipeline's name where it is not given.",
+        "The consumer group; each pipeline needs its own. Default: `wideload-` and the pipeline's name.",
     )
     threshold_bytes: int = keyed(
         "large.message.threshold.bytes",
         "int",
-        "A value longer than this is offloaded; so is a record that the sink topic's `max.message.bytes` would refuse.",
+        "A value longer than this is offloaded. So is a record that is over the sink topic's `max.message.bytes`.",
         default=DEFAULT_THRESHOLD_BYTES,
         minimum=0,
     )
@@ -103,16 +106,16 @@ class PipelineSettings:
     reference_format: FormatName = keyed(
         "reference.format",
         "string",
-        "How `inflate` reads records and `offload` writes them. `bakdata-headers`, `bakdata-flag`: as bakdata's "
-        "kafka-large-message-serde has them, with and without its `large.message.use.headers`.",
+        "The format of the records that `inflate` reads and `offload` writes. `bakdata-headers` and `bakdata-flag` "
+        "are the formats of bakdata's kafka-large-message-serde, with and without its `large.message.use.headers`.",
         default="wideload",
         allowed=tuple(FORMATS),
     )
     store: Mapping[str, object] = keyed(
         STORE_CLASS,
         "string",
-        "Where payloads live: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. Needed "
-        "by `offload` and `inflate`. Keys that are not listed here are handed to the store.",
+        "The payload store: `filesystem`, `s3`, `memory`, or a class of your own as `package.module.Class`. `offload` "
+        "and `inflate` need one. The store gets all keys that are not listed here.",
     )
     reference_scope: ReferenceScopeSettings
     guarantee: Guarantee
@@ -121,49 +124,49 @@ class PipelineSettings:
     errors_tolerance: Literal["none", "all"] = keyed(
         "errors.tolerance",
         "string",
-        "What a record that can never succeed does. `none`: it stops the pipeline. `all`: it goes to the dead-letter "
-        "topic, so that the records behind it pass.",
+        "What happens to a record that can never succeed. `none`: it stops the pipeline. `all`: it goes to the "
+        "dead-letter topic, and the records behind it pass.",
         default="none",
         allowed=("none", "all"),
     )
     dead_letter_topic: str | None = keyed(
         "errors.deadletterqueue.topic.name",
         "string",
-        "The dead-letter topic; required where `errors.tolerance` is `all`, not used where it is `none`.",
+        "The dead-letter topic. Required if `errors.tolerance` is `all`, not used if it is `none`.",
     )
     dead_letter_context: bool = keyed(
         "errors.deadletterqueue.context.headers.enable",
         "boolean",
-        "Whether dead letters carry the headers `__connect.errors.*`. Connect's default is no; without them a dead "
-        "letter does not say what is wrong with it.",
+        "Whether dead letters have the headers `__connect.errors.*`. Connect's default is no, but without them a dead "
+        "letter does not say what is wrong.",
         default=True,
     )
     retry_delay_max_ms: int = keyed(
         "errors.retry.delay.max.ms",
         "int",
-        "The longest wait between two tries of what may yet succeed: store calls, and the connection to the brokers.",
+        "The longest wait between two attempts of a store call, or of a connection to the brokers.",
         default=60_000,
         minimum=1,
     )
     flush_interval_ms: int = keyed(
         "offset.flush.interval.ms",
         "int",
-        "How often offsets are committed. After `kill -9` at most this much is done again, so it is shorter than "
-        "Connect's 60,000.",
+        "How often offsets are committed. After `kill -9` the work of this time at most is repeated, so it is shorter "
+        "than Connect's 60,000.",
         default=1_000,
         minimum=1,
     )
     topic_creation: bool = keyed(
         "topic.creation.enable",
         "boolean",
-        "Whether the sink and the dead-letter topic are created where they are missing, with as many partitions as "
-        "the source has. Connect's default is yes; here a name that is misspelt shall not become a topic.",
+        "Whether a missing sink or dead-letter topic is created, with as many partitions as the source has. Connect's "
+        "default is yes; here a misspelt name shall not become a topic.",
         default=False,
     )
     replication_factor: int = keyed(
         "topic.creation.default.replication.factor",
         "int",
-        "Replicas of topics that are created; -1 for the cluster's default.",
+        "The replication factor of topics that are created; -1 is the cluster's default.",
         default=-1,
         minimum=-1,
         maximum=32_767,
@@ -196,15 +199,15 @@ class Settings:
     in_flight_bytes: int = keyed(
         "in.flight.bytes",
         "int",
-        "The most bytes of records that all pipelines together hold; one record of each may go over. When it is spent, "
-        "pipelines stop reading and go on by themselves.",
+        "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
+        "it is used up, pipelines stop reading until there is room.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )
     store_threads: int = keyed(
         "store.threads",
         "int",
-        "How many calls of its store each pipeline may have under way at once.",
+        "How many store calls each pipeline may make at the same time.",
         default=8,
         minimum=1,
     )
@@ -220,9 +223,9 @@ class Settings:
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",
-        "How long a pipeline that stops, or loses partitions, may take to finish what it holds. What is not finished "
-        "then is read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a container "
-        "five of its 30 seconds to stop.",
+        "How long a pipeline that stops, or loses partitions, may take to finish its records. Records that are not "
+        "finished then are read again later. Connect's default, 5,000, is short for large payloads; 25,000 leaves a "
+        "container five of its 30 seconds to stop.",
         default=25_000,
         minimum=0,
     )

@@ -21,7 +21,8 @@ def check_groups(pipelines: Sequence[PipelineSettings]) -> None:
         if pipeline.group_id in groups:
             raise ConfigurationError(
                 "group.id",
-                f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} has too; groups are one each",
+                f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} has too; each pipeline "
+                "needs a group of its own",
                 pipeline=pipeline.name,
             )
         groups[pipeline.group_id] = pipeline.name

@@ -28,8 +28,8 @@ _NULL = "wrap.on.null.value"
 HEADER_KEY = Key(
     f"{UNMAPPED_PREFIX}NUMBER",
     "string",
-    'The header whose key in a wrapper is this number: `wrapper.header.3000001 = "trace-id"`. One line for each; a '
-    "number that has none is the header `wrapper.header.NUMBER`.",
+    'The name of the header with this int key in a wrapper: `wrapper.header.3000001 = "trace-id"`. One line for each '
+    "header. A number without a line is the header `wrapper.header.NUMBER`.",
 )
 """For the reference page; there may be any number of these."""
 
@@ -49,24 +49,24 @@ class WrapperSettings:
     plain: Literal["fail", "pass"] = keyed(
         _PLAIN,
         "string",
-        "What a value does at `unwrap` that is no wrapper. `fail`: the record goes by `errors.tolerance`. `pass`: it "
-        "goes on as it is.",
+        "What `unwrap` does with a value that is no wrapper. `fail`: `errors.tolerance` decides about the record. "
+        "`pass`: the record passes unchanged.",
         default="fail",
         allowed=("fail", "pass"),
     )
     unmapped: Literal["fail", "drop"] = keyed(
         _UNMAPPED,
         "string",
-        "What a header does at `wrap` that has no int key. `fail`: the record goes by `errors.tolerance`. `drop`: the "
-        "record goes on without it.",
+        "What `wrap` does with a header that has no int key. `fail`: `errors.tolerance` decides about the record. "
+        "`drop`: the record passes without the header.",
         default="fail",
         allowed=("fail", "drop"),
     )
     null: Literal["wrap", "pass"] = keyed(
         _NULL,
         "string",
-        "What a tombstone does at `wrap`. `wrap`: it becomes a wrapper whose value is null, which deletes nothing from "
-        "a compacted topic. `pass`: it stays a tombstone, with its headers.",
+        "What `wrap` does with a tombstone. `wrap`: it becomes a wrapper whose value is null, which deletes nothing "
+        "from a compacted topic. `pass`: it stays a tombstone, with its headers.",
         default="wrap",
         allowed=("wrap", "pass"),
     )
@@ -124,7 +124,7 @@ def check_order(transforms: Sequence[str]) -> None:
         before = transforms[:i]
         if name == "unwrap" and (late := [each for each in before if each != "assemble"]):
             raise ConfigurationError(
-                "transforms", f"{found}; unwrap goes before {late[0]}, which is to see the value and its headers"
+                "transforms", f"{found}; unwrap goes before {late[0]}, which needs the value without its wrapper"
             )
         if name not in ("wrap", "chunk") and "wrap" in before:
-            raise ConfigurationError("transforms", f"{found}; wrap goes behind {name}, which would see wrappers")
+            raise ConfigurationError("transforms", f"{found}; wrap goes after {name}, which would get wrapped values")

@@ -30,6 +30,7 @@ from app.kafka.clients import translated, writing_producer
 from app.kafka.sender import BATCH_BYTES, find_topic
 from app.kafka.topics import Topic
 from stores.store import PayloadStore
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ConfigurationError,
@@ -41,8 +42,7 @@ from transforms.errors import (
 )
 from transforms.letter import Letter
 from transforms.record import Record, RecordLike
-from transforms.size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.wire import is_writable, serialize
+from transforms.record_format import is_writable, serialize
 
 __all__ = ["Failure", "RecordWriter", "Replay", "Tally", "letter_reader", "open_writer"]
 

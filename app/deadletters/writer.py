@@ -10,14 +10,14 @@ from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
 from stores.payload import publish
 from stores.store import PayloadStore
-from transforms import wire
+from transforms import record_format
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
 from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, replays_of
 from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["LetterWriter"]
 
@@ -59,7 +59,7 @@ class LetterWriter:
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
         """The whole letter; None if the topic would not take it, or if no client can write it."""
-        if not wire.is_writable(source):
+        if not record_format.is_writable(source):
             return None
         context = cause.headers(source)
         letter = dead_letter(source, context)
@@ -76,7 +76,7 @@ class LetterWriter:
         letter = self.whole(source, cause)
         if letter is not None:
             return (letter,)
-        if source.value and wire.is_writable(source) and not is_ambiguous(source):
+        if source.value and record_format.is_writable(source) and not is_ambiguous(source):
             context = cause.headers(source)
             value = (_with_header(dead_letter(source, context), mark_of("value", context)),)
             letters = self._stored(value) or self._chunks(value, source)
@@ -131,7 +131,7 @@ class LetterWriter:
 def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
     """The letter as a value, in several forms; each has fewer headers than the one before."""
     context = cause.headers(source)
-    data = wire.serialize(dead_letter(source, context))
+    data = record_format.serialize(dead_letter(source, context))
     mark = mark_of("record", context)
     headers = (*source.headers[: bool(replays_of(source.headers))], *context, mark)
     return (

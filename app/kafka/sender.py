@@ -16,9 +16,9 @@ from app.config.naming import check_name
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin, translated, writing_producer
 from app.kafka.topics import Topic, topics
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["BATCH_BYTES", "UNLIMITED_BYTES", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 

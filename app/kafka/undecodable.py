@@ -19,7 +19,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.structs import ConsumerRecord
 
 from app.kafka.consumer_controls import ConsumerControls
-from transforms import wire
+from transforms import record_format
 from transforms.errors import MalformedError
 
 __all__ = ["UndecodableBatches"]
@@ -175,7 +175,7 @@ def _records(
 ) -> Iterator[ConsumerRecord]:
     records, at = _DECODERS[batch.compression_type](data[_COUNT.size :]), 0
     for _ in range(_COUNT.unpack_from(data)[0]):
-        record, delta, at = wire.read(records, at)
+        record, delta, at = record_format.read(records, at)
         if batch.base_offset + delta < offset:
             continue
         appended = batch.timestamp_type == _LOG_APPEND_TIME

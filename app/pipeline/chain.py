@@ -12,14 +12,14 @@ from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, U
 from app.pipeline.stats import PipelineStats
 from app.pipeline.wrapper_stages import unwrap_stage, wrap_stage
 from stores.store import PayloadStore
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, RecordTooLargeError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
-from transforms.size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
-from transforms.wire import check_names
+from transforms.record_format import check_names
 
 __all__ = ["Chain", "Result", "Work", "build"]
 

@@ -29,12 +29,12 @@ from stores.payload import publish
 from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.bakdata import FLAG as BAKDATA_FLAG
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import PayloadStoreError, WideloadError
 from transforms.formats import FormatName
 from transforms.identifiers import transactional_id
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.records.schemas import conform
-from transforms import wire
+from transforms import record_format
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
@@ -265,7 +265,7 @@ def _held(record: Record) -> Record | None:
         return None
     assert record.value is not None
     if _is_letter(record) and not is_reference(record.headers):
-        return wire.parse(record.value)
+        return record_format.parse(record.value)
     return _UNWRAP.unwrap(record) if MessageWrapper.check(record.value) else None
 
 

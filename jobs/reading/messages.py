@@ -18,8 +18,8 @@ from typing import Protocol
 from jobs.records.problems import Problem
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk, is_chunk
+from transforms.chunked_message import LoggedRecord
 from transforms.errors import MalformedChunkError
-from transforms.outcome import LoggedRecord
 from transforms.record import RecordLike
 
 __all__ = ["Message", "Messages", "Readable", "TopicRecord"]

@@ -14,10 +14,10 @@ from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterS
 from jobs.records.problems import OnError
 from stores.keys import REQUIRED, Key, Value, read, unknown
 from stores.registry import STORE_CLASS
+from transforms.chunked_message import Limits
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES
-from transforms.outcome import Limits
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
 
 __all__ = ["KEYS", "Offsets", "SourceSettings", "settings_of"]

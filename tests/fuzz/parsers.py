@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stores.root import Root
 from tests.vectors.bakdata import bakdata_cases
 from tests.vectors.wrapper import wrapper_cases
-from transforms import wire
+from transforms import record_format
 from transforms.chunk import Chunk, Chunking
 from transforms.compression import CODECS, Codec, CompressionError, compress, decompress
 from transforms.errors import (
@@ -135,10 +135,10 @@ def _chunk(data: bytes) -> bool:
 def _wire(data: bytes) -> bool:
     """A record in Kafka's bytes is written again, and read as the same."""
     try:
-        record = wire.parse(data)
+        record = record_format.parse(data)
     except MalformedError:
         return False
-    assert wire.parse(wire.serialize(record)) == record
+    assert record_format.parse(record_format.serialize(record)) == record
     return True
 
 
@@ -178,9 +178,9 @@ _REFERENCES = [
 ]
 _CHUNKS = [_bytes_of(each) for each in Chunking(400).split(Record(b"k", bytes(1_000), _OWN), "uuid-1")]
 _WIRE = [
-    wire.serialize(Record(b"k", b"v" * 200, _OWN, 1_700_000_000_000)),
-    wire.serialize(Record(None, None)),
-    wire.serialize(Record(b"k", b"", (("\udcff", b"x"),), -1), 7),
+    record_format.serialize(Record(b"k", b"v" * 200, _OWN, 1_700_000_000_000)),
+    record_format.serialize(Record(None, None)),
+    record_format.serialize(Record(b"k", b"", (("\udcff", b"x"),), -1), 7),
 ]
 
 PARSERS: Sequence[Parser] = (

@@ -25,11 +25,11 @@ from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Ch
 from tests.integration.aiokafka_records import becomes, one
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunking, is_chunk
 from transforms.commit_metadata import Noted, noted
 from transforms.errors import ChunkError, ConfigurationError
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 
 LIMIT = 20_000
 SMALL_TOPIC: dict[str, Any] = {"max.message.bytes": LIMIT}

@@ -25,7 +25,7 @@ from app.kafka.topics import Topic
 from tests.integration.topics import Found, Sent, alter, committed, end_offsets, read_all, send, write_raw
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
-from transforms import wire
+from transforms import record_format
 from transforms.letter import MARK
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import VALUE, Reference
@@ -319,7 +319,7 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
     context = letter(0, desk.raw, 0)[3]
 
     def forged(record: Record) -> Record:
-        data = wire.serialize(Record(record.key, record.value, (*record.headers, *context), record.timestamp))
+        data = record_format.serialize(Record(record.key, record.value, (*record.headers, *context), record.timestamp))
         return Record(b"forged", data, ((MARK, b"record"),), STAMP)
 
     place = [(name, b"9" * 5_000 if name.endswith("partition") else value) for name, value in context]

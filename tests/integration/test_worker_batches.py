@@ -10,8 +10,8 @@ from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
+from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 
 MakeWay = Callable[..., Way]
 

@@ -24,10 +24,10 @@ from app.deadletters.reader import LetterReader
 from tests.integration.topics import Sent, committed, end_offsets, marks, read_all, send
 from tests.integration.way import MakeTopic, digests, expected, first_occurrences
 from tests.integration.worker_process import WorkerProcess, until
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, Chunking
 from transforms.errors import ConfigurationError
 from transforms.record import Header, Record, SourceRecord
-from transforms.size import batch_of_one_bytes
 
 CHUNK = 20_000
 STAMP = 1_699_999_999_123

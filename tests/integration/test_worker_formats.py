@@ -135,7 +135,7 @@ def test_worker_buries_what_no_reader_takes(make_s3_way: Callable[[str], Way]) -
         b"": "the value's flag is '0 bytes'; allowed: one byte, 0 or 1",
         b'{"plain": 1}': "the value's flag is '0x7b'",
         b"\1s3://elsewhere/base/orders/values/id": "is refused: it is not below the store's root",
-        b"\1s3://payloads/base/orders/other/id": "it is not a topic and an id below",
+        b"\1s3://payloads/base/orders/other/id": "it is not TOPIC/ID below",
         b"\1s3://payloads/base/orders/values/nothing": "there is no payload at",
     }
     send(way.broker, way.orders, [*((0, b"bad", value, [], TIME) for value in bad), (0, b"good", b"\0value", [], TIME)])

@@ -16,7 +16,7 @@ from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
 from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
-from transforms import wire
+from transforms import record_format
 from transforms.record import Header, Record
 from transforms.reference import VALUE
 
@@ -138,7 +138,7 @@ WRAPPED = b"\0" + b"\xff" * 9 + b"\x03" + b"\0"  # a distance of -2**63, with a 
 def test_worker_reads_what_brokers_take(make_way: Callable[..., Way]) -> None:
     """Numbers that are none to a strict reader, such as timestamps that overflow, do not end the pipeline."""
     way = make_way(partitions=1)
-    distance = wire.serialize(Record(None, None, (), STAMP - 2**63))[2:-4]
+    distance = record_format.serialize(Record(None, None, (), STAMP - 2**63))[2:-4]
     odd = [
         odd_batch(-(2**63), b"\0" + distance + b"\0" + b"\x02a\x02v" + NAME + b"\0"),
         odd_batch(STAMP, b"\0\0\0" + b"\x03\x02b" + NAME + b"\x05"),  # lengths of -2 and -3

@@ -109,5 +109,5 @@ def test_refusal_says_path_and_root() -> None:
     """The message has what was asked for, shortened, and what is allowed."""
     with pytest.raises(ReferenceRefusedError, match=r"'s3://other/x' is refused: .* 's3://bucket/prefix/'"):
         ROOT.split("s3://other/x")
-    with pytest.raises(ReferenceRefusedError, match="it is not a topic and an id below 's3://bucket/prefix/'"):
+    with pytest.raises(ReferenceRefusedError, match="it is not TOPIC/ID below 's3://bucket/prefix/'"):
         ROOT.split("s3://bucket/prefix/../x")

@@ -207,11 +207,11 @@ def test_longest_topic_has_a_rule(minio: S3Server, bucket: Bucket) -> None:
 def test_permissions_that_it_takes(minio: S3Server, bucket: Bucket) -> None:
     """One permission is enough to look and both to change; what is missing is named, and nothing changes without it."""
     read, write = "s3:GetLifecycleConfiguration", "s3:PutLifecycleConfiguration"
-    with opened(allowed(minio, "s3:GetObject")) as store, pytest.raises(PayloadStoreError, match=f"it takes {read} on"):
+    with opened(allowed(minio, "s3:GetObject")) as store, pytest.raises(PayloadStoreError, match=f"it needs {read} on"):
         store.expiry_rules("orders")
     with opened(allowed(minio, read)) as store:
         assert store.expiry_rules("orders") == []
-        with pytest.raises(PayloadStoreError, match=f"it takes {write} on"):
+        with pytest.raises(PayloadStoreError, match=f"it needs {write} on"):
             store.set_expiry("orders", 9)
         assert bucket.rules() == []
     with opened(allowed(minio, read, write)) as store:
@@ -287,7 +287,7 @@ def test_default_beside_the_rules_goes_back() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (error(403, "AccessDenied"), r"AccessDenied; it takes s3:GetLifecycleConfiguration on the bucket"),
+        (error(403, "AccessDenied"), r"AccessDenied; it needs s3:GetLifecycleConfiguration on the bucket"),
         (error(404, "NoSuchBucket"), r"bucket payloads does not exist"),
         (error(403, "InvalidAccessKeyId"), r"check s3\.access\.key"),
     ],
@@ -315,7 +315,7 @@ def test_refusal_to_write_names_the_permission(days: int | None) -> None:
     with (
         scripted_server(script) as server,
         opened(server.config()) as store,
-        pytest.raises(PayloadStoreError, match=r"it takes s3:PutLifecycleConfiguration on the bucket"),
+        pytest.raises(PayloadStoreError, match=r"it needs s3:PutLifecycleConfiguration on the bucket"),
     ):
         store.set_expiry("orders", days)
 

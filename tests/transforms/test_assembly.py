@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.vectors.chunks import ReadCase, read_cases, split_cases
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Counts, Discarded, Limits
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, Chunking, is_chunk
 from transforms.record import Header, Record
-from transforms.size import batch_of_one_bytes
 
 UNLIMITED = Limits()
 

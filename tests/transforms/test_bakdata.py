@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.vectors.bakdata import MAX_BYTE_SIZE, BakdataCase, bakdata_cases
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT, FLAG, BakdataFlag, BakdataHeaders
+from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     MalformedReferenceError,
@@ -22,7 +23,6 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Header, Record
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 
 CASES = bakdata_cases()
 NAMES: tuple[FormatName, ...] = ("bakdata-headers", "bakdata-flag")

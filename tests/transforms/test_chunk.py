@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.strategies import headers, optional_bytes, records
 from tests.vectors.chunks import SplitCase, split_cases
+from transforms.batch_size import batch_of_one_bytes, value_room_bytes
 from transforms.chunk import Chunk, Chunking, checksum, is_chunk
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record
-from transforms.size import batch_of_one_bytes, value_room_bytes
 
 UUID = "large-message.chunk.uuid"
 ID = "large-message.chunk.id"

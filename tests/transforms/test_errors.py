@@ -66,13 +66,13 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         PayloadTooLargeError(PATH, None, 1_048_576),
         (
-            "payload 's3://bucket/orders/id' is too large: more, the limit is 1,048,576 bytes; "
+            "payload 's3://bucket/orders/id' is too large: over the limit of 1,048,576 bytes; "
             "raise large.message.max.bytes if such payloads are meant to pass"
         ),
     ),
     (
         KeyMissingError("orders"),
-        "the record has no key, and topic orders is compacted: it takes none without",
+        "the record has no key, and topic orders is compacted and takes only records with a key",
     ),
     (
         RecordTooLargeError("orders", 1_048_589, 1_048_588),

@@ -14,11 +14,9 @@ from transforms.errors import ResourceIdentifierTooLargeError
 from transforms.identifiers import (
     CLIENT_KEYS,
     IDENTIFIERS,
-    LIMIT_KEY,
     STRING_BYTES,
     Kind,
     check,
-    enabled_by_default,
     transactional_id,
 )
 
@@ -108,13 +106,6 @@ def test_check_that_is_not_enabled(kind: Kind) -> None:
     for text in ("x" * (STRING_BYTES + 1), "ä" * 16_384):
         with pytest.raises(ResourceIdentifierTooLargeError, match="32,768 bytes, the limit is 32,767"):
             check(kind, text, enabled=False)
-
-
-@pytest.mark.parametrize(("major", "enabled"), [(3, False), (4, False), (5, True), (6, True)])
-def test_default_of_the_brokers(major: int, *, enabled: bool) -> None:
-    """`resource.identifier.limit.enable` is false in Kafka 4.x and true from 5.0 on."""
-    assert enabled_by_default(major) is enabled
-    assert LIMIT_KEY == "resource.identifier.limit.enable"
 
 
 def test_client_keys_are_kinds() -> None:

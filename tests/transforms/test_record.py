@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from aiokafka import ConsumerRecord
 
+from transforms.batch_size import batch_of_one_bytes
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
-from transforms.size import batch_of_one_bytes
 
 
 def test_record_defaults() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.strategies import header_names, header_values, optional_bytes, records, values
 from tests.vectors.wrapper import RecordCase, WrapperCase, record_cases, table, wrapper_cases
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import MalformedWrapperError, TransformError, WrapError
 from transforms.record import Record
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 from transforms.wrapper import MAX_HEADERS, OWN_KEYS, HeaderTable, KeyRange, MessageWrapper, Unwrap, Wrap
 
 TABLE = HeaderTable({3_000_001: "trace-id", 7: "user"})

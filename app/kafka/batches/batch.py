@@ -12,9 +12,9 @@ from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import RecordMetadata
 
 from app.kafka.producer import Stamp
-from transforms.halves import split
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.batch_split import split
 from transforms.record import Header, Record, RecordLike
-from transforms.size import BATCH_OVERHEAD_BYTES
 
 __all__ = ["Batch", "Builder", "Load"]
 

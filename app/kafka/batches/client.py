@@ -17,8 +17,8 @@ from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, BatchSettings
 from app.kafka.batches.room import Room
 from app.kafka.producer import ProducerControls
+from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record, RecordLike
-from transforms.size import batch_of_one_bytes
 
 __all__ = ["DEFAULT_BUFFER_BYTES", "DEFAULT_MAX_BLOCK_S", "BatchingProducer"]
 

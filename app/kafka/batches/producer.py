@@ -34,9 +34,9 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
 from app.kafka.producer import ProducerControls
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
-from transforms.size import BATCH_OVERHEAD_BYTES
 
 __all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiokafka.record.util import calc_crc32c
 
 from app.kafka.batches.batch import Builder
-from transforms import wire
+from transforms import record_format
 from transforms.record import Record, RecordLike
 
 __all__ = ["raw_batch"]
@@ -38,7 +38,7 @@ def raw_batch(records: Sequence[RecordLike]) -> Builder:
     """
     first = records[0].timestamp
     data = b"".join(
-        wire.serialize(Record(record.key, record.value, record.headers, record.timestamp - first), offset)
+        record_format.serialize(Record(record.key, record.value, record.headers, record.timestamp - first), offset)
         for offset, record in enumerate(records)
     )
     latest = max(record.timestamp for record in records)

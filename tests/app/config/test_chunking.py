@@ -97,26 +97,27 @@ REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
     (
         ["inflate", "assemble"],
         STORE,
-        (
-            "transforms: found ['inflate', 'assemble']; assemble goes first: it puts together what stands in the "
-            "source topic"
-        ),
+        ("transforms: found ['inflate', 'assemble']; assemble goes first: it assembles the chunks of the source topic"),
     ),
     (
         ["chunk", "offload"],
         STORE,
-        ("transforms: found ['chunk', 'offload']; chunk goes last: what is behind it would get pieces of values"),
+        ("transforms: found ['chunk', 'offload']; chunk goes last: a transform after it would get pieces of values"),
     ),
-    (["chunk", "assemble"], {}, "transforms: found ['chunk', 'assemble']; assemble goes first: it puts together what"),
+    (
+        ["chunk", "assemble"],
+        {},
+        "transforms: found ['chunk', 'assemble']; assemble goes first: it assembles the chunks",
+    ),
     (
         ["chunk"],
         {"large_message_strategy": "chunk"},
-        "large.message.strategy: found 'chunk', which belongs to offload and inflate; transforms are ['chunk']",
+        "large.message.strategy: found 'chunk', which needs offload or inflate; transforms are ['chunk']",
     ),
     (
         ["offload", "chunk"],
         {"large_message_strategy": "auto", **STORE},
-        "large.message.strategy: found 'auto', which goes without 'chunk' in transforms",
+        "large.message.strategy: found 'auto', which cannot be used with 'chunk' in transforms",
     ),
     (
         ["offload"],
@@ -126,7 +127,7 @@ REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
     (
         ["chunk"],
         {"large_message_threshold_bytes": 10},
-        "large.message.threshold.bytes: is given, but nothing is offloaded; chunk.max.bytes, or else the sink, says",
+        "large.message.threshold.bytes: is given, but nothing is offloaded; chunk.max.bytes, or else the limit of the",
     ),
     (
         ["offload"],

@@ -46,7 +46,7 @@ def refusal(make: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-WAY_OUT = f", or set {LIMIT_KEY} = false where the brokers take it"
+WAY_OUT = f", or set {LIMIT_KEY} = false if the brokers take it"
 
 
 @pytest.mark.parametrize(

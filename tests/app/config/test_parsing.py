@@ -153,7 +153,10 @@ def test_addresses_are_hosts_with_ports(addresses: str) -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 BAD_WORKERS = [
-    ("", "bootstrap.servers: is missing; it is required: Brokers to begin with: `host:port`, separated by commas."),
+    (
+        "",
+        "bootstrap.servers: is missing; it is required: Brokers to connect to first: `host:port`, separated by commas.",
+    ),
     ("bootstrap.server = 'a:1'", "bootstrap.server: is not a key that is known here; did you mean bootstrap.servers?"),
     ("bootstrap.servers = ['a:1']", "bootstrap.servers: found ['a:1'], allowed is a value of type string"),
     *(
@@ -185,7 +188,7 @@ BAD_WORKERS = [
     ),
     (
         HEAD + "sasl.jaas.config = 'x'",
-        "sasl.jaas.config: is not a key that is known here; in its place is sasl.username and sasl.password",
+        "sasl.jaas.config: is not a key that is known here; use instead: sasl.username and sasl.password",
     ),
     (HEAD + "sasl.password = 1234", "sasl.password: found ***, allowed is a value of type string"),
     (HEAD + "ssl.ca.location = '/no/such.pem'", "ssl.ca.location: there is no file '/no/such.pem'"),
@@ -242,7 +245,7 @@ BAD_PIPELINES = [
     (ORDERS.replace('["raw"]', "[]"), "topics: found an empty list, allowed is one topic or more"),
     (ORDERS.replace('["raw"]', '["a/b"]'), f"topics: found 'a/b', {TOPIC_RULE}"),
     (ORDERS.replace('["raw"]', '[".."]'), f"topics: found '..', {TOPIC_RULE}"),
-    (ORDERS.replace('["raw"]', '["a", "a"]'), "topics: found ['a', 'a'], in which a topic stands twice"),
+    (ORDERS.replace('["raw"]', '["a", "a"]'), "topics: found ['a', 'a'], which has a topic twice"),
     (ORDERS.replace('"orders"', '""'), f"output.topic: found '', {TOPIC_RULE}"),
     (
         ORDERS.replace('"orders"', f'"{"x" * 250}"'),
@@ -279,13 +282,13 @@ BAD_PIPELINES = [
     ),
     (
         ORDERS.replace('["offload"]', '["inflate", "inflate"]'),
-        "transforms: found ['inflate', 'inflate'], in which a transform stands twice",
+        "transforms: found ['inflate', 'inflate'], which has a transform twice",
     ),
     (
         ORDERS.replace('["offload"]', '["offload", "inflate"]'),
-        "transforms: found ['offload', 'inflate'], of which the second undoes the first",
+        "transforms: found ['offload', 'inflate'], where inflate would undo offload",
     ),
-    (ORDERS + "group.id = ''", "group.id: found '', allowed is a name, or no such line"),
+    (ORDERS + "group.id = ''", "group.id: found '', allowed is a name; or leave the key out"),
     (
         ORDERS.replace(STORE, ""),
         "large.message.payload.store.class: is missing; transforms ['offload'] need a store",
@@ -297,21 +300,18 @@ BAD_PIPELINES = [
             "package.module.Class; did you mean memory?"
         ),
     ),
-    (S3, "s3.bucket: is missing; it is required: The bucket. It must be there."),
+    (S3, "s3.bucket: is missing; it is required: The bucket. It must exist."),
     (S3 + "s3.bukket = 'b'", "s3.bukket: is not a key that is known here; did you mean s3.bucket?"),
     (S3 + "s3.bucket = 3", "s3.bucket: found 3, allowed is a value of type string"),
     (S3 + "s3.bucket = 'b'\ns3.secret.key = 3", "s3.secret.key: found ***, allowed is a value of type string"),
     (ORDERS + "zzz = 1", "zzz: is not a key that is known here"),
     (
         ORDERS + "s3.bucket = 'b'",
-        (
-            "s3.bucket: is a key of the store s3, and large.message.payload.store.class is 'memory'; correct the one "
-            "or the other"
-        ),
+        ("s3.bucket: is a key of the store s3, and large.message.payload.store.class is 'memory'; correct one of them"),
     ),
     (
         ORDERS + "consumer.group.id = 'g'",
-        "consumer.group.id: is not a key that is known here; in its place is group.id",
+        "consumer.group.id: is not a key that is known here; use instead: group.id",
     ),
     (
         ORDERS + "large.message.treshold.bytes = 1",

@@ -57,7 +57,7 @@ def pipeline(**keys: Any) -> PipelineSettings:
         ({"large.message.root": "topic", "large.message.root.topics": ["mirrored"]}, {"orders", "mirrored"}),
     ],
 )
-def test_reach_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
+def test_scope_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
     """Only payloads of the record's own topic, and of those that are listed, are read; for others nobody is asked."""
     settings = pipeline(**keys)
     store = MemoryStore()
@@ -74,7 +74,7 @@ def test_reach_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
         assert (caught.value.root, caught.value.retriable) == (f"{store.root.uri}orders/", False)
 
 
-def test_reach_refuses_before_the_store_is_asked() -> None:
+def test_scope_refuses_before_the_store_is_asked() -> None:
     """Not even whether the payload is there can be found out."""
     store = Watched()
     store.configure({"memory.name": "watched"})
@@ -90,7 +90,7 @@ def test_reach_refuses_before_the_store_is_asked() -> None:
     [
         (
             {"transforms": ["offload"], "large.message.root": "topic"},
-            r"large\.message\.root: found 'topic', which belongs",
+            r"large\.message\.root: found 'topic', which needs inflate",
         ),
         (
             {"large.message.root.topics": ["x"]},
@@ -99,13 +99,13 @@ def test_reach_refuses_before_the_store_is_asked() -> None:
         ({"large.message.root": "bucket"}, r"large\.message\.root: found 'bucket', allowed is one of: store, topic"),
     ],
 )
-def test_reach_keys_that_cannot_be(keys: dict[str, Any], told: str) -> None:
+def test_scope_keys_that_cannot_be(keys: dict[str, Any], told: str) -> None:
     """Keys without effect, or of another value, are refused."""
     with pytest.raises(ConfigurationError, match=told):
         pipeline(**keys)
 
 
-def test_reach_needs_a_root() -> None:
+def test_scope_needs_a_root() -> None:
     """A user's class that does not say where its payloads are cannot be held to topics."""
     store = open_store({"large.message.payload.store.class": f"{PlainStore.__module__}:PlainStore"})
     with pytest.raises(ConfigurationError, match="a class of your own does not say"):

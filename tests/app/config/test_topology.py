@@ -22,7 +22,7 @@ def test_pipelines_of_one_group_are_refused() -> None:
     """A group that stands twice, given or by default, is an error of the second pipeline."""
     text = HEAD + pipeline_table("a", "x", "y") + pipeline_table("b", "x", "z", "group.id = 'wideload-a'")
     assert refusal_of(text) == (
-        "[pipeline.b] group.id: found 'wideload-a', which pipeline a has too; groups are one each"
+        "[pipeline.b] group.id: found 'wideload-a', which pipeline a has too; each pipeline needs a group of its own"
     )
 
 

@@ -18,10 +18,10 @@ from app.pipeline.chain import Chain, Work, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
+from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, MalformedWrapperError, RecordTooLargeError, WrapError
 from transforms.formats import FORMATS
 from transforms.record import Record
-from transforms.size import batch_of_one_bytes
 from transforms.wrapper import HeaderTable, MessageWrapper, Unwrap, Wrap
 
 STORE: dict[str, Any] = {"large.message.payload.store.class": "memory"}
@@ -113,14 +113,14 @@ def test_what_is_printed_means_the_same() -> None:
 
 
 ORDERS: list[tuple[list[str], str]] = [
-    (["offload", "unwrap"], "unwrap goes before offload, which is to see the value and its headers"),
-    (["assemble", "inflate", "unwrap"], "unwrap goes before inflate, which is to see the value and its headers"),
-    (["wrap", "unwrap"], "unwrap goes before wrap, which is to see the value and its headers"),
-    (["wrap", "offload"], "wrap goes behind offload, which would see wrappers"),
-    (["wrap", "inflate", "chunk"], "wrap goes behind inflate, which would see wrappers"),
-    (["unwrap", "assemble"], "assemble goes first: it puts together what stands in the source topic"),
-    (["chunk", "wrap"], "chunk goes last: what is behind it would get pieces of values"),
-    (["chunk", "unwrap"], "chunk goes last: what is behind it would get pieces of values"),
+    (["offload", "unwrap"], "unwrap goes before offload, which needs the value without its wrapper"),
+    (["assemble", "inflate", "unwrap"], "unwrap goes before inflate, which needs the value without its wrapper"),
+    (["wrap", "unwrap"], "unwrap goes before wrap, which needs the value without its wrapper"),
+    (["wrap", "offload"], "wrap goes after offload, which would get wrapped values"),
+    (["wrap", "inflate", "chunk"], "wrap goes after inflate, which would get wrapped values"),
+    (["unwrap", "assemble"], "assemble goes first: it assembles the chunks of the source topic"),
+    (["chunk", "wrap"], "chunk goes last: a transform after it would get pieces of values"),
+    (["chunk", "unwrap"], "chunk goes last: a transform after it would get pieces of values"),
 ]
 
 

@@ -16,12 +16,12 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
+from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk
 from transforms.errors import PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
 from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause
 from transforms.record import Header, Record
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 
 ERROR = ValueError("no")
 NAMES = st.sampled_from(["h", "large-message", MARK, "large-message.chunk.uuid", REPLAYS, "\udcfc", ""])

@@ -23,6 +23,7 @@ from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
 from tests.app.pipeline.plain_store import PlainStore
+from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS, Codec
 from transforms.errors import (
     ChunkError,
@@ -39,7 +40,6 @@ from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
 from transforms.reference import Reference
-from transforms.size import batch_of_one_bytes
 from transforms.wrapper import MessageWrapper, Unwrap
 
 ROOMY = 10_000_000  # a sink's limit that is in nobody's way

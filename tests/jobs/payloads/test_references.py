@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.records.schemas import HEADERS
 from tests.vectors.bakdata import bakdata_cases
-from transforms import wire
+from transforms import record_format
 from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record
@@ -229,7 +229,7 @@ def test_references_in_wrappers(spark: SparkSession) -> None:
         wrapped(Record(b"k", f"says {ROOT}t/e".encode())),
         Record(b"k", b"\0\0\0\0\7" + f"Avro, says {ROOT}t/f".encode()),
         wrapped(Record(b"k", None)),
-        Record(b"k", wire.serialize(wrapped(referring(f"{ROOT}t/g"))), [("wideload.dead-letter", b"record")]),
+        Record(b"k", record_format.serialize(wrapped(referring(f"{ROOT}t/g"))), [("wideload.dead-letter", b"record")]),
     ]
     heard = found(references(frame(spark, log), root=ROOT))
     assert [(row.offset, row.which, row.path, row.size) for row in heard] == [

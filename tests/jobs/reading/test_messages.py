@@ -10,7 +10,7 @@ import pytest
 
 from jobs.reading.messages import Message, Messages
 from transforms.chunk import Chunking
-from transforms.outcome import Limits
+from transforms.chunked_message import Limits
 from transforms.record import Header, Record
 
 LIMITS = Limits(expire_ms=0)

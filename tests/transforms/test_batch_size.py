@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.strategies import records
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes, record_bytes, varint_bytes
 from transforms.record import Header, Record
-from transforms.size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes, record_bytes, varint_bytes
 
 
 def built(record: Record) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from transforms.batch_size import record_bytes
 from transforms.record import RecordLike
-from transforms.size import record_bytes
 
 __all__ = ["split", "split_index"]
 

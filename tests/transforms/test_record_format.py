@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.kafka.batches.raw import raw_batch
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Record
-from transforms.wire import check_names, name_bytes, parse, serialize
+from transforms.record_format import check_names, name_bytes, parse, serialize
 
 OCTETS = st.none() | st.binary(max_size=300)
 NAMES = st.binary(max_size=20).map(lambda octets: octets.decode(errors="surrogateescape"))

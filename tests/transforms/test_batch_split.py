@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import records
-from transforms.halves import split, split_index
+from transforms.batch_size import record_bytes
+from transforms.batch_split import split, split_index
 from transforms.record import Record
-from transforms.size import record_bytes
 
 
 @given(st.lists(records(), min_size=2, max_size=30))
