@@ -1,6 +1,6 @@
-"""Takes an existing topic into another one: into references, or back to plain values, partition by partition.
+"""Copies an existing topic into another one, as references or as plain values, partition by partition.
 
-What a restart repeats and why there is no gap stands in `jobs.copying.partitions`; this is its command. Spark needs no
+`jobs.copying.partitions` says what a restart repeats, and why there is no gap; this is the command. Spark needs no
 Kafka connector for it: tasks read and write with aiokafka.
 """
 
@@ -19,7 +19,8 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from jobs.copying.forms import FORMS
-from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.partitions import Backfill, run
+from jobs.copying.range import BackfillSettings
 from jobs.driver.command_line import add_kafka, add_spark, at_least, configure, kafka_options, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.driver.worker_config`.
+        document: a worker's configuration; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     found = Backfill()
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
 
 def _said(error: ConfigurationError | JobFailedError) -> str:
-    """The message, with this command's names for the options of the data source."""
+    """The message, with this command's options in place of those of the data source."""
     text = str(error).replace("failOnDataLoss=false", "--no-fail-on-data-loss")
     text = text.replace("(chunkLookback)", "(--chunk-lookback)")
     for name, option in _OPTIONS.items():
@@ -170,12 +171,12 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
 
 
 def _source(arguments: argparse.Namespace) -> SourceSettings:
-    has_store = arguments.configured is None or arguments.configured.stores  # chunks need none
+    has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
     use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
     given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
-    # Without a store chunks can be put together, and a reference is refused by one that has nothing.
+    # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
     topics = {"--source": [arguments.source], "--sink": [arguments.sink]}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
-from jobs.reading.ranges import Offsets
+from jobs.reading.ranges import Offsets, parse_offsets
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
@@ -107,22 +106,12 @@ class IngestSettings:
         return ", ".join(parts)
 
     def start(self) -> Offsets:
-        """`starting_offsets`, read.
+        """`starting_offsets`, parsed.
 
         Raises:
-            ConfigurationError: it is none of what it may be.
+            ConfigurationError: it is neither `earliest`, `latest` nor JSON of offsets.
         """
-        if self.starting_offsets in ("earliest", "latest"):
-            return cast("Offsets", self.starting_offsets)
-        try:
-            found = json.loads(self.starting_offsets)
-            return {
-                topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()
-            }
-        except (ValueError, AttributeError, TypeError) as exc:
-            raise ConfigurationError(
-                "--starting-offsets", 'is earliest, latest, or JSON as {"orders": {"0": 23, "1": -2}}'
-            ) from exc
+        return parse_offsets("--starting-offsets", self.starting_offsets)
 
     def source_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source; the user's own win."""

@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 
 from jobs.driver.jvm import java_packages, java_session, map_in_arrow
 from jobs.reading.ranges import Positions, positions_json, positions_of
-from jobs.reading.topics import Kafka
+from jobs.reading.topics import Kafka, read_between
 
 __all__ = ["Ahead", "OffsetLog", "Portions", "lengths", "portion"]
 
@@ -123,7 +123,8 @@ class Portions:
         self, spark: SparkSession, kafka: Kafka, most_bytes: int, most_records: int | None, *, fail_on_loss: bool
     ) -> None:
         self._spark = spark
-        self._kafka = kafka
+        options = {name: value for name, value in kafka.options.items() if name.lower() not in _SAID_HERE}
+        self._kafka = Kafka(kafka.servers, options)
         self._bytes = most_bytes
         self._records = most_records
         self._fail_on_loss = fail_on_loss
@@ -165,7 +166,7 @@ class Portions:
             self._measure(waiting, ends, share)
 
     def _measure(self, start: Positions, end: Positions, share: int) -> None:
-        rows = lengths(_rows(self._spark, self._kafka, start, end, self._fail_on_loss), share)
+        rows = lengths(read_between(self._spark, self._kafka, start, end, fail_on_loss=self._fail_on_loss), share)
         found = {(row.topic, row.partition): row for row in rows}
         for place, at in end.items():
             known, row = self._ahead[place], found.get(place)
@@ -227,22 +228,6 @@ def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
             )
 
     return taken
-
-
-def _rows(spark: SparkSession, kafka: Kafka, start: Positions, end: Positions, fail_on_loss: bool) -> DataFrame:  # noqa: FBT001
-    places: dict[str, list[int]] = {}
-    for topic, number in sorted(start):
-        places.setdefault(topic, []).append(number)
-    given = {name: value for name, value in kafka.options.items() if name.lower() not in _SAID_HERE}
-    options = given | {
-        "kafka.bootstrap.servers": kafka.servers,
-        "assign": json.dumps(places),
-        "startingOffsets": json.dumps(positions_json(start)),
-        "endingOffsets": json.dumps(positions_json(end)),
-        "failOnDataLoss": str(fail_on_loss).lower(),
-        "includeHeaders": "true",
-    }
-    return spark.read.format("kafka").options(**options).load()
 
 
 class OffsetLog:

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jobs.records.schemas import conform
+from jobs.records.schemas import conform, require_columns
 from transforms import wire
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
@@ -172,10 +172,7 @@ def newest(
 
 def _slim(source: DataFrame, root: str | None) -> DataFrame:
     """The columns that are looked at, as far as they are; wrappers that may have a reference are whole."""
-    missing = [name for name in _NEEDED if name not in source.columns]
-    if missing:
-        hint = "; read with the option includeHeaders" if "headers" in missing else ""
-        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
+    require_columns(source, _NEEDED)
     # A header of another name is still a gap between two of ours.
     headers = F.transform(
         "headers",

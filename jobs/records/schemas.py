@@ -1,6 +1,8 @@
-"""The columns that jobs hand to one another: one `StructType` for each kind of row."""
+"""The columns of rows: one `StructType` for each kind of row."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -15,10 +17,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "conform"]
+__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "conform", "require_columns"]
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-"""Headers in the order of the record; names may stand more than once, values may be null."""
+"""Headers in the order of the record; a name may come more than once, a value may be null."""
 
 RECORD = StructType(
     [
@@ -32,10 +34,10 @@ RECORD = StructType(
         StructField("timestamp_type", IntegerType()),
     ]
 )
-"""One Kafka record, all of it.
+"""One whole Kafka record.
 
-A null `value` is a tombstone, an empty one is not; a null `headers` is a record without headers. `timestamp_type` is
-Kafka's own number: 0 when the producer set `timestamp`, 1 when the broker did.
+A null `value` is a tombstone, an empty one is not; `headers` is null for a record without headers. `timestamp_type` is
+Kafka's own number: 0 if the producer set `timestamp`, 1 if the broker did.
 """
 
 CHUNK_MESSAGE_ID = StructType([StructField("first", LongType()), StructField("last", LongType())])
@@ -54,15 +56,27 @@ INCOMPLETE = StructType(
 )
 """A message that is not whole.
 
-`uuid` is null where it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for
-people. `offsets` are those of its chunks that are there, in order, and `chunks` is how many they are.
+`uuid` is null if it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for people.
+`offsets` are the offsets of the chunks that were found, in order, and `chunks` is their number.
 """
 
 
-def conform(rows: DataFrame, schema: StructType) -> DataFrame:
-    """`rows` with the columns of `schema`, in its order and of its types, and no others.
+def require_columns(rows: DataFrame, needed: Sequence[str]) -> None:
+    """Makes sure that rows of Spark's Kafka source have the columns.
 
     Raises:
-        pyspark.errors.AnalysisException: a column is missing, or its type cannot become the one that is asked for.
+        ValueError: a column is missing.
+    """
+    missing = [name for name in needed if name not in rows.columns]
+    if missing:
+        hint = "; read with the option includeHeaders" if "headers" in missing else ""
+        raise ValueError(f"rows of Spark's Kafka source have {', '.join(needed)}; missing: {', '.join(missing)}{hint}")
+
+
+def conform(rows: DataFrame, schema: StructType) -> DataFrame:
+    """`rows` with the columns of `schema` and no others, in its order and with its types.
+
+    Raises:
+        pyspark.errors.AnalysisException: a column is missing, or its type cannot be cast.
     """
     return rows.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in schema))

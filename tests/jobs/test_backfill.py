@@ -27,7 +27,8 @@ from pyspark.sql import SparkSession
 from jobs.backfill import _parser, _settings, main
 from jobs.copying.checkpoint import Checkpoint, Progress
 from jobs.copying.forms import form_of
-from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.partitions import Backfill, run
+from jobs.copying.range import BackfillSettings
 from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.command_line import configure
 from jobs.driver.failures import JobFailedError
@@ -621,7 +622,7 @@ def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) ->
     assert Checkpoint(spark, str(folder), {"source": "a"}).load() is None
     made.save(Progress({0: 2}, {}))
     (folder / "1").write_bytes(b"{")
-    with pytest.raises(ConfigurationError, match="is whole, so how far the job is is not known"):
+    with pytest.raises(ConfigurationError, match="is whole, so it is not known how far the job is"):
         Checkpoint(spark, str(folder), {"source": "a"}).load()
 
 
@@ -642,7 +643,7 @@ def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
                 with contextlib.suppress(JobFailedError):
                     lost.write(0, record)
             again.commit()
-        with pytest.raises(JobFailedError, match="another run or task writes the same backfill"):
+        with pytest.raises(JobFailedError, match="another run or task of the same backfill"):
             lost.commit()
     everything = [found.key for found in read_all(broker, topic)[0]]
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
