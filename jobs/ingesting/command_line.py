@@ -1,4 +1,4 @@
-"""What `ingest` is told: its settings, and the command line that they come from."""
+"""The settings of `ingest`, and its command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_o
 
 _MIB = 1 << 20
 
-# What tells Spark's Kafka source how far a batch goes, or where the first one begins, in ways that this job does not.
+# Options of Spark's Kafka source for the beginning or the end of a batch, which the job would have to know.
 _PLANNED_BY_SPARK = {
     "assign",
     "maxoffsetspertrigger",
@@ -35,16 +35,16 @@ Partitioned = Literal["topic", "partition", "date", "hour"]
 _COLUMNS = get_args(Partitioned)
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
-"""Bounds what a failure makes Spark do again and how large one file grows; memory does not depend on it."""
+"""Limits what Spark repeats after a failure, and how large a file grows; memory does not depend on it."""
 
 DEFAULT_ROW_GROUP_BYTES = 32 * _MIB
-"""A task holds one row group until it is written, and a reader holds one until it is read. Parquet's own 128 MiB costs
-four times as much of both and gains nothing here: a large value fills pages by itself."""
+"""A task that writes, and a reader, hold one row group in memory. Parquet's own 128 MiB takes four times as much memory
+and gains nothing here: a large value fills pages by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """All that the job needs to know.
+    """The settings of the job.
 
     Attributes:
         bootstrap_servers: Kafka's `host:port`, comma-separated.
@@ -52,19 +52,19 @@ class IngestSettings:
         checkpoint: folder that remembers how far the job is; belongs to this output and these topics alone.
         topics: topics to read; or
         subscribe_pattern: a Java regular expression for their names, new ones included.
-        once: read what is there now, then end; else go on until stopped.
-        trigger_seconds: time from one micro-batch to the next; 0 begins each as soon as the one before it ends.
+        once: read up to the current end, then stop; else go on until stopped.
+        trigger_seconds: time from one micro-batch to the next; with 0 each begins when the one before it ends.
         starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
-        max_offsets_per_trigger: most records in one micro-batch; None is without bound.
-        min_partitions: least number of tasks, by splitting Kafka's partitions; None is one task a partition.
-        max_bytes_per_trigger: most bytes of keys, values and headers in one micro-batch, or one record that has more;
-            None is without bound.
+        max_offsets_per_trigger: the most records in one micro-batch; None for no limit.
+        min_partitions: the least number of tasks, by splitting Kafka's partitions; None for one task a partition.
+        max_bytes_per_trigger: the most bytes of keys, values and headers in one micro-batch, or one larger record;
+            None for no limit.
         row_group_bytes: size of a Parquet row group, stored bytes.
-        format: what the output is.
+        format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
-        value: what the values are.
-        fail_on_data_loss: fail when records that were not yet read are gone from Kafka.
-        kafka_options: further options of Spark's Kafka source, as it takes them; may hold secrets.
+        value: the format of the values.
+        fail_on_data_loss: fail if Kafka has deleted records before they were read.
+        kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
 
     bootstrap_servers: str
@@ -87,7 +87,7 @@ class IngestSettings:
 
     @property
     def source(self) -> str:
-        """What is read, for a message."""
+        """The topics or the pattern, for a message."""
         return f"pattern {self.subscribe_pattern}" if self.subscribe_pattern else ",".join(sorted(self.topics))
 
     @property
@@ -97,7 +97,7 @@ class IngestSettings:
 
     @property
     def form(self) -> str:
-        """What is written, for a message: what must not change from one run to the next."""
+        """The form of the output, for a message: it must not change from one run to the next."""
         parts: list[str] = [self.format]
         if self.value.format != "binary":
             parts.append(f"value {self.value.format}")
@@ -120,7 +120,7 @@ class IngestSettings:
             "startingOffsets": self.starting_offsets,
             "includeHeaders": "true",
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
-            # A worker with processing.guarantee = "exactly_once" writes transactions; what it aborted is no record.
+            # A worker with processing.guarantee = "exactly_once" writes transactions; aborted ones are left out.
             "kafka.isolation.level": "read_committed",
         }
         if self.subscribe_pattern:
@@ -135,10 +135,10 @@ class IngestSettings:
 
 
 def settings_of(arguments: argparse.Namespace) -> IngestSettings:
-    """The settings that the command line gives.
+    """The settings of a command line.
 
     Raises:
-        ConfigurationError: an argument is wrong, or does not go with another.
+        ConfigurationError: an argument is wrong, or does not fit another.
     """
     value = ValueForm(
         format=arguments.value_format,
@@ -198,7 +198,7 @@ def _column(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. By argparse and not click: a cluster's nodes need nothing but Spark and these files."""
+    """The command line. With argparse, not click: the nodes of a cluster need nothing but Spark and these files."""
     parser = argparse.ArgumentParser(
         prog="ingest",
         description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
@@ -222,8 +222,7 @@ def parser() -> argparse.ArgumentParser:
         "--fail-on-data-loss",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="fail when records that were not yet read are gone from Kafka, by retention or because the topic was "
-        "deleted; the default",
+        help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default",
     )
 
     sink = parser.add_argument_group("where to write")
@@ -245,7 +244,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=_column,
         metavar="COLUMN",
-        help="make a folder for each of: topic, partition, date, hour (of the timestamp, in UTC); may be given several "
+        help="make a folder for each topic, partition, date or hour (of the timestamp, in UTC); may be given several "
         "times, the outermost first",
     )
     sink.add_argument(
@@ -283,7 +282,7 @@ def parser() -> argparse.ArgumentParser:
 
     pace = parser.add_argument_group("how much, how often")
     when = pace.add_mutually_exclusive_group()
-    when.add_argument("--once", action="store_true", help="read what is there now, then end")
+    when.add_argument("--once", action="store_true", help="read up to the current end of the topics, then stop")
     when.add_argument(
         "--trigger-seconds",
         type=float,
@@ -296,16 +295,15 @@ def parser() -> argparse.ArgumentParser:
         type=at_least(0),
         default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
-        help="most records in one micro-batch, so that less is done again after a failure; 0 for no bound "
-        "(default %(default)s)",
+        help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)",
     )
     pace.add_argument(
         "--max-bytes-per-trigger",
         type=at_least(0),
         default=0,
         metavar="N",
-        help="most bytes of keys, values and headers in one micro-batch, or one record that has more; the job measures "
-        "what comes next, and so reads it twice from Kafka; 0 for no bound (default %(default)s)",
+        help="most bytes of keys, values and headers in one micro-batch, or one larger record; the job measures the "
+        "next records, and so reads them twice from Kafka; 0 for no limit (default %(default)s)",
     )
     pace.add_argument(
         "--min-partitions",
