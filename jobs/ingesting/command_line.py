@@ -18,7 +18,7 @@ __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_o
 
 _MIB = 1 << 20
 
-# Options of Spark's Kafka source for the beginning or the end of a batch, which the job would have to know.
+# Options of Spark's Kafka source that set where batches begin and end. With a limit in bytes the job sets that itself.
 _PLANNED_BY_SPARK = {
     "assign",
     "maxoffsetspertrigger",

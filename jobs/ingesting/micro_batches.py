@@ -155,9 +155,8 @@ class Planner:
 
     def _measure_enough(self, places: Sequence[Place], end: Positions) -> None:
         while True:
-            waiting = {
-                place: self._measured[place].until for place in places if self._measured[place].until < end[place]
-            }
+            until = {place: self._measured[place].until for place in places}
+            waiting = {place: at for place, at in until.items() if at < end[place]}
             measured = sum(sum(self._measured[place].lengths) for place in places)
             count = sum(len(self._measured[place].lengths) for place in places)
             if not waiting or measured >= self._bytes or (self._records and count >= self._records):
@@ -233,7 +232,7 @@ def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
 
 
 class OffsetLog:
-    """The two logs of a checkpoint, of planned and of finished micro-batches; Spark's own code reads and writes them."""
+    """The logs of a checkpoint, of planned and of finished micro-batches; Spark's own code reads and writes them."""
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
         self._jvm = java_packages(spark)

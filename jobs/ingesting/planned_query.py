@@ -1,4 +1,4 @@
-"""The micro-batches that the job plans itself, one at a time, with a limit in bytes; see `jobs.ingesting.micro_batches`."""
+"""A query whose micro-batches the job plans itself, with a limit in bytes; see `jobs.ingesting.micro_batches`."""
 
 from __future__ import annotations
 

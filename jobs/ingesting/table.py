@@ -13,9 +13,9 @@ from jobs.ingesting.command_line import IngestSettings
 __all__ = ["write"]
 
 # Parquet counts bytes only after each 100 rows, and then guesses when to count again: 100 values of 15 MB are 1.5 GB
-# before the first look, and end a JVM of 4 GB. To look at every row costs little beside copying it. A dictionary and the
-# least and greatest value are useless for values that are large and all different, and Parquet would keep a copy of each
-# (with them 512 MB of heap are too little, without them enough).
+# before the first look, and end a JVM of 4 GB. To look at every row costs little beside copying it. A dictionary and
+# the least and greatest value are useless for values that are large and all different, and Parquet would keep a copy of
+# each (with them 512 MB of heap are too little, without them enough).
 _PARQUET = MappingProxyType(
     {
         "parquet.page.size.row.check.min": "1",

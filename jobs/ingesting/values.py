@@ -163,8 +163,8 @@ def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column
 
     require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
     schema = form.avro_schema()
-    # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same. One
-    # more field, which the reader fills in, tells the two apart.
+    # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same.
+    # One more field, which the reader fills in, tells the two apart.
     mark = {"name": _MARK, "type": ["boolean", "null"], "default": True}
     reader = json.dumps({**schema, "fields": [*schema["fields"], mark]})
     body, framed = F.col("value"), F.lit(True)
