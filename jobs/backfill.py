@@ -40,7 +40,7 @@ _OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-ser
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
+    """Runs the job; returns the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
 
     Args:
         argv: the command line.
@@ -202,11 +202,11 @@ def _text(value: object) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="backfill",
-        description="Take an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
+        description="Copy an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
         "with references in place of large values, or with all values in their records. Order within partitions, keys, "
         "timestamps and headers are kept.",
         epilog="Exit status: 0 done or stopped, 1 failed at work, 2 something to set right first. The last line on "
-        "stdout says what was done, as JSON when stdout is not a terminal.",
+        "stdout is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
@@ -215,14 +215,14 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--format",
         choices=list(FORMATS),
-        help="how it refers to payloads, as the worker's reference.format (default: what the configuration says, else "
+        help="how it refers to payloads, as the worker's reference.format (default: from the configuration, else "
         "wideload)",
     )
     source.add_argument(
         "--fail-on-data-loss",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="fail when records that were not yet read are gone from Kafka; the default",
+        help="fail if Kafka has deleted records before they were read; the default",
     )
     source.add_argument(
         "--chunk-lookback",
@@ -239,20 +239,20 @@ def _parser() -> argparse.ArgumentParser:
         type=at_least(1),
         default=10_000,
         metavar="N",
-        help="most records that a restart does again in each partition (default %(default)s)",
+        help="most records that a restart repeats in each partition (default %(default)s)",
     )
     pace.add_argument(
         "--max-range-bytes",
         type=at_least(1),
         default=256 * 2**20,
         metavar="N",
-        help="most bytes of them, read or written, and one record (default %(default)s)",
+        help="most bytes that it repeats, read or written, and one record (default %(default)s)",
     )
     pace.add_argument(
         "--partitions-at-a-time",
         type=at_least(1),
         metavar="N",
-        help="how many partitions are at work (default: as many as Spark has cores)",
+        help="how many partitions are copied at a time (default: as many as Spark has cores)",
     )
     parser.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_sink(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must be there")
+    group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must exist")
     group.add_argument(
         "--to",
         choices=("references", "plain"),
@@ -272,7 +272,7 @@ def _add_sink(group: argparse._ArgumentGroup) -> None:
         metavar="FOLDER",
         help="folder that remembers how far the job is; belongs to this source and this sink alone",
     )
-    group.add_argument("--dry-run", action="store_true", help="only count the records, and what would be done")
+    group.add_argument("--dry-run", action="store_true", help="only count the records, and report what would be done")
     group.add_argument(
         "--threshold-bytes",
         type=at_least(0),
@@ -284,24 +284,24 @@ def _add_sink(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--keep-references",
         action="store_true",
-        help="leave payloads that are in the store where they are, and the references as they are; a sweep of the "
-        "source's folder then must name the sink as --carrier",
+        help="leave payloads and references as they are; a sweep of the source's payloads must then name the sink as "
+        "--carrier",
     )
     group.add_argument(
         "--partition-by",
         choices=("number", "key"),
         default="number",
-        help="each record to the partition with its own number, or to that of its key (default %(default)s)",
+        help="write each record to the partition with its own number, or to that of its key (default %(default)s)",
     )
     group.add_argument(
         "--on-error",
         choices=("fail", "keep"),
         default="fail",
-        help="what becomes of a record that cannot be restored: it ends the job, or is written as it is (default "
+        help="what happens to a record that cannot be restored: it ends the job, or is written as it is (default "
         "%(default)s)",
     )
     group.add_argument(
-        "--append", action="store_true", help="begin a new checkpoint though the sink has had records already"
+        "--append", action="store_true", help="begin a new checkpoint even if the sink has had records already"
     )
 
 

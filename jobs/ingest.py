@@ -102,7 +102,7 @@ def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, 
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first.
+    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first.
 
     Args:
         argv: the command line.

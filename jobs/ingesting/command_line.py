@@ -203,8 +203,8 @@ def parser() -> argparse.ArgumentParser:
         prog="ingest",
         description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
         "value, headers, topic, partition, offset, timestamp, each record once.",
-        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout says "
-        "what was done, as JSON when stdout is not a terminal.",
+        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout "
+        "is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
