@@ -131,24 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     source = parser.add_argument_group("what to read")
     add_kafka(source)
-    source.add_argument(
-        "--topic",
-        action="append",
-        default=[],
-        metavar="NAME",
+    # fmt: off
+    source.add_argument("--topic", action="append", default=[], metavar="NAME",
         help="a topic; may be given several times. With -c or --options the default is each topic that may refer to "
-        "payloads of the store",
-    )
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        help="the worker's reference.format (default: from the configuration, else wideload)",
-    )
-    source.add_argument(
-        "--overwritten",
-        action="store_true",
-        help="check overwritten records of compacted topics too; a sweep removes their payloads",
-    )
+        "payloads of the store")
+    source.add_argument("--format", choices=list(FORMATS),
+        help="the worker's reference.format (default: from the configuration, else wideload)")
+    source.add_argument("--overwritten", action="store_true",
+        help="check overwritten records of compacted topics too; a sweep removes their payloads")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to do")
     what.add_argument("--verify", action="store_true", help="read every payload, and compare size and checksum")

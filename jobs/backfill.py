@@ -212,48 +212,23 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_argument_group("what to read")
     add_kafka(source)
     source.add_argument("--source", required=True, metavar="NAME", help="the topic to read")
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
+    # fmt: off
+    source.add_argument("--format", choices=list(FORMATS),
         help="how it refers to payloads, as the worker's reference.format (default: from the configuration, else "
-        "wideload)",
-    )
-    source.add_argument(
-        "--fail-on-data-loss",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="fail if Kafka has deleted records before they were read; the default",
-    )
-    source.add_argument(
-        "--chunk-lookback",
-        type=at_least(0),
-        default=100_000,
-        metavar="N",
-        help="how many offsets before a range the first chunk of a message may be (default %(default)s)",
-    )
+        "wideload)")
+    source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
+        help="fail if Kafka has deleted records before they were read; the default")
+    source.add_argument("--chunk-lookback", type=at_least(0), default=100_000, metavar="N",
+        help="how many offsets before a range the first chunk of a message may be (default %(default)s)")
     add_store(parser.add_argument_group("the store"))
     _add_sink(parser.add_argument_group("what to write"))
     pace = parser.add_argument_group("how much at a time")
-    pace.add_argument(
-        "--max-range-records",
-        type=at_least(1),
-        default=10_000,
-        metavar="N",
-        help="most records that a restart repeats in each partition (default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-range-bytes",
-        type=at_least(1),
-        default=256 * 2**20,
-        metavar="N",
-        help="most bytes that it repeats, read or written, and one record (default %(default)s)",
-    )
-    pace.add_argument(
-        "--partitions-at-a-time",
-        type=at_least(1),
-        metavar="N",
-        help="how many partitions are copied at a time (default: as many as Spark has cores)",
-    )
+    pace.add_argument("--max-range-records", type=at_least(1), default=10_000, metavar="N",
+        help="most records that a restart repeats in each partition (default %(default)s)")
+    pace.add_argument("--max-range-bytes", type=at_least(1), default=256 * 2**20, metavar="N",
+        help="most bytes that it repeats, read or written, and one record (default %(default)s)")
+    pace.add_argument("--partitions-at-a-time", type=at_least(1), metavar="N",
+        help="how many partitions are copied at a time (default: as many as Spark has cores)")
     parser.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)
     return parser
@@ -261,48 +236,25 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_sink(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must exist")
-    group.add_argument(
-        "--to",
-        choices=("references", "plain"),
-        required=True,
-        help="references in place of large values, or all values in their records",
-    )
-    group.add_argument(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this source and this sink alone",
-    )
+    # fmt: off
+    group.add_argument("--to", choices=("references", "plain"), required=True,
+        help="references in place of large values, or all values in their records")
+    group.add_argument("--checkpoint", metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this source and this sink alone")
     group.add_argument("--dry-run", action="store_true", help="only count the records, and report what would be done")
-    group.add_argument(
-        "--threshold-bytes",
-        type=at_least(0),
-        default=DEFAULT_THRESHOLD_BYTES,
-        metavar="N",
-        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)",
-    )
+    group.add_argument("--threshold-bytes", type=at_least(0), default=DEFAULT_THRESHOLD_BYTES, metavar="N",
+        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)")
     group.add_argument("--compression", choices=list(CODECS), help="how payloads are compressed (default: not at all)")
-    group.add_argument(
-        "--keep-references",
-        action="store_true",
+    group.add_argument("--keep-references", action="store_true",
         help="leave payloads and references as they are; a sweep of the source's payloads must then name the sink as "
-        "--carrier",
-    )
-    group.add_argument(
-        "--partition-by",
-        choices=("number", "key"),
-        default="number",
-        help="write each record to the partition with its own number, or to that of its key (default %(default)s)",
-    )
-    group.add_argument(
-        "--on-error",
-        choices=("fail", "keep"),
-        default="fail",
+        "--carrier")
+    group.add_argument("--partition-by", choices=("number", "key"), default="number",
+        help="write each record to the partition with its own number, or to that of its key (default %(default)s)")
+    group.add_argument("--on-error", choices=("fail", "keep"), default="fail",
         help="what happens to a record that cannot be restored: it ends the job, or is written as it is (default "
-        "%(default)s)",
-    )
-    group.add_argument(
-        "--append", action="store_true", help="begin a new checkpoint even if the sink has had records already"
-    )
+        "%(default)s)")
+    group.add_argument("--append", action="store_true",
+        help="begin a new checkpoint even if the sink has had records already")
 
 
 if __name__ == "__main__":

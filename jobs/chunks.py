@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StructField, StructType
+from pyspark.sql.types import ArrayType, StructField, StructType
 
-from jobs.records.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE, require_columns
+from jobs.records.schemas import CHUNK_MESSAGE_ID, HEADERS, INCOMPLETE, columns, require_columns
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.record import Header
 
@@ -31,13 +31,8 @@ _FIRST = "_wideload_first"
 _TOO_MUCH = "_wideload_too_much"
 _BOUNDLESS = 2**62
 
-_MESSAGE = StructType(
-    [
-        StructField("index", IntegerType()),  # of its first chunk, from 1
-        StructField("value", BinaryType()),
-        StructField("headers", HEADERS),
-        StructField("id", CHUNK_MESSAGE_ID),
-    ]
+_MESSAGE = StructType(  # `index` is that of the first chunk, from 1
+    [*columns("index int, value binary"), StructField("headers", HEADERS), StructField("id", CHUNK_MESSAGE_ID)]
 )
 _REPORT = StructType([field for field in INCOMPLETE.fields if field.name not in ("topic", "partition")])
 
@@ -57,14 +52,14 @@ def assemble(source: DataFrame, limit_bytes: int = Limits().message_bytes) -> Da
     Raises:
         ValueError: a column is missing, the rows are a stream, or `limit_bytes` is below 1.
     """
-    columns = _columns(source, limit_bytes)
+    names = _columns(source, limit_bytes)
     ordinary = source.where(~_is_chunk()).withColumn("chunk_message_id", F.lit(None).cast(CHUNK_MESSAGE_ID))
     assembled = F.udf(lambda rows: _assembled(rows, limit_bytes), ArrayType(_MESSAGE))
     messages = _messages(source, limit_bytes).where(~F.col(_TOO_MUCH))
     whole = messages.select("rows", F.explode(assembled("rows")).alias("message"))
     first = F.element_at("rows", F.col("message.index"))
     changed = {"value": F.col("message.value"), "headers": F.col("message.headers"), "offset": F.col("message.id.last")}
-    found = [changed.get(name, first[name]).alias(name) for name in columns]
+    found = [changed.get(name, first[name]).alias(name) for name in names]
     return ordinary.unionByName(whole.select(*found, F.col("message.id").alias("chunk_message_id")))
 
 
@@ -109,7 +104,7 @@ def _messages(source: DataFrame, limit_bytes: int) -> DataFrame:
     is_first = F.col("offset") == F.col(_FIRST)
     found = F.sum(F.when(is_first, F.length("value"))).over(Window.partitionBy(*keys))
     value = F.when(is_first & ~F.col(_TOO_MUCH), F.col("value")).alias("value")
-    columns = [value if name == "value" else name for name in source.columns]
+    fields = [value if name == "value" else name for name in source.columns]
     return (
         source.where(_is_chunk())
         .withColumn(_GROUP[0], uuid)
@@ -118,7 +113,7 @@ def _messages(source: DataFrame, limit_bytes: int) -> DataFrame:
         .withColumn(_FIRST, first)
         .withColumn(_TOO_MUCH, F.coalesce(found > 2 * limit_bytes, F.lit(False)))
         .groupBy(*keys, _TOO_MUCH)
-        .agg(F.collect_list(F.struct(*columns, _FIRST)).alias("rows"))
+        .agg(F.collect_list(F.struct(*fields, _FIRST)).alias("rows"))
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructField, StructType
 
 from jobs.reading.client import bounds
 from jobs.reading.messages import Message, Messages
@@ -41,20 +41,14 @@ from jobs.reading.source_options import SourceSettings, settings_of
 from jobs.records.arrow import Gathering, binary, headers, problems
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
-from jobs.records.schemas import HEADERS
+from jobs.records.schemas import HEADERS, columns
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
 __all__ = ["WideloadDataSource", "read_available"]
 
-_COLUMNS = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
+_COLUMNS = columns(
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
 _ROW_BYTES = 2**18
 _ROWS = 1_000
@@ -259,7 +253,7 @@ class _Rows:
             yield from self._gathering.add(self._batch(rows))
 
     def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
-        columns = {
+        found = {
             "key": binary([record.key for _, record, _ in rows]),
             "value": binary([record.value for _, record, _ in rows]),
             "topic": pa.array([self._range.topic] * len(rows)),
@@ -272,5 +266,5 @@ class _Rows:
             ERROR_COLUMN: problems([problem for _, _, problem in rows]),
         }
         if self._settings.include_headers:
-            columns["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+            found["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
+        return pa.RecordBatch.from_arrays([found[name] for name in self._schema.names], schema=self._schema)

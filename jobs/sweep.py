@@ -254,81 +254,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     source = parser.add_argument_group("what to read")
     add_kafka(source)
-    source.add_argument(
-        "--topic",
-        action="append",
-        default=[],
-        metavar="NAME",
+    # fmt: off
+    source.add_argument("--topic", action="append", default=[], metavar="NAME",
         help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone. "
-        "With -c or --options the default is each topic with payloads in the store",
-    )
-    source.add_argument(
-        "--deleted-topic",
-        action="append",
-        default=[],
-        metavar="NAME",
+        "With -c or --options the default is each topic with payloads in the store")
+    source.add_argument("--deleted-topic", action="append", default=[], metavar="NAME",
         help="a topic that no longer exists, whose payloads are swept; refused if the cluster has it. All payloads go "
-        "that no --topic and no --carrier refers to, so give --max-delete-fraction 1 too",
-    )
-    source.add_argument(
-        "--carrier",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times",
-    )
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        help="the worker's reference.format (default: from the configuration, else wideload)",
-    )
-    source.add_argument(
-        "--topic-format",
-        action="append",
-        default=[],
-        metavar="NAME=FORMAT",
-        help="the format of one --topic or --carrier, if it is not --format; may be given several times",
-    )
-    source.add_argument(
-        "--other-root",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="references that begin with PATH lead to another store and do not count; without this they are refused",
-    )
-    source.add_argument(
-        "--keep-overwritten",
-        action="store_true",
-        help="count overwritten records of compacted topics until Kafka removes them, not only during the grace",
-    )
+        "that no --topic and no --carrier refers to, so give --max-delete-fraction 1 too")
+    source.add_argument("--carrier", action="append", default=[], metavar="NAME",
+        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times")
+    source.add_argument("--format", choices=list(FORMATS),
+        help="the worker's reference.format (default: from the configuration, else wideload)")
+    source.add_argument("--topic-format", action="append", default=[], metavar="NAME=FORMAT",
+        help="the format of one --topic or --carrier, if it is not --format; may be given several times")
+    source.add_argument("--other-root", action="append", default=[], metavar="PATH",
+        help="references that begin with PATH lead to another store and do not count; without this they are refused")
+    source.add_argument("--keep-overwritten", action="store_true",
+        help="count overwritten records of compacted topics until Kafka removes them, not only during the grace")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to delete")
     what.add_argument("--delete", action="store_true", help="delete; without it, only report what would be deleted")
-    what.add_argument(
-        "--grace",
-        type=_duration,
-        default=DEFAULT_GRACE,
-        metavar="TIME",
-        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)",
-    )
-    what.add_argument(
-        "--allow-short-grace",
-        action="store_true",
-        help="take a grace of less than an hour; only if nothing is being published",
-    )
-    what.add_argument(
-        "--max-delete-fraction",
-        type=_fraction,
-        default=DEFAULT_MAX_DELETE_FRACTION,
-        metavar="N",
-        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)",
-    )
-    what.add_argument(
-        "--any-name",
-        action="store_true",
-        help="take every object of a topic's folder for a payload, not only those named by a SHA-256 or a UUID, as all "
-        "stores of this project name them",
-    )
+    what.add_argument("--grace", type=_duration, default=DEFAULT_GRACE, metavar="TIME",
+        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)")
+    what.add_argument("--allow-short-grace", action="store_true",
+        help="take a grace of less than an hour; only if nothing is being published")
+    what.add_argument("--max-delete-fraction", type=_fraction, default=DEFAULT_MAX_DELETE_FRACTION, metavar="N",
+        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)")
+    what.add_argument("--any-name", action="store_true",
+        help="take every object of a topic's folder for a payload, not only those named by a SHA-256 or a UUID, as "
+        "all stores of this project name them")
     what.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)
     return parser

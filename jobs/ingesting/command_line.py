@@ -212,105 +212,48 @@ def parser() -> argparse.ArgumentParser:
     topics = source.add_mutually_exclusive_group(required=True)
     topics.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be given several times")
     topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")
-    source.add_argument(
-        "--starting-offsets",
-        default="earliest",
-        metavar="WHERE",
-        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets",
-    )
-    source.add_argument(
-        "--fail-on-data-loss",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default",
-    )
+    # fmt: off
+    source.add_argument("--starting-offsets", default="earliest", metavar="WHERE",
+        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets")
+    source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
+        help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default")
 
     sink = parser.add_argument_group("where to write")
-    sink.add_argument(
-        "--output", required=True, metavar="FOLDER", help="folder of the Parquet files or the Delta table"
-    )
-    sink.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this output and these topics alone",
-    )
-    sink.add_argument(
-        "--format", choices=get_args(TableFormat), default="parquet", help="what the output is (default %(default)s)"
-    )
-    sink.add_argument(
-        "--partition-by",
-        action="append",
-        default=[],
-        type=_column,
-        metavar="COLUMN",
+    sink.add_argument("--output", required=True, metavar="FOLDER",
+        help="folder of the Parquet files or the Delta table")
+    sink.add_argument("--checkpoint", required=True, metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this output and these topics alone")
+    sink.add_argument("--format", choices=get_args(TableFormat), default="parquet",
+        help="what the output is (default %(default)s)")
+    sink.add_argument("--partition-by", action="append", default=[], type=_column, metavar="COLUMN",
         help="make a folder for each topic, partition, date or hour (of the timestamp, in UTC); may be given several "
-        "times, the outermost first",
-    )
-    sink.add_argument(
-        "--row-group-bytes",
-        type=at_least(0),
-        default=DEFAULT_ROW_GROUP_BYTES,
-        metavar="N",
-        help="size of a Parquet row group, which each task holds in memory (default %(default)s)",
-    )
+        "times, the outermost first")
+    sink.add_argument("--row-group-bytes", type=at_least(0), default=DEFAULT_ROW_GROUP_BYTES, metavar="N",
+        help="size of a Parquet row group, which each task holds in memory (default %(default)s)")
 
     values = parser.add_argument_group("what the values are")
-    values.add_argument(
-        "--value-format",
-        choices=get_args(ValueFormat),
-        default="binary",
-        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro",
-    )
-    values.add_argument(
-        "--value-schema",
-        metavar="FILE",
-        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer",
-    )
-    values.add_argument(
-        "--avro-framing",
-        choices=get_args(Framing),
-        default="none",
-        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped",
-    )
-    values.add_argument(
-        "--on-bad-value",
-        choices=get_args(OnBad),
-        default="fail",
-        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value",
-    )
+    values.add_argument("--value-format", choices=get_args(ValueFormat), default="binary",
+        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro")
+    values.add_argument("--value-schema", metavar="FILE",
+        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer")
+    values.add_argument("--avro-framing", choices=get_args(Framing), default="none",
+        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped")
+    values.add_argument("--on-bad-value", choices=get_args(OnBad), default="fail",
+        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value")
 
     pace = parser.add_argument_group("how much, how often")
     when = pace.add_mutually_exclusive_group()
     when.add_argument("--once", action="store_true", help="read up to the current end of the topics, then stop")
-    when.add_argument(
-        "--trigger-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-offsets-per-trigger",
-        type=at_least(0),
-        default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+    when.add_argument("--trigger-seconds", type=float, default=10.0, metavar="S",
+        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)")
+    pace.add_argument("--max-offsets-per-trigger", type=at_least(0), default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
-        help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-bytes-per-trigger",
-        type=at_least(0),
-        default=0,
-        metavar="N",
+        help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)")
+    pace.add_argument("--max-bytes-per-trigger", type=at_least(0), default=0, metavar="N",
         help="most bytes of keys, values and headers in one micro-batch, or one larger record; the job measures the "
-        "next records, and so reads them twice from Kafka; 0 for no limit (default %(default)s)",
-    )
-    pace.add_argument(
-        "--min-partitions",
-        type=at_least(0),
-        metavar="N",
-        help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores",
-    )
+        "next records, and so reads them twice from Kafka; 0 for no limit (default %(default)s)")
+    pace.add_argument("--min-partitions", type=at_least(0), metavar="N",
+        help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores")
 
     add_spark(parser)
     return parser

@@ -18,11 +18,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from jobs.driver.jvm import java_packages, java_session, map_in_arrow
 from jobs.reading.ranges import Place, Positions, positions_json, positions_of
 from jobs.reading.topics import Kafka, read_between
+from jobs.records.schemas import columns
 
 __all__ = ["Measured", "OffsetLog", "Planner", "lengths", "limited"]
 
@@ -48,12 +49,7 @@ _SET_HERE = {
 }
 _LONGS = ArrayType(LongType())
 _MEASURED = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offsets", _LONGS),
-        StructField("lengths", _LONGS),
-    ]
+    [*columns("topic string, partition int"), StructField("offsets", _LONGS), StructField("lengths", _LONGS)]
 )
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SMALL = "65536"
@@ -221,10 +217,10 @@ def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
             if total >= share:
                 break
         if place is not None:
-            columns = [pa.array([each.as_py()], each.type) for each in place]
+            named = [pa.array([each.as_py()], each.type) for each in place]
             longs = pa.list_(pa.int64())
             yield pa.RecordBatch.from_arrays(
-                [*columns, pa.array([offsets], longs), pa.array([found], longs)],
+                [*named, pa.array([offsets], longs), pa.array([found], longs)],
                 names=["topic", "partition", "offsets", "lengths"],
             )
 

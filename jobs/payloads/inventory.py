@@ -8,53 +8,23 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from jobs.driver.store_options import portable
+from jobs.records.schemas import columns
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, ReferenceRefusedError
 
-__all__ = [
-    "LISTED",
-    "REMOVED",
-    "STATED",
-    "listed",
-    "on_executors",
-    "removed",
-    "require",
-    "stated",
-]
+__all__ = ["LISTED", "REMOVED", "STATED", "listed", "on_executors", "removed", "require", "stated"]
 
-LISTED = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("path", StringType()),
-        StructField("stored", LongType()),
-        StructField("modified_us", LongType()),
-    ]
-)
+LISTED = columns("topic string, path string, stored long, modified_us long")
 """A payload as the store lists it, with its stored bytes, and microseconds since the epoch, free of time zones."""
 
-REMOVED = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("stored", LongType()),
-        StructField("outcome", StringType()),
-        StructField("error", StringType()),
-    ]
-)
+REMOVED = columns("path string, stored long, outcome string, error string")
 """The outcome of a removal; see `stores.store.Removal`."""
 
-STATED = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("state", StringType()),
-        StructField("stored", LongType()),
-        StructField("modified_us", LongType()),
-        StructField("detail", StringType()),
-    ]
-)
+STATED = columns("path string, state string, stored long, modified_us long, detail string")
 """The store's answer for a path. `state` is `there`, `missing`, `refused` or `unknown`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

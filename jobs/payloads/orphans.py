@@ -30,16 +30,7 @@ from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, Paylo
 from transforms.errors import ConfigurationError, PayloadStoreError, shown
 from transforms.formats import FormatName
 
-__all__ = [
-    "DEFAULT_GRACE",
-    "DEFAULT_MAX_DELETE_FRACTION",
-    "LEAST_GRACE",
-    "Folder",
-    "Sweep",
-    "SweepSettings",
-    "marked",
-    "run",
-]
+__all__ = ["DEFAULT_GRACE", "DEFAULT_MAX_DELETE_FRACTION", "Folder", "Sweep", "SweepSettings", "marked", "run"]
 
 DEFAULT_GRACE = timedelta(hours=24)
 """The age that a payload must have: longer than any outage of the brokers that a worker may wait for."""

@@ -16,7 +16,7 @@ from typing import TextIO
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.jvm import Files
@@ -25,7 +25,7 @@ from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, read
-from jobs.records.schemas import conform
+from jobs.records.schemas import columns, conform
 from stores.payload import download
 from stores.registry import open_store
 from stores.store import Check, ExpiryRule, Lifecycle, List, PayloadStore, Store
@@ -56,13 +56,10 @@ before Kafka deletes the record. `unknown`: the store failed.
 
 FINDING = StructType(
     [
-        *REFERENCE.fields,
-        StructField("state", StringType()),
-        StructField("detail", StringType()),
-        StructField("stored", LongType()),
-        StructField("published", TimestampType()),
-        StructField("expires", TimestampType()),
-        StructField("record_until", TimestampType()),
+        *REFERENCE,
+        *columns(
+            "state string, detail string, stored long, published timestamp, expires timestamp, record_until timestamp"
+        ),
     ]
 )
 """A reference with its state.
@@ -72,20 +69,13 @@ rule of the store deletes the payload, null for never. `record_until` is when Ka
 never.
 """
 
-EXPIRY = StructType(
-    [
-        StructField("folder", StringType()),
-        StructField("days", LongType()),
-        StructField("date", StringType()),
-        StructField("rule", StringType()),
-    ]
-)
+EXPIRY = columns("folder string, days long, date string, rule string")
 """The first rule to delete a folder's payloads: at an age in days, or on a date."""
 
-RETAINED = StructType([StructField("topic", StringType()), StructField("retention_ms", LongType())])
+RETAINED = columns("topic string, retention_ms long")
 """How long a topic keeps its records; null for ever."""
 
-_VERIFIED = StructType([*REFERENCE.fields[6:11], StructField("wrong", StringType()), StructField("why", StringType())])
+_VERIFIED = StructType([*REFERENCE.fields[6:11], *columns("wrong string, why string")])
 _VERIFIED_BY = [field.name for field in _VERIFIED.fields[:5]]
 _MAX_BYTES = "large.message.max.bytes"
 _EXAMPLES = 10

@@ -17,18 +17,9 @@ from itertools import chain
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StructType
 
-from jobs.records.schemas import conform, require_columns
+from jobs.records.schemas import columns, conform, require_columns
 from transforms import wire
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
@@ -42,21 +33,9 @@ from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
 __all__ = ["REFERENCE", "newest", "references"]
 
-REFERENCE = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("key", BinaryType()),
-        StructField("which", StringType()),
-        StructField("format", StringType()),
-        StructField("path", StringType()),
-        StructField("size", LongType()),
-        StructField("checksum", StringType()),
-        StructField("compression", StringType()),
-        StructField("error", StringType()),
-    ]
+REFERENCE = columns(
+    "topic string, partition int, offset long, timestamp timestamp, key binary, which string, format string, "
+    "path string, size long, checksum string, compression string, error string"
 )
 """One reference: to the record's value, or to its key, as `which` says.
 

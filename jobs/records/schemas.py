@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -17,21 +18,33 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "conform", "require_columns"]
+__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "columns", "conform", "require_columns"]
 
-HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_KINDS = MappingProxyType(
+    {
+        "binary": BinaryType(),
+        "int": IntegerType(),
+        "long": LongType(),
+        "string": StringType(),
+        "timestamp": TimestampType(),
+    }
+)
+
+
+def columns(text: str) -> StructType:
+    """The schema of `NAME TYPE, …`; unlike Spark's own DDL it needs no session."""
+    pairs = (each.split() for each in text.split(","))
+    return StructType([StructField(name, _KINDS[kind]) for name, kind in pairs])
+
+
+HEADERS = ArrayType(columns("key string, value binary"))
 """Headers in the order of the record; a name may come more than once, a value may be null."""
 
 RECORD = StructType(
     [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
+        *columns("key binary, value binary"),
         StructField("headers", HEADERS),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestamp_type", IntegerType()),
+        *columns("topic string, partition int, offset long, timestamp timestamp, timestamp_type int"),
     ]
 )
 """One whole Kafka record.
@@ -40,17 +53,12 @@ A null `value` is a tombstone, an empty one is not; `headers` is null for a reco
 Kafka's own number: 0 if the producer set `timestamp`, 1 if the broker did.
 """
 
-CHUNK_MESSAGE_ID = StructType([StructField("first", LongType()), StructField("last", LongType())])
+CHUNK_MESSAGE_ID = columns("first long, last long")
 """Offsets of the first and the last chunk of a message."""
 
 INCOMPLETE = StructType(
     [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("uuid", StringType()),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
-        StructField("chunks", IntegerType()),
+        *columns("topic string, partition int, uuid string, reason string, detail string, chunks int"),
         StructField("offsets", ArrayType(LongType())),
     ]
 )

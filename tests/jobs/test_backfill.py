@@ -33,8 +33,9 @@ from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.command_line import configure
 from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
-from jobs.reading.client import Client
+from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.partition import PartitionReader
+from stores.keys import read
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send
@@ -628,7 +629,7 @@ def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) ->
 
 def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
     """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
-    topic, client = make_topic(), Client.of(broker)
+    topic, client = make_topic(), Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
     sink = sink_topic(client, topic)
 
     def records(name: bytes) -> list[Record]:
