@@ -1,6 +1,6 @@
-"""Looks at every reference of topics, and says which payloads are missing, are others, or will be gone too early.
+"""Checks every reference of topics: reports payloads that are missing, are others, or will be deleted too early.
 
-What it looks at and how stands in `jobs.payloads.reference_states`; this is its command.
+`jobs.payloads.reference_states` does the work; this is the command.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first.
+    """Runs the job; returns the exit status: 0 all is well, 1 something is wrong or it failed, 2 to be set right first.
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.driver.worker_config`.
+        document: a worker's configuration; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     audit, status = None, 0
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
         print(f"audit: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         status = INTERRUPTED
-        print("audit: interrupted; nothing was found out", file=sys.stderr)
+        print("audit: interrupted; there is no result", file=sys.stderr)
     if audit is not None:
         _tell(audit, arguments)
     return status
@@ -123,32 +123,22 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="audit",
-        description="Look at every reference of topics: whether its payload is there, is the one that is meant, and "
-        "stays for as long as the record.",
+        description="Check every reference of topics: whether its payload is there, is the right one, and stays as "
+        "long as the record.",
         epilog="Exit status: 0 all is well, 1 something is wrong or the job failed, 2 something to set right first. "
-        "The last line on stdout says what was found, as JSON when stdout is not a terminal.",
+        "The last line on stdout is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
     add_kafka(source)
-    source.add_argument(
-        "--topic",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a topic; may be given several times. With -c or --options, and without this: each that may refer to "
-        "payloads of the store",
-    )
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        help="the worker's reference.format (default: what the configuration says, else wideload)",
-    )
-    source.add_argument(
-        "--overwritten",
-        action="store_true",
-        help="look at overwritten records of compacted topics too, whose payloads a sweep removes",
-    )
+    # fmt: off
+    source.add_argument("--topic", action="append", default=[], metavar="NAME",
+        help="a topic; may be given several times. With -c or --options the default is each topic that may refer to "
+        "payloads of the store")
+    source.add_argument("--format", choices=list(FORMATS),
+        help="the worker's reference.format (default: from the configuration, else wideload)")
+    source.add_argument("--overwritten", action="store_true",
+        help="check overwritten records of compacted topics too; a sweep removes their payloads")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to do")
     what.add_argument("--verify", action="store_true", help="read every payload, and compare size and checksum")

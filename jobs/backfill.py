@@ -1,6 +1,6 @@
-"""Takes an existing topic into another one: into references, or back to plain values, partition by partition.
+"""Copies an existing topic into another one, as references or as plain values, partition by partition.
 
-What a restart repeats and why there is no gap stands in `jobs.copying.partitions`; this is its command. Spark needs no
+`jobs.copying.partitions` says what a restart repeats, and why there is no gap; this is the command. Spark needs no
 Kafka connector for it: tasks read and write with aiokafka.
 """
 
@@ -19,7 +19,8 @@ if not __package__:  # spark-submit runs this file by itself, with this folder o
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from jobs.copying.forms import FORMS
-from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.partitions import Backfill, run
+from jobs.copying.range import BackfillSettings
 from jobs.driver.command_line import add_kafka, add_spark, at_least, configure, kafka_options, session_settings
 from jobs.driver.failures import JobFailedError, require_broker
 from jobs.driver.progress import bar, repaint
@@ -39,11 +40,11 @@ _OPTIONS = {"subscribe": "--source", "kafka.bootstrap.servers": "--bootstrap-ser
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
+    """Runs the job; returns the exit status: 0 done or stopped, 1 failed at work, 2 something to set right first.
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.driver.worker_config`.
+        document: a worker's configuration; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     found = Backfill()
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
 
 
 def _said(error: ConfigurationError | JobFailedError) -> str:
-    """The message, with this command's names for the options of the data source."""
+    """The message, with this command's options in place of those of the data source."""
     text = str(error).replace("failOnDataLoss=false", "--no-fail-on-data-loss")
     text = text.replace("(chunkLookback)", "(--chunk-lookback)")
     for name, option in _OPTIONS.items():
@@ -170,12 +171,12 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
 
 
 def _source(arguments: argparse.Namespace) -> SourceSettings:
-    has_store = arguments.configured is None or arguments.configured.stores  # chunks need none
+    has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
     use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
     given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
-    # Without a store chunks can be put together, and a reference is refused by one that has nothing.
+    # Without a store chunks can be assembled; an empty one refuses every reference.
     store = store_config(arguments, use) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
     topics = {"--source": [arguments.source], "--sink": [arguments.sink]}
@@ -201,107 +202,59 @@ def _text(value: object) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="backfill",
-        description="Take an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
+        description="Copy an existing topic (plain values, references, bakdata's formats, chunks) into another one: "
         "with references in place of large values, or with all values in their records. Order within partitions, keys, "
         "timestamps and headers are kept.",
         epilog="Exit status: 0 done or stopped, 1 failed at work, 2 something to set right first. The last line on "
-        "stdout says what was done, as JSON when stdout is not a terminal.",
+        "stdout is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
     add_kafka(source)
     source.add_argument("--source", required=True, metavar="NAME", help="the topic to read")
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        help="how it refers to payloads, as the worker's reference.format (default: what the configuration says, else "
-        "wideload)",
-    )
-    source.add_argument(
-        "--fail-on-data-loss",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="fail when records that were not yet read are gone from Kafka; the default",
-    )
-    source.add_argument(
-        "--chunk-lookback",
-        type=at_least(0),
-        default=100_000,
-        metavar="N",
-        help="how many offsets before a range the first chunk of a message may be (default %(default)s)",
-    )
+    # fmt: off
+    source.add_argument("--format", choices=list(FORMATS),
+        help="how it refers to payloads, as the worker's reference.format (default: from the configuration, else "
+        "wideload)")
+    source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
+        help="fail if Kafka has deleted records before they were read; the default")
+    source.add_argument("--chunk-lookback", type=at_least(0), default=100_000, metavar="N",
+        help="how many offsets before a range the first chunk of a message may be (default %(default)s)")
     add_store(parser.add_argument_group("the store"))
     _add_sink(parser.add_argument_group("what to write"))
     pace = parser.add_argument_group("how much at a time")
-    pace.add_argument(
-        "--max-range-records",
-        type=at_least(1),
-        default=10_000,
-        metavar="N",
-        help="most records that a restart does again in each partition (default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-range-bytes",
-        type=at_least(1),
-        default=256 * 2**20,
-        metavar="N",
-        help="most bytes of them, read or written, and one record (default %(default)s)",
-    )
-    pace.add_argument(
-        "--partitions-at-a-time",
-        type=at_least(1),
-        metavar="N",
-        help="how many partitions are at work (default: as many as Spark has cores)",
-    )
+    pace.add_argument("--max-range-records", type=at_least(1), default=10_000, metavar="N",
+        help="most records that a restart repeats in each partition (default %(default)s)")
+    pace.add_argument("--max-range-bytes", type=at_least(1), default=256 * 2**20, metavar="N",
+        help="most bytes that it repeats, read or written, and one record (default %(default)s)")
+    pace.add_argument("--partitions-at-a-time", type=at_least(1), metavar="N",
+        help="how many partitions are copied at a time (default: as many as Spark has cores)")
     parser.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)
     return parser
 
 
 def _add_sink(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must be there")
-    group.add_argument(
-        "--to",
-        choices=("references", "plain"),
-        required=True,
-        help="references in place of large values, or all values in their records",
-    )
-    group.add_argument(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this source and this sink alone",
-    )
-    group.add_argument("--dry-run", action="store_true", help="only count the records, and what would be done")
-    group.add_argument(
-        "--threshold-bytes",
-        type=at_least(0),
-        default=DEFAULT_THRESHOLD_BYTES,
-        metavar="N",
-        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)",
-    )
+    group.add_argument("--sink", required=True, metavar="NAME", help="the topic to write; it must exist")
+    # fmt: off
+    group.add_argument("--to", choices=("references", "plain"), required=True,
+        help="references in place of large values, or all values in their records")
+    group.add_argument("--checkpoint", metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this source and this sink alone")
+    group.add_argument("--dry-run", action="store_true", help="only count the records, and report what would be done")
+    group.add_argument("--threshold-bytes", type=at_least(0), default=DEFAULT_THRESHOLD_BYTES, metavar="N",
+        help="a longer value becomes a reference, as the worker's large.message.threshold.bytes (default %(default)s)")
     group.add_argument("--compression", choices=list(CODECS), help="how payloads are compressed (default: not at all)")
-    group.add_argument(
-        "--keep-references",
-        action="store_true",
-        help="leave payloads that are in the store where they are, and the references as they are; a sweep of the "
-        "source's folder then must name the sink as --carrier",
-    )
-    group.add_argument(
-        "--partition-by",
-        choices=("number", "key"),
-        default="number",
-        help="each record to the partition with its own number, or to that of its key (default %(default)s)",
-    )
-    group.add_argument(
-        "--on-error",
-        choices=("fail", "keep"),
-        default="fail",
-        help="what becomes of a record that cannot be restored: it ends the job, or is written as it is (default "
-        "%(default)s)",
-    )
-    group.add_argument(
-        "--append", action="store_true", help="begin a new checkpoint though the sink has had records already"
-    )
+    group.add_argument("--keep-references", action="store_true",
+        help="leave payloads and references as they are; a sweep of the source's payloads must then name the sink as "
+        "--carrier")
+    group.add_argument("--partition-by", choices=("number", "key"), default="number",
+        help="write each record to the partition with its own number, or to that of its key (default %(default)s)")
+    group.add_argument("--on-error", choices=("fail", "keep"), default="fail",
+        help="what happens to a record that cannot be restored: it ends the job, or is written as it is (default "
+        "%(default)s)")
+    group.add_argument("--append", action="store_true",
+        help="begin a new checkpoint even if the sink has had records already")
 
 
 if __name__ == "__main__":

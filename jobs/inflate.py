@@ -1,8 +1,8 @@
 """References become values inside Spark, so that no inflated topic is needed.
 
-`inflate` takes a batch or a stream of Spark's Kafka source. Payloads are downloaded on executors and never pass
-through the driver; an executor needs `jobs`, `transforms`, `stores`, PyArrow, cramjam and what the store needs
-(boto3), and no pandas.
+`inflate` takes a batch or a stream of Spark's Kafka source. Executors download the payloads, which never pass through
+the driver. An executor needs `jobs`, `transforms`, `stores`, PyArrow, cramjam and the packages of the store (boto3),
+but no pandas.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jobs.driver.store_options import portable
 from jobs.records.arrow import Gathering, bound_input, record_at, replaced, with_problems
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, Inflated, Inflater, InflaterSettings
 from jobs.records.problems import ERROR, ERROR_COLUMN, OnError, Problem, failed, kept
+from jobs.records.schemas import require_columns
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.formats import FormatName
@@ -48,32 +49,28 @@ def inflate(
     threads: int = DEFAULT_THREADS,
     unwrap: Unwrap | None = None,
 ) -> DataFrame:
-    """The records with their payloads in place of references, keys as well as values; all else as it is.
+    """The records with their payloads in place of references, in keys and values; all else stays.
 
-    Rows stay in their order and their partitions. Each payload has been compared with size and checksum of its
-    reference, and was requested only below the store's own root. With `on_error` other than `fail` there is one more
-    column, `inflate_error`, of `jobs.records.problems.ERROR`; it is null where nothing is wrong. Chunks are left alone:
+    Rows stay in their order and their partitions. A payload is requested only below the store's own root, and compared
+    with the size and checksum of its reference. With `on_error` other than `fail` there is one more column,
+    `inflate_error`, of type `jobs.records.problems.ERROR`; it is null if nothing is wrong. Chunks are left alone:
     assemble them first (`jobs.chunks.assemble`). Lowers `spark.sql.execution.arrow.maxBytesPerBatch` of the session to
     16 MiB, unless it is lower.
 
     Args:
-        source: rows of Spark's Kafka source, a batch or a stream, read with `includeHeaders`; further columns stay.
-        store: the keys of the payload store, as in the worker's file; `large.message.max.bytes` among them bounds one
-            payload.
-        reference_format: of the topics, as the worker's `reference.format`.
-        on_error: what becomes of a record that cannot be restored; see `jobs.records.problems.OnError`.
-        max_bytes: the most bytes of payloads that a task holds in Python, or one record where that is larger.
+        source: rows of Spark's Kafka source, a batch or a stream, read with `includeHeaders`; more columns stay.
+        store: the keys of the payload store, as in the worker's file; its `large.message.max.bytes` limits one payload.
+        reference_format: how the topics refer to payloads, as the worker's `reference.format`.
+        on_error: what happens to a record that cannot be restored; see `jobs.records.problems.OnError`.
+        max_bytes: the most bytes of payloads that a task holds in Python, or one record if that alone is larger.
         threads: how many payloads a task downloads at a time.
-        unwrap: takes each value out of its wrapper first, as the worker's `unwrap`; None where values are no wrappers.
+        unwrap: takes each value out of its wrapper first, as the worker's `unwrap`; None if values have no wrappers.
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.
-        ValueError: a column is missing, or `inflate_error` is there already.
+        ValueError: a column is missing, or there is a column `inflate_error` already.
     """
-    missing = [name for name in _NEEDED if name not in source.columns]
-    if missing:
-        hint = "; read with the option includeHeaders" if "headers" in missing else ""
-        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
+    require_columns(source, _NEEDED)
     if on_error not in get_args(OnError):
         raise ConfigurationError("on_error", f"found {on_error!r}, allowed are fail, null and keep")
     if on_error != "fail" and ERROR_COLUMN in source.columns:
@@ -89,11 +86,11 @@ def inflate(
 
 
 def split(inflated: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """The records that were restored, and dead letters: rows for Spark's Kafka sink, of those that were not.
+    """The records that were restored; and dead letters, rows for Spark's Kafka sink, of the others.
 
-    A dead letter has key, value and headers of the record as they are in `inflated`, hence as they were in the log if
-    it was made with `on_error="keep"`; and Kafka Connect's headers `__connect.errors.*`, as the worker adds them. Both
-    come from the same downloads only where `inflated` is persisted: in a stream, inside `foreachBatch`.
+    A dead letter has key, value and headers of the row in `inflated`; with `on_error="keep"` they are as in the log.
+    It has Kafka Connect's headers `__connect.errors.*` too, as the worker adds them. Persist `inflated`, or each of the
+    two downloads the payloads for itself; in a stream, do so inside `foreachBatch`.
 
     Raises:
         ValueError: `inflated` was made with `on_error="fail"`.
@@ -151,12 +148,12 @@ class _Inflation:
             yield from gathering.add(self._whole(batch.slice(done, result.place - done)))
             yield from gathering.add(self._row(batch, result))
             done = result.place + 1
-            del result  # or there would be one record more while the next is waited for
+            del result  # or one more record would be held during the wait for the next
         yield from gathering.add(self._whole(batch.slice(done)))
         yield from gathering.rest()
 
     def _candidates(self, batch: pa.RecordBatch) -> list[int]:
-        """The rows that may not be as they were; the others never become Python's objects."""
+        """The rows that may change; the others never become Python's objects."""
         unwrap = self.settings.unwrap
         if self.settings.reference_format == "bakdata-flag" or (unwrap is not None and unwrap.plain == "fail"):
             return list(range(batch.num_rows))
@@ -187,5 +184,5 @@ class _Inflation:
         return failed(topic, partition, offset, error)
 
     def _failed(self, batch: pa.RecordBatch, rows: list[int], done: int, error: PayloadStoreError) -> JobFailedError:
-        # Results come in order, so it is the first candidate behind the last that came.
+        # Results come in order, so it is the first candidate behind the last result.
         return self._error(batch, next(row for row in rows if row >= done), error)

@@ -1,8 +1,8 @@
-"""Kafka to Parquet or Delta: a topic of whole values, plain or inflated, read with nothing but Spark's Kafka source.
+"""Kafka to Parquet or Delta: reads a topic of whole values, plain or inflated, with nothing but Spark's Kafka source.
 
-Each record that is in the topic is in the output once: Spark's checkpoint and the file sink's list of whole files (of
-Delta, the table's own log) make it so, over any number of failures and restarts. What the topic itself holds twice (a
-producer, or a worker, that is "at least once") is there twice, with two offsets.
+Each record of the topic is in the output once, over any number of failures and restarts: Spark's checkpoint and the
+file sink's list of whole files see to that (for Delta, the table's own log). A record that the topic holds twice, as
+from a producer or a worker that is "at least once", is there twice, with two offsets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["IngestSettings", "main", "read", "records", "run"]
 
 
 def read(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] = MappingProxyType({})) -> DataFrame:
-    """The stream of the topics' records, with the columns of Spark's Kafka source; `options` stand above `settings`."""
+    """The stream of the topics' records, with the columns of Spark's Kafka source; `options` win over `settings`."""
     return spark.readStream.format("kafka").options(**{**settings.source_options(), **options}).load()
 
 
@@ -49,18 +49,18 @@ def records(source: DataFrame) -> DataFrame:
 
 
 def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event, *, screen: TextIO | None) -> None:
-    """The job on a session: bind the checkpoint, read, write, and follow until the end.
+    """Runs the job on a session: binds the checkpoint, reads, writes, and follows the query until it ends.
 
     Args:
         spark: the session.
         settings: what to do.
-        tally: what was done, filled in as it is done.
-        stop: when set, the batch at work is broken off (the next run does it again) and the job ends.
-        screen: a terminal for a bar that moves with each batch; None for none.
+        tally: the result, filled in while the job works.
+        stop: when it is set, the current micro-batch is broken off (the next run repeats it) and the job ends.
+        screen: a terminal for the bar; None for none.
 
     Raises:
-        ConfigurationError: the user can set it right; nothing that was written is in doubt.
-        JobFailedError: anything else.
+        ConfigurationError: the user can set it right; the output is not in doubt.
+        JobFailedError: any other failure.
     """
 
     def show(now: Tally) -> None:
@@ -82,10 +82,10 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
         if settings.max_bytes_per_trigger is None:
             follow(_start(spark, settings), tally, show, stop)
         else:
-            # Only where it is asked for: it needs PyArrow, on executors too.
-            from jobs.ingesting.planned_query import follow_bounded
+            # Imported only here, as it needs PyArrow, on executors too.
+            from jobs.ingesting.planned_query import follow_planned
 
-            follow_bounded(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
+            follow_planned(spark, settings, lambda options: _start(spark, settings, options), tally, show, stop)
     except SPARK_ERRORS as error:
         raise explained(
             error, servers=settings.bootstrap_servers, source=settings.source, options=settings.kafka_options
@@ -96,17 +96,17 @@ def run(spark: SparkSession, settings: IngestSettings, tally: Tally, stop: Event
 
 
 def _start(spark: SparkSession, settings: IngestSettings, options: Mapping[str, str] | None = None) -> StreamingQuery:
-    """The query; with `options` for its source beside those of `settings`, one batch of it that is planned already."""
+    """Starts the query; with more `options` for its source, it does one micro-batch that is planned already."""
     rows = measured(records(read(spark, settings, options or {})))
     return write(parsed(rows, settings.value), settings, planned=options is not None)
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first.
+    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first.
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.driver.worker_config`.
+        document: a worker's configuration; see `jobs.driver.worker_config`.
     """
     arguments = parser().parse_args(argv)
     tally = Tally()

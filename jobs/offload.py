@@ -1,7 +1,7 @@
-"""Large values leave the rows that Spark writes to Kafka: they go to the payload store, references take their place.
+"""Large values leave the rows that Spark writes to Kafka: they go to the payload store, and references replace them.
 
-The reverse of `jobs.inflate`, on executors likewise. A payload is called by its SHA-256, so a task that Spark runs
-again, or twice at a time, writes the same object again, and the record that it makes is the same.
+The reverse of `jobs.inflate`; it runs on executors too. The SHA-256 of a payload is its name. So if Spark runs a task
+again, or twice at a time, the task writes the same objects and makes the same records.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ def offload(
     max_bytes: int = DEFAULT_HELD_BYTES,
     threads: int = DEFAULT_THREADS,
 ) -> DataFrame:
-    """Rows for Spark's Kafka sink, with references in place of values that are large.
+    """Rows for Spark's Kafka sink, with references in place of large values.
 
-    The columns are those of `rows`, `key` and `value` as binary, and `headers`, without which nobody can tell a
-    reference: the sink writes them by itself. Rows stay in their order and their partitions. Lowers
+    The columns are those of `rows`, with `key` and `value` as binary, and `headers`, which mark the references; the
+    sink writes them. Rows stay in their order and their partitions. Lowers
     `spark.sql.execution.arrow.maxBytesPerBatch` of the session to 16 MiB, unless it is lower.
 
     Args:
-        rows: a batch or a stream with the columns of the sink: `value`, and where they are wanted `key`, `headers`,
-            `topic`, `partition`; strings count as their UTF-8. Further columns stay.
+        rows: a batch or a stream with the columns of the sink: `value`, and optionally `key`, `headers`, `topic`,
+            `partition`; a string becomes its UTF-8. More columns stay.
         store: the keys of the payload store, as in the worker's file.
-        threshold_bytes: a value that is longer is large.
-        topic: the topic that the rows go to, below whose name payloads are stored; None takes the column `topic`.
-        max_message_bytes: `max.message.bytes` of that topic; what would be larger as a batch of one is large, too.
+        threshold_bytes: a longer value is large.
+        topic: the topic that the rows go to; it is part of the payloads' paths. None takes the column `topic`.
+        max_message_bytes: `max.message.bytes` of that topic; a record that is larger as a batch of one is large, too.
         compression: how payloads are compressed.
-        reference_format: as the worker's `reference.format`.
-        max_bytes: the most bytes of values that a task holds in Python, or one record where that is larger.
+        reference_format: how records refer to payloads, as the worker's `reference.format`.
+        max_bytes: the most bytes of values that a task holds in Python, or one record if that alone is larger.
         threads: how many payloads a task uploads at a time.
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.
         ValueError: a column is missing.
-        TypeError: one is of another type.
+        TypeError: a column has another type.
     """
     if topic is not None:
         check_topic(topic)
@@ -134,7 +134,7 @@ class _Offloading:
                 raise ConfigurationError(name, f"found {number}, allowed is {least} or more")
         if self.store.get(_GENERATOR, "sha256") != "sha256":
             raise ConfigurationError(
-                _GENERATOR, "is sha256 in Spark, which runs tasks again: each try would leave payloads of other names"
+                _GENERATOR, "must be sha256: Spark runs tasks again, and each try would leave payloads of other names"
             )
         if Signing.of(self.store) is not None and self.reference_format != "wideload":
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""References in a DataFrame, for programs of one's own; see `jobs.payloads.references`."""
+"""References in a DataFrame, for the user's own programs; `jobs.payloads.references` describes them."""
 
 from __future__ import annotations
 

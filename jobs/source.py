@@ -1,12 +1,12 @@
-"""`spark.read.format("wideload")`: a topic with references, chunks and wrappers in it, read as if it held whole values.
+"""`spark.read.format("wideload")`: reads a topic with references, chunks and wrappers as if it held whole values.
 
     spark.dataSource.register(WideloadDataSource)
     spark.read.format("wideload").option("kafka.bootstrap.servers", …).option("subscribe", "orders") …
 
-A Python data source, for batches and streams: options and columns are those of Spark's Kafka source, the keys of the
-payload store are further options (`jobs.reading.source_options`). Driver and executors need `jobs`, `transforms`,
-`stores`, aiokafka, PyArrow, cramjam and what the store needs. Executors read records with aiokafka, in ranges of
-offsets.
+A Python data source, for batches and streams. Options and columns are those of Spark's Kafka source, and the keys of
+the payload store are options too (`jobs.reading.source_options`). Executors read records with aiokafka, in ranges of
+offsets. Driver and executors need `jobs`, `transforms`, `stores`, aiokafka, PyArrow, cramjam and the packages of the
+store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructField, StructType
 
 from jobs.reading.client import bounds
 from jobs.reading.messages import Message, Messages
@@ -41,31 +41,24 @@ from jobs.reading.source_options import SourceSettings, settings_of
 from jobs.records.arrow import Gathering, binary, headers, problems
 from jobs.records.inflater import Inflated, Inflater
 from jobs.records.problems import ERROR, ERROR_COLUMN, Problem, failed, kept
-from jobs.records.schemas import HEADERS
+from jobs.records.schemas import HEADERS, columns
 from transforms.errors import ConfigurationError, PayloadStoreError
 from transforms.record import RecordLike
 
 __all__ = ["WideloadDataSource", "read_available"]
 
-_COLUMNS = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
+_COLUMNS = columns(
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
 _ROW_BYTES = 2**18
 _ROWS = 1_000
 
 
 class WideloadDataSource(DataSource):
-    """The source; options as in `jobs.reading.source_options`.
+    """The source; `jobs.reading.source_options` has its options.
 
-    Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` with another
-    `onError` than `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its
-    first.
+    Columns are those of Spark's Kafka source, `headers` with `includeHeaders`, and `inflate_error` if `onError` is not
+    `fail`. A message of chunks is one row, with the offset of its last chunk and the timestamp of its first.
     """
 
     @classmethod
@@ -90,16 +83,16 @@ class WideloadDataSource(DataSource):
 
 
 def read_available(start: Callable[[], StreamingQuery]) -> int:
-    """Takes all that is there in micro-batches within `maxOffsetsPerTrigger`; gives how many it took.
+    """Reads all available records in micro-batches within `maxOffsetsPerTrigger`; returns the number of micro-batches.
 
-    Of a Python data source Spark takes one such bound with `trigger(availableNow=True)`, and ends. So the query is
-    begun again, on its checkpoint, until it finds nothing new.
+    With `trigger(availableNow=True)` Spark runs one micro-batch of a Python data source, and ends. So this starts the
+    query again, on its checkpoint, until it finds nothing new.
 
     Args:
-        start: begins the query with `availableNow` and a checkpoint, the same each time.
+        start: starts the query with `availableNow` and a checkpoint, the same each time.
 
     Raises:
-        pyspark.errors.StreamingQueryException: the query failed; what it had taken by then is in the checkpoint.
+        pyspark.errors.StreamingQueryException: the query failed; the micro-batches before are in the checkpoint.
     """
     batches = 0
     while True:
@@ -122,7 +115,7 @@ def _schema(settings: SourceSettings) -> StructType:
 
 
 class _Reader:
-    """What reading a batch and reading a stream have in common."""
+    """The common part of a batch reader and a stream reader."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self.settings = settings
@@ -145,7 +138,7 @@ class _BatchReader(_Reader, DataSourceReader):
                     "startingOffsets",
                     f"{at} of topic {topic} partition {number} is behind its end {end[topic, number]}",
                 )
-        # Spark makes one of none, and hands None to `read`.
+        # With no partitions Spark makes one, and hands None to `read`.
         return self.tasks(between(start, end, {})) or [OffsetRange(self.settings.topics[0], 0, 0, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -154,10 +147,10 @@ class _BatchReader(_Reader, DataSourceReader):
 
 
 class _StreamReader(_Reader, DataSourceStreamReader):
-    """Lives on the driver for as long as the query does."""
+    """Lives on the driver as long as the query."""
 
-    # State that changes: `_position`, up to where micro-batches are planned. Spark makes one call at a time, and hands
-    # the last offset of a checkpoint to `partitions` before it asks for the next.
+    # State that changes: `_position`, the end of the last planned micro-batch. Spark makes one call at a time. It calls
+    # `partitions` with the last offset of a checkpoint before it asks for the next offset.
 
     def __init__(self, settings: SourceSettings) -> None:
         super().__init__(settings)
@@ -215,12 +208,12 @@ def _read(settings: SourceSettings, range_: OffsetRange) -> Iterator[pa.RecordBa
                 break
             yield from rows.add(result)
             last = result.place.offset + 1
-            del result  # or there would be one record more while the next is waited for
+            del result  # or one more record would be held during the wait for the next
         yield from rows.rest()
 
 
 class _Rows:
-    """Makes Arrow's batches of messages: large values alone, small ones together."""
+    """Makes Arrow's batches of messages: each large value alone, small ones together."""
 
     def __init__(self, settings: SourceSettings, range_: OffsetRange) -> None:
         self._settings = settings
@@ -260,7 +253,7 @@ class _Rows:
             yield from self._gathering.add(self._batch(rows))
 
     def _batch(self, rows: Sequence[tuple[Message, RecordLike, Problem | None]]) -> pa.RecordBatch:
-        columns = {
+        found = {
             "key": binary([record.key for _, record, _ in rows]),
             "value": binary([record.value for _, record, _ in rows]),
             "topic": pa.array([self._range.topic] * len(rows)),
@@ -273,5 +266,5 @@ class _Rows:
             ERROR_COLUMN: problems([problem for _, _, problem in rows]),
         }
         if self._settings.include_headers:
-            columns["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
-        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+            found["headers"] = headers([record.headers for _, record, _ in rows], self._schema.field("headers").type)
+        return pa.RecordBatch.from_arrays([found[name] for name in self._schema.names], schema=self._schema)

@@ -1,6 +1,6 @@
-"""Removes the payloads that no record refers to any more. A dry run, unless it is told to delete.
+"""Removes the payloads that no record refers to any more. A dry run, unless `--delete` is given.
 
-What it does and why it is safe stands in `jobs.payloads.orphans`; this is its command.
+`jobs.payloads.orphans` does the work, and says why it is safe; this is the command.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None = None) -> int:
-    """Run the job; the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused.
+    """Runs the job; returns the exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused.
 
     Args:
         argv: the command line.
-        document: what a worker's configuration says; see `jobs.driver.worker_config`.
+        document: a worker's configuration; see `jobs.driver.worker_config`.
     """
     arguments = _parser().parse_args(argv)
     sweep, message, status = None, None, 0
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, document: Mapping[str, Any] | None =
             raise
         status, message = 2 if isinstance(error, ConfigurationError) else 1, str(error)
     except KeyboardInterrupt:
-        status, message = INTERRUPTED, "interrupted; what was removed by then, if anything, was to go; run it again"
+        status, message = INTERRUPTED, "interrupted; only orphans were removed, if any; run it again"
     if sweep is not None:
         _tell(sweep, arguments, message)
     if message is not None:
@@ -91,8 +91,8 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
     for folder in sweep.folders:
         if folder.foreign:
             print(
-                f"left alone, as it is not called as a payload is: {folder.foreign:,} in the folder of {folder.topic}; "
-                "--any-name takes it for payloads"
+                f"left alone, as these are not names of payloads: {folder.foreign:,} in the folder of {folder.topic}; "
+                "--any-name takes them for payloads"
             )
     if sweep.left_alone:
         print(f"left alone, as they are not among --topic: {', '.join(sweep.left_alone)}")
@@ -178,12 +178,12 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
 
 
 def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
-    """Gives each topic that by the configuration may carry a reference to the store, and what is given.
+    """Adds to the carriers every topic that, by the configuration, may carry references to the store.
 
-    All of them, whichever are swept: a topic may be the copy of another, of which the configuration knows nothing.
+    All of them, whichever topics are swept: a topic may be a copy of another, and the configuration does not tell.
 
     Raises:
-        ConfigurationError: the configuration does not know where references to a topic's payloads are.
+        ConfigurationError: the configuration does not say where references to a topic's payloads are.
     """
     if arguments.format is None and len(set(use.formats.values())) == 1:
         arguments.format = next(iter(use.formats.values()))
@@ -192,7 +192,7 @@ def _take_topics(arguments: argparse.Namespace, use: StoreUse) -> None:
             raise ConfigurationError(
                 "--topic",
                 f"found {topic}, and by the configuration the store has payloads of {', '.join(use.carriers)}; leave "
-                "-c out, and give each --carrier",
+                "out -c, and give each --carrier",
             )
     topics = list(dict.fromkeys(arguments.topic or (() if arguments.deleted_topic else use.carriers)))
     arguments.topic = topics
@@ -219,7 +219,7 @@ def _formats(arguments: argparse.Namespace) -> dict[str, FormatName]:
 
 def _other_roots(given: Sequence[str]) -> tuple[str, ...]:
     for root in given:
-        # A root without its last slash, or none at all, would be the beginning of others that nobody had in mind.
+        # A root without its last slash would also be the beginning of other roots.
         if not re.fullmatch(r"[a-z0-9+.-]+://.*/", root):
             raise ConfigurationError("--other-root", f"found {root!r}, allowed is a root as s3://bucket/prefix/")
     return tuple(given)
@@ -249,86 +249,40 @@ def _parser() -> argparse.ArgumentParser:
         prog="sweep",
         description="Remove the payloads that no record refers to any more. A dry run, unless --delete is given.",
         epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first, 3 refused, nothing was deleted. "
-        "The last line on stdout says what was found and done, as JSON when stdout is not a terminal.",
+        "The last line on stdout is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
     add_kafka(source)
-    source.add_argument(
-        "--topic",
-        action="append",
-        default=[],
-        metavar="NAME",
+    # fmt: off
+    source.add_argument("--topic", action="append", default=[], metavar="NAME",
         help="a topic whose payloads are swept; may be given several times. Payloads of other topics are left alone. "
-        "With -c or --options, and without this: each whose payloads the store has",
-    )
-    source.add_argument(
-        "--deleted-topic",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a topic that is no more, whose payloads are swept; refused if the cluster has it. All of them go that no "
-        "--topic and no --carrier refers to, so --max-delete-fraction 1 has to be given, too",
-    )
-    source.add_argument(
-        "--carrier",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times",
-    )
-    source.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        help="the worker's reference.format (default: what the configuration says, else wideload)",
-    )
-    source.add_argument(
-        "--topic-format",
-        action="append",
-        default=[],
-        metavar="NAME=FORMAT",
-        help="the format of one --topic or --carrier, where it is not --format; may be given several times",
-    )
-    source.add_argument(
-        "--other-root",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="references that begin so lead to another store and do not count; without it they are refused",
-    )
-    source.add_argument(
-        "--keep-overwritten",
-        action="store_true",
-        help="let records of compacted topics count until Kafka has removed them, not until the grace is over",
-    )
+        "With -c or --options the default is each topic with payloads in the store")
+    source.add_argument("--deleted-topic", action="append", default=[], metavar="NAME",
+        help="a topic that no longer exists, whose payloads are swept; refused if the cluster has it. All payloads go "
+        "that no --topic and no --carrier refers to, so give --max-delete-fraction 1 too")
+    source.add_argument("--carrier", action="append", default=[], metavar="NAME",
+        help="a topic whose records may refer to those payloads too: dead letters, copies; may be given several times")
+    source.add_argument("--format", choices=list(FORMATS),
+        help="the worker's reference.format (default: from the configuration, else wideload)")
+    source.add_argument("--topic-format", action="append", default=[], metavar="NAME=FORMAT",
+        help="the format of one --topic or --carrier, if it is not --format; may be given several times")
+    source.add_argument("--other-root", action="append", default=[], metavar="PATH",
+        help="references that begin with PATH lead to another store and do not count; without this they are refused")
+    source.add_argument("--keep-overwritten", action="store_true",
+        help="count overwritten records of compacted topics until Kafka removes them, not only during the grace")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to delete")
-    what.add_argument("--delete", action="store_true", help="delete; without it, only tell what would be deleted")
-    what.add_argument(
-        "--grace",
-        type=_duration,
-        default=DEFAULT_GRACE,
-        metavar="TIME",
-        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)",
-    )
-    what.add_argument(
-        "--allow-short-grace",
-        action="store_true",
-        help="take a grace of less than an hour; only where nothing is being published",
-    )
-    what.add_argument(
-        "--max-delete-fraction",
-        type=_fraction,
-        default=DEFAULT_MAX_DELETE_FRACTION,
-        metavar="N",
-        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)",
-    )
-    what.add_argument(
-        "--any-name",
-        action="store_true",
-        help="take every object of a topic's folder for a payload, not only those that are called by a SHA-256 or a "
-        "UUID, as all stores of this project call them",
-    )
+    what.add_argument("--delete", action="store_true", help="delete; without it, only report what would be deleted")
+    what.add_argument("--grace", type=_duration, default=DEFAULT_GRACE, metavar="TIME",
+        help="how old a payload must be at least, as 90m, 24h or 7d (default: 24h)")
+    what.add_argument("--allow-short-grace", action="store_true",
+        help="take a grace of less than an hour; only if nothing is being published")
+    what.add_argument("--max-delete-fraction", type=_fraction, default=DEFAULT_MAX_DELETE_FRACTION, metavar="N",
+        help="the most of a topic's payloads that may go, 0 to 1 (default %(default)s)")
+    what.add_argument("--any-name", action="store_true",
+        help="take every object of a topic's folder for a payload, not only those named by a SHA-256 or a UUID, as "
+        "all stores of this project name them")
     what.add_argument("--json", action="store_true", help="JSON in a terminal too")
     add_spark(parser)
     return parser

@@ -1,31 +1,68 @@
-"""Who may know what: the imports of each folder, as docs and design say them."""
+"""Which folder and which room may import which, and that no two modules import each other in a circle.
+
+The tables read like those of CONTRIBUTING.md. Imports count wherever they stand: in functions, and below `if
+TYPE_CHECKING` too.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "transforms", "stores", "jobs")
+EVERYTHING = "*"
 
-OURS = {
-    "app": {"app", "transforms", "stores"},
-    "jobs": {"jobs", "transforms", "stores"},
-    "stores": {"stores", "transforms"},
-    "transforms": {"transforms"},
+# What each folder may import of ours, beside its own modules.
+MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
+    "app": ("transforms", "stores"),
+    "jobs": ("transforms", "stores"),
+    "stores": ("transforms",),
+    "transforms": (),
 }
-ONLY_IN: dict[str, str | tuple[str, ...]] = {
-    "boto3": "stores/s3",
-    "botocore": "stores/s3",
-    "pyspark": "jobs/",
-    "py4j": "jobs/",
-    "faust": "app/",
-    "aiokafka": ("app/", "jobs/log", "jobs/backfill"),
-    "confluent_kafka": "app/serializers/confluent",
-    "kafka": "app/serializers/kafka_python",
+# What each room may import of its own house, beside its own modules. "" is the root, which no room imports.
+ROOMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "app": {
+        "": (EVERYTHING,),
+        "commands": (
+            "pipeline", "chunks", "serializers", "deadletters", "cluster", "kafka", "config", "local",
+        ),
+        "web": ("pipeline.report", "pipeline.stats", "config"),
+        "pipeline": ("deadletters", "cluster", "kafka", "config"),
+        "chunks": ("kafka", "config"),
+        "serializers": ("kafka", "config"),
+        "deadletters": ("cluster", "kafka", "config"),
+        "cluster": ("kafka", "config"),
+        "kafka": ("config",),
+        "config": (),
+        "local": (),
+    },
+    "jobs": {
+        "": (EVERYTHING,),
+        "ingesting": ("reading", "records", "driver"),
+        "copying": ("reading", "records", "driver"),
+        "payloads": ("reading", "records", "driver"),
+        "reading": ("records", "driver"),
+        "records": ("driver",),
+        "driver": (),
+    },
+}  # fmt: skip
+# `local` sets up the machine: it runs before anything is installed, so it knows no store.
+NOT_IN: Mapping[str, tuple[str, ...]] = {"app/local": ("stores",)}
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "boto3": ("stores/s3",),
+    "botocore": ("stores/s3",),
+    "pyspark": ("jobs/",),
+    "py4j": ("jobs/",),
+    "faust": ("app/",),
+    "click": ("app/cli.py", "app/commands/"),
+    "aiohttp": ("app/web/",),
+    "aiokafka": ("app/", "jobs/reading/", "jobs/copying/"),
+    "confluent_kafka": ("app/serializers/confluent",),
+    "kafka": ("app/serializers/kafka_python",),
 }
 # What would give a transform a clock, an event loop, a thread or a way out.
 IMPURE = {
@@ -34,37 +71,130 @@ IMPURE = {
 }  # fmt: skip
 
 
+def sources() -> dict[str, str]:
+    """Every module of the four folders, by its path."""
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
 def imported(source: str) -> Iterator[str]:
     """The full name of everything that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # A relative import is one of the folder's own.
             assert node.level == 0, f"relative import of {node.module}: this project imports by full name"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def is_below(name: str, prefixes: Iterable[str]) -> bool:
+    """Whether a dotted name is one of the prefixes, or below one."""
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def room_of(dotted: str) -> str:
+    """The room in which a module of `app` or `jobs` stands; "" is the root."""
+    house, _, rest = dotted.partition(".")
+    first = rest.partition(".")[0]
+    return first if first in ROOMS[house] else ""
+
+
 def violations(path: str, source: str) -> list[str]:
-    """What the module at `path` imports though its folder may not."""
+    """What the module at `path` imports though its folder or its room may not."""
     folder = path.partition("/")[0]
-    found = []
-    for name in imported(source):
-        top = name.partition(".")[0]
-        ours = top in {*FOLDERS, "tests", "benchmarks"}
-        allowed = any(name == prefix or name.startswith(f"{prefix}.") for prefix in OURS[folder])
-        impure = folder == "transforms" and top in IMPURE
-        if (ours and not allowed) or impure or not path.startswith(ONLY_IN.get(top, "")):
-            found.append(f"{path} imports {name}")
+    module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return [
+        f"{path} imports {name}"
+        for name in imported(source)
+        if breaks_folder(folder, path, name) or breaks_room(folder, module, name)
+    ]
+
+
+def breaks_folder(folder: str, path: str, name: str) -> bool:
+    """Whether a folder may not import this."""
+    top = name.partition(".")[0]
+    ours = top in {*FOLDERS, "tests", "benchmarks"}
+    if ours and not is_below(name, (folder, *MAY_IMPORT[folder])):
+        return True
+    if folder == "transforms" and top in IMPURE:
+        return True
+    if any(path.startswith(f"{place}/") and top in tops for place, tops in NOT_IN.items()):
+        return True
+    return not path.startswith(ONLY_IN.get(top, ("",)))
+
+
+def breaks_room(house: str, module: str, name: str) -> bool:
+    """Whether a room may not import this of its own house."""
+    if house not in ROOMS or not is_below(name, (house,)):
+        return False
+    room = room_of(module)
+    allowed = ROOMS[house][room]
+    if EVERYTHING in allowed:
+        return False
+    return not is_below(name.removeprefix(f"{house}."), (room, *allowed))
+
+
+def circles(modules: Mapping[str, str]) -> list[list[str]]:
+    """The groups of modules, of those at these paths, each of which imports itself through the others."""
+    names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in modules}
+    graph = {name: {target for each in imported(modules[path]) if (target := nearest(each, names)) not in (None, name)}
+             for name, path in names.items()}  # fmt: skip
+    reached = {name: reachable(graph, name) for name in graph}
+    groups = {
+        tuple(sorted({name, *(other for other in reached[name] if name in reached[other])}))
+        for name in graph
+        if name in reached[name]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def nearest(name: str, modules: Mapping[str, str]) -> str | None:
+    """The module that an imported name is, or is in; None where it is none of these."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def reachable(graph: Mapping[str, set[str | None]], start: str) -> set[str]:
+    """What a module imports, and what that imports, and so on."""
+    found: set[str] = set()
+    waiting = [each for each in graph[start] if each is not None]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [each for each in graph[name] if each is not None]
     return found
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_imports_point_one_way(folder: str) -> None:
-    """No module imports what its folder may not know about."""
-    paths = sorted((ROOT / folder).rglob("*.py"))
-    assert paths
-    assert [found for path in paths for found in violations(str(path.relative_to(ROOT)), path.read_text())] == []
+    """No module imports what its folder or its room may not know about."""
+    of_folder = {path: source for path, source in sources().items() if path.startswith(f"{folder}/")}
+    assert of_folder
+    assert [found for path, source in of_folder.items() for found in violations(path, source)] == []
+
+
+def test_no_circles() -> None:
+    """No modules import each other in a circle, not for types either."""
+    assert circles(sources()) == []
+
+
+@pytest.mark.parametrize("house", ROOMS)
+def test_rooms_are_those_of_the_table(house: str) -> None:
+    """Every folder of a house is a room of the table, and says in its `__init__.py` what it owns."""
+    rooms = {path.parent.name: path for path in (ROOT / house).glob("*/__init__.py")}
+    assert {"", *rooms} == set(ROOMS[house])
+    assert [room for room, path in rooms.items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_rooms_import_only_rooms_below() -> None:
+    """The table itself has no circle: each room comes before those that it may import."""
+    for rooms in ROOMS.values():
+        order = list(rooms)
+        for room, allowed in rooms.items():
+            below = [each.partition(".")[0] for each in allowed if each != EVERYTHING]
+            assert all(order.index(each) > order.index(room) for each in below)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +214,45 @@ def test_imports_point_one_way(folder: str) -> None:
         ("app/worker.py", "from pyspark.sql import SparkSession"),
         ("app/worker.py", "from botocore.config import Config"),
         ("app/worker.py", "from tests.conftest import broker"),
+        ("app/pipeline/flow.py", "import click"),
+        ("app/pipeline/flow.py", "from aiohttp import web"),
         ("jobs/ingest.py", "import app.local.jars"),
         ("jobs/ingest.py", "import faust"),
+        ("jobs/records/arrow.py", "import aiokafka"),
+        ("app/local/jars.py", "from stores.store import PayloadStore"),
     ],
 )
-def test_violation_is_found(path: str, source: str) -> None:
-    """Each rule refuses what breaks it."""
+def test_violation_of_a_folder_is_found(path: str, source: str) -> None:
+    """Each rule of a folder refuses what breaks it."""
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("app/commands/consume.py", "from app.web.pages import health"),
+        ("app/commands/consume.py", "from app.run import run_worker"),
+        ("app/web/pages.py", "from app.pipeline.flow import Flow"),
+        ("app/web/pages.py", "if TYPE_CHECKING:\n    from app.kafka.topics import Topic"),
+        ("app/pipeline/flow.py", "from app.chunks import AssemblingConsumer"),
+        ("app/pipeline/flow.py", "def f():\n    from app.commands.console import Rows"),
+        ("app/chunks/keys.py", "from app.serializers.options import LIMIT"),
+        ("app/serializers/options.py", "from app.pipeline.stages import Stage"),
+        ("app/deadletters/writer.py", "from app.pipeline.lane import Slot"),
+        ("app/cluster/preflight.py", "from app.deadletters.writer import Letters"),
+        ("app/kafka/clients.py", "from app.cluster.preflight import Plan"),
+        ("app/config/chunking.py", "from app.kafka.topics import Topic"),
+        ("app/local/broker.py", "import app.config.settings"),
+        ("app/local/broker.py", "import app"),
+        ("jobs/copying/range.py", "from jobs.ingesting.options import parser"),
+        ("jobs/payloads/orphans.py", "from jobs.sweep import main"),
+        ("jobs/reading/log.py", "from jobs.copying.range import Range"),
+        ("jobs/records/arrow.py", "from jobs.reading.log import Log"),
+        ("jobs/driver/session.py", "from jobs.records.arrow import headers"),
+    ],
+)
+def test_violation_of_a_room_is_found(path: str, source: str) -> None:
+    """Each rule of a room refuses what breaks it."""
     assert len(violations(path, source)) == 1
 
 
@@ -99,10 +262,34 @@ def test_violation_is_found(path: str, source: str) -> None:
         ("transforms/chunk.py", "import hashlib\nfrom transforms.record import Record"),
         ("stores/s3.py", "import boto3\nfrom transforms.errors import PayloadStoreError"),
         ("app/worker.py", "import faust\nimport stores\nfrom transforms import offload"),
+        ("app/worker.py", "from app.web.pages import add_pages"),
+        ("app/web/pages.py", "from app.pipeline.stats import PipelineReport\nfrom app.web.metrics import Metrics"),
+        ("app/pipeline/flow.py", "from app.kafka.batches.batch import Batch"),
         ("app/serializers/kafka_python.py", "from kafka import KafkaProducer"),
         ("jobs/ingest.py", "from pyspark.sql import SparkSession\nfrom stores.registry import open_store"),
+        ("jobs/copying/range.py", "from jobs.records.arrow import headers"),
     ],
 )
 def test_allowed_is_not_found(path: str, source: str) -> None:
-    """What a folder may know about passes."""
+    """What a folder or a room may know about passes."""
     assert violations(path, source) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "found"),
+    [
+        ({"app/a.py": "from app.b import B", "app/b.py": "import app.a"}, [["app.a", "app.b"]]),
+        (
+            {"app/a.py": "from app import b", "app/b.py": "if TYPE_CHECKING:\n    from app.a import A"},
+            [["app.a", "app.b"]],
+        ),
+        (
+            {"app/a.py": "from app.b import B", "app/b.py": "import app.c", "app/c.py": "def f():\n    import app.a"},
+            [["app.a", "app.b", "app.c"]],
+        ),
+        ({"app/a.py": "from app.b import B\nfrom app.c import C", "app/b.py": "import app.c", "app/c.py": ""}, []),
+    ],
+)  # fmt: skip
+def test_circle_is_found(modules: dict[str, str], found: list[list[str]]) -> None:
+    """A circle is found however long it is, and wherever in a module the import stands."""
+    assert circles(modules) == found

@@ -1,9 +1,8 @@
 """How far a backfill is: a folder wherever Spark may write, with the next offset of each partition.
 
-Each note is a file of its own, whose name is a number that goes up; the one with the highest number that is whole
-counts, and the few before it are removed. So a process that dies while it writes a note leaves the one before; and a
-note is on the disk before another is removed. No file is written twice: a second run with the same checkpoint finds its
-number taken, and ends.
+Each note is a file of its own, with a number as its name. The whole note with the highest number counts; the few before
+it are deleted. If a process dies while it writes a note, the note before counts. A note is on the disk before another
+one is deleted. No file is written twice: a second run with the same checkpoint finds its number taken, and ends.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a note says.
+    """The content of a note.
 
     Attributes:
-        positions: of each partition of the source, the offset below which all is done.
-        ends: of each partition of the sink that was written to, the offset behind the last record.
-        marks: of each partition of the source, a record that was read; see `jobs.copying.forms.Mark`.
+        positions: by partition of the source, the offset below which all records are done.
+        ends: by partition of the sink that was written to, the offset behind the last record.
+        marks: by partition of the source, a record that was read; see `jobs.copying.forms.Mark`.
     """
 
     positions: Mapping[int, int] = field(default_factory=dict)
@@ -46,9 +45,9 @@ class Checkpoint:
     """The notes of one backfill. Not for several threads at once.
 
     Args:
-        spark: the session, whose file systems hold the folder.
+        spark: the session.
         folder: where the notes are.
-        belongs_to: what a backfill must have in common with the one that began the checkpoint.
+        belongs_to: the settings that must be the same as when the checkpoint began.
     """
 
     def __init__(self, spark: SparkSession, folder: str, belongs_to: Mapping[str, str]) -> None:
@@ -58,7 +57,7 @@ class Checkpoint:
         self._last = -1
 
     def load(self) -> Progress | None:
-        """The last note; None where there is none yet.
+        """The last note; None if there is none yet.
 
         Raises:
             ConfigurationError: the folder belongs to something else, or no note in it can be read.
@@ -75,8 +74,8 @@ class Checkpoint:
         if self._last > 0:  # the first note is written before anything else is
             raise ConfigurationError(
                 "--checkpoint",
-                f"no note in {self._folder} is whole, so how far the job is is not known; restore the folder, or begin "
-                "with a new one and an empty sink",
+                f"no note in {self._folder} is whole, so it is not known how far the job is; restore the folder, or "
+                "begin with a new one and an empty sink",
             )
         return None
 
@@ -98,7 +97,7 @@ class Checkpoint:
             self._files.create(f"{self._folder}/{self._last}", json.dumps(note))
         except FileExistsError as exc:
             raise JobFailedError(
-                f"another run works with the checkpoint {self._folder}; what was read twice meanwhile was written twice"
+                f"another run works with the checkpoint {self._folder}; records that both runs read were written twice"
             ) from exc
         if self._last >= _KEPT:
             self._files.delete(f"{self._folder}/{self._last - _KEPT}")

@@ -1,4 +1,4 @@
-"""How records have their values, and what a backfill has counted of them."""
+"""The forms of a record's value, and the counts of a backfill."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ __all__ = ["FORMS", "Form", "Mark", "Tally", "foresee", "form_of", "mark_of"]
 
 Form = Literal["plain", "reference", "bakdata", "chunk", "tombstone"]
 FORMS: tuple[Form, ...] = ("plain", "reference", "bakdata", "chunk", "tombstone")
-"""How a record has its value: in it; in the store, as this project says it; in either way as bakdata marks it; a piece
-of it; or it has none."""
-
+"""Where the value of a record is: in the record; in the store, with this project's headers; in either place, as bakdata
+marks it; in several chunks; or nowhere."""
 
 Mark = tuple[int, int]
 """A record of the source that was read: its offset, and a CRC-32 of its timestamp, key and value."""
@@ -30,15 +29,15 @@ Mark = tuple[int, int]
 
 @dataclass(slots=True)
 class Tally:
-    """What was read and written.
+    """Counts of records that were read and written.
 
     Attributes:
-        forms: by form, records, and bytes of their keys and values in the log.
+        forms: by form, the number of records, and the bytes of their keys and values in the log.
         records: records that were written.
-        bytes: of their keys and values.
-        payloads: values that were published, or in a dry run would be.
-        payload_bytes: bytes of these values, as far as they are known.
-        unsized: in a dry run, how many of them have a size that only the store knows.
+        bytes: the bytes of their keys and values.
+        payloads: values that were published; in a dry run, that would be.
+        payload_bytes: the bytes of these values, as far as they are known.
+        unsized: in a dry run, how many of these values have a size that only the store knows.
         kept: records that were written as they are, since they cannot be restored.
         left_out: chunks that make no message.
     """
@@ -59,7 +58,7 @@ class Tally:
         counts[1] += size
 
     def add(self, other: Tally) -> None:
-        """Takes in what another one has."""
+        """Adds the counts of another tally."""
         for form, (records, size) in other.forms.items():
             counts = self.forms.setdefault(form, [0, 0])
             counts[0] += records
@@ -69,17 +68,17 @@ class Tally:
 
     @property
     def read_records(self) -> int:
-        """How many records of the source."""
+        """How many records of the source were read."""
         return sum(records for records, _ in self.forms.values())
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of their keys and values."""
+        """The bytes of their keys and values."""
         return sum(size for _, size in self.forms.values())
 
 
 def mark_of(record: TopicRecord) -> Mark:
-    """What a record can be known by later."""
+    """The mark of a record, by which it can be recognized later."""
     crc = zlib.crc32(b"%d" % record.timestamp)
     for part in (record.key, record.value):
         crc = zlib.crc32(b"null" if part is None else b"%d:" % len(part), crc)
@@ -88,7 +87,7 @@ def mark_of(record: TopicRecord) -> Mark:
 
 
 def form_of(record: RecordLike, reference_format: FormatName) -> Form:
-    """How the record has its value, in a topic of this format."""
+    """The form of a record, in a topic of this format."""
     if is_chunk(record.headers):
         return "chunk"
     if record.value is None:
@@ -102,7 +101,7 @@ def form_of(record: RecordLike, reference_format: FormatName) -> Form:
 def foresee(
     record: RecordLike, tally: Tally, reference_format: FormatName, offload: Offload | None, *, keep_references: bool
 ) -> None:
-    """Counts what would become of a record."""
+    """Counts what a backfill would do with a record."""
     form, size = form_of(record, reference_format), len(record.value or b"")
     if form == "chunk":
         with suppress(MalformedChunkError):

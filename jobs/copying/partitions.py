@@ -1,9 +1,9 @@
-"""A backfill from beginning to end: what is checked first, which ranges there are, and what is noted of each.
+"""A backfill from beginning to end: its checks, the ranges of each partition, and the notes in the checkpoint.
 
-Each partition of the source is done in ranges, one after another; several partitions at a time, none of which waits for
-another. A range is a Spark job of one task and one transaction, and is noted in the checkpoint once all of it is
-committed. So a run that ends, however it ends, leaves no gap, and the next one repeats no more than the range that each
-partition was at; to readers with `read_committed` not even that, unless it ended between the commit and the note.
+The ranges of a partition are done one after another; several partitions are done at a time, and do not wait for each
+other. A range is a Spark job of one task and one transaction. The checkpoint notes it when it is committed. So a run
+that ends, however it ends, leaves no gap, and the next run repeats at most the current range of each partition. Readers
+with `read_committed` see no repeated record, unless the run ended between the commit and the note.
 """
 
 from __future__ import annotations
@@ -19,96 +19,33 @@ from pyspark.sql import SparkSession
 
 from jobs.copying.checkpoint import Checkpoint, Progress
 from jobs.copying.forms import Mark, Tally, mark_of
-from jobs.copying.range import Copying, Outcome, Range, copied, scanned
+from jobs.copying.range import BackfillSettings, Outcome, copied, scanned
 from jobs.copying.writer import SinkTopic, sink_topic
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained
 from jobs.reading.client import bounds
 from jobs.reading.partition import PartitionReader
-from jobs.reading.ranges import Bounds
+from jobs.reading.ranges import Bounds, OffsetRange
 from jobs.reading.source_options import SourceSettings
 from transforms.errors import ConfigurationError
-from transforms.offload import Offload
 from transforms.signing import Signing
 
-__all__ = ["Backfill", "BackfillSettings", "run"]
+__all__ = ["Backfill", "run"]
 
-_GENERATOR = "large.message.id.generator"
 _SPECULATION = "spark.speculation"
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillSettings:
-    """All that the job needs to know.
-
-    Attributes:
-        source: the one topic to read, how it refers to payloads, and the store.
-        sink: the topic to write.
-        checkpoint: the folder that remembers how far the job is; None for a dry run without one.
-        offload: which values leave their records; None where all are to stay in them. Its `sink_limit_bytes` is set
-            by the job.
-        by_key: whether a record goes to the partition of its key, and not to that of its own number.
-        keep_references: whether references go as they are, to payloads that stay where they are.
-        keep_problems: whether a record that cannot be restored goes as it is; else it ends the job.
-        append: whether a new checkpoint may begin with a sink that has records.
-        max_records: of a range.
-        max_bytes: of a range, read or written; one record more may come.
-        partitions_at_a_time: how many partitions; None for as many as the session has cores.
-        dry_run: only count.
-    """
-
-    source: SourceSettings
-    sink: str
-    checkpoint: str | None
-    offload: Offload | None
-    by_key: bool = False
-    keep_references: bool = False
-    keep_problems: bool = False
-    append: bool = False
-    max_records: int = 10_000
-    max_bytes: int = 256 * 2**20
-    partitions_at_a_time: int | None = None
-    dry_run: bool = False
-
-    def check(self) -> None:
-        """Makes sure that these go together. Makes no request.
-
-        Raises:
-            ConfigurationError: they do not.
-        """
-        (topic,) = self.source.topics
-        if topic == self.sink:
-            raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
-        if self.checkpoint is None and not self.dry_run:
-            raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
-        if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
-            raise ConfigurationError(
-                _GENERATOR, "is sha256 in a backfill: what is done again would leave payloads of other names"
-            )
-
-    def belongs_to(self) -> dict[str, str]:
-        """What a checkpoint is tied to."""
-        (topic,) = self.source.topics
-        return {
-            "source": topic,
-            "sink": self.sink,
-            "to": "plain" if self.offload is None else "references",
-            "format": self.source.inflater.reference_format,
-            "partition-by": "key" if self.by_key else "number",
-        }
 
 
 @dataclass(slots=True)
 class Backfill:
-    """What was done, filled in as it is done.
+    """The result of a run, filled in while it works.
 
     Attributes:
         tally: the sum over the ranges.
-        ranges: how many were done.
-        positions: of each partition, the offset below which all is done.
-        ends: of each partition, where the run ends: the source's end as it was at the beginning.
-        began: offsets that were left to do at the beginning.
-        sink_ends: of each partition of the sink, the offset behind the last record that was written.
-        marks: of each partition of the source, a record that was read.
+        ranges: how many ranges are done.
+        positions: by partition, the offset below which all records are done.
+        ends: by partition, the offset where the run ends: the end of the source when the run began.
+        began: how many offsets were not done when the run began.
+        sink_ends: by partition of the sink, the offset behind the last record that was written.
+        marks: by partition of the source, the mark of a record that was read.
         started: `time.monotonic()` of the beginning.
     """
 
@@ -123,7 +60,7 @@ class Backfill:
 
     @property
     def left(self) -> int:
-        """How many offsets are not done."""
+        """How many offsets are not done yet."""
         return sum(max(0, end - self.positions[partition]) for partition, end in self.ends.items())
 
 
@@ -134,14 +71,14 @@ def run(
     stop: Event,
     show: Callable[[Backfill], None] = lambda _: None,
 ) -> None:
-    """Does what is left to do, up to the end of the source as it is now.
+    """Copies all records that are not done yet, up to the current end of the source.
 
     Args:
         spark: the session.
         settings: what to do.
-        found: what was done; true also when something is raised.
-        stop: when set, no range is begun any more; those that are under way are done.
-        show: hears of each range that is done.
+        found: the result; right also when an error is raised.
+        stop: when it is set, no range begins any more; those that are under way are finished.
+        show: is called after each range.
 
     Raises:
         ConfigurationError: the user can set it right; nothing was written.
@@ -191,7 +128,7 @@ def _begin(
     sink: SinkTopic,
     progress: Progress | None,
 ) -> None:
-    """Fills in where each partition begins and ends, or says why that cannot be."""
+    """Fills in where each partition begins and ends; raises if source, sink and checkpoint do not fit together."""
     (topic,) = settings.source.topics
     if progress is None:
         if any(sink.ends.values()) and not settings.append and not settings.dry_run:
@@ -229,12 +166,12 @@ def _begin(
 
 
 def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mark) -> None:
-    """Makes sure that a record that was read is the one that stands there now, if one does.
+    """Makes sure that the record at the offset of a mark is still the one that was read, if there is a record.
 
-    A topic that was made anew, and has had more records by now than were read, shows by nothing else.
+    Nothing else tells of a topic that was made anew and has more records by now than were read.
 
     Raises:
-        JobFailedError: it is another one.
+        JobFailedError: it is another record.
     """
     offset, _ = mark
     if not there.first <= offset < there.end:
@@ -250,7 +187,7 @@ def _check_mark(source: SourceSettings, partition: int, there: Bounds, mark: Mar
 
 
 class _Run:
-    """The ranges of one run; a thread for each partition that is at work."""
+    """The ranges of one run; each active partition has a thread."""
 
     # State that changes: `_found` and the checkpoint, under `_lock`; `_failed`, once.
 
@@ -268,17 +205,10 @@ class _Run:
         if offload is not None:
             signing = Signing.of(settings.source.inflater.store)
             offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
-        self._copying = Copying(
-            settings.source,
-            sink,
-            offload,
-            by_key=settings.by_key,
-            keep_references=settings.keep_references,
-            keep_problems=settings.keep_problems,
-            max_records=settings.max_records,
-            max_bytes=settings.max_bytes,
-        )
+        self._settings = replace(settings, offload=offload)
+        self._sink = sink
         self._context = spark.sparkContext
+        (self._topic,) = settings.source.topics
         self._threads = settings.partitions_at_a_time or self._context.defaultParallelism
         self._work = scanned if settings.dry_run else copied
         self._found = found
@@ -289,7 +219,7 @@ class _Run:
         self._lock = Lock()
 
     def run(self) -> None:
-        # The fullest first, so that it is not the one for which all wait in the end.
+        # The fullest partition first, so that the run does not wait for it at the end.
         partitions = sorted(self._found.ends, key=lambda each: self._found.positions[each] - self._found.ends[each])
         with ThreadPoolExecutor(max(1, self._threads), thread_name_prefix="wideload-backfill") as pool:
             futures = [pool.submit(self._partition, partition) for partition in partitions]
@@ -300,20 +230,20 @@ class _Run:
         try:
             end = self._found.ends[partition]
             while self._found.positions[partition] < end and not (self._stop.is_set() or self._failed.is_set()):
-                range_ = Range(partition, self._found.positions[partition], end)
+                range_ = OffsetRange(self._topic, partition, self._found.positions[partition], end)
                 self._note(range_, self._done(range_))
         except BaseException:
             self._failed.set()
             raise
 
-    def _done(self, range_: Range) -> Outcome:
+    def _done(self, range_: OffsetRange) -> Outcome:
         self._context.setJobDescription(f"partition {range_.partition} from offset {range_.start}")
         one = self._context.parallelize([range_], 1)
-        work, copying = self._work, self._copying
-        (outcome,) = one.mapPartitions(lambda ranges: [work(copying, each) for each in ranges]).collect()
+        work, settings, sink = self._work, self._settings, self._sink
+        (outcome,) = one.mapPartitions(lambda ranges: [work(settings, sink, each) for each in ranges]).collect()
         return outcome
 
-    def _note(self, range_: Range, outcome: Outcome) -> None:
+    def _note(self, range_: OffsetRange, outcome: Outcome) -> None:
         with self._lock:
             if outcome.next > range_.start:
                 self._found.positions[range_.partition] = outcome.next
@@ -328,5 +258,5 @@ class _Run:
             self._found.ranges += 1
             self._show(self._found)
         if outcome.error is not None:
-            # Whatever the user may set right: other ranges were written.
+            # Never a ConfigurationError, even if the user can set it right: other ranges were written.
             raise JobFailedError(str(outcome.error)) from outcome.error

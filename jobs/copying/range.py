@@ -21,6 +21,7 @@ from jobs.copying.writer import SinkTopic, SinkWriter
 from jobs.driver.failures import JobFailedError
 from jobs.reading.messages import Message, Messages, TopicRecord
 from jobs.reading.partition import PartitionReader
+from jobs.reading.ranges import OffsetRange
 from jobs.reading.source_options import SourceSettings
 from jobs.records.inflater import Inflater
 from jobs.records.problems import Problem
@@ -30,60 +31,82 @@ from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.batch_size import batch_of_one_bytes
-from transforms.errors import PayloadStoreError, WideloadError
+from transforms.errors import ConfigurationError, PayloadStoreError, WideloadError
 from transforms.formats import FormatName
 from transforms.identifiers import transactional_id
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 
-__all__ = ["Copying", "Outcome", "Range", "copied", "scanned"]
+__all__ = ["BackfillSettings", "Outcome", "copied", "scanned"]
 
 # The longest transaction: readers with `read_committed` wait for its end, and brokers allow 15 minutes. Records that
 # are on their way when a range ends may take a few more calls of the store.
 _LONGEST_S = 300.0
 _LONGEST_CALLS = 4
 _MOST_TIMEOUT_MS = 900_000
+_GENERATOR = "large.message.id.generator"
 _STORE_TIMEOUT = "large.message.store.timeout.ms"
 _STORE_TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
-    """What every task needs to know; goes to executors.
+class BackfillSettings:
+    """What the job does; goes to executors.
 
     Attributes:
-        source: where records come from, how they refer to payloads, and the store.
-        sink: where records go.
-        offload: which values become references; None if none do.
+        source: the one topic to read, how it refers to payloads, and the store.
+        sink: the topic to write.
+        checkpoint: the folder that remembers how far the job is; None for a dry run without one.
+        offload: which values become references; None if none do. The job sets its `sink_limit_bytes`.
         by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
         keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
         keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.
+        append: whether a new checkpoint may begin with a sink that has records.
         max_records: the most records of a range.
         max_bytes: the most bytes of a range, read or written, and one record.
+        partitions_at_a_time: how many partitions are copied at a time; None for as many as the session has cores.
+        dry_run: only count.
     """
 
     source: SourceSettings
-    sink: SinkTopic
+    sink: str
+    checkpoint: str | None
     offload: Offload | None
     by_key: bool = False
     keep_references: bool = False
     keep_problems: bool = False
+    append: bool = False
     max_records: int = 10_000
     max_bytes: int = 256 * 2**20
+    partitions_at_a_time: int | None = None
+    dry_run: bool = False
 
-    @property
-    def topic(self) -> str:
-        """The source's name."""
-        return self.source.topics[0]
+    def check(self) -> None:
+        """Makes sure that the settings fit together. Makes no request.
 
+        Raises:
+            ConfigurationError: they do not.
+        """
+        (topic,) = self.source.topics
+        if topic == self.sink:
+            raise ConfigurationError("--sink", f"found {topic}, which is the source; give another topic")
+        if self.checkpoint is None and not self.dry_run:
+            raise ConfigurationError("--checkpoint", "is missing; give a folder, or --dry-run")
+        if self.source.inflater.store.get(_GENERATOR, "sha256") != "sha256":
+            raise ConfigurationError(
+                _GENERATOR, "must be sha256 in a backfill: a repeated range would leave payloads of other names"
+            )
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The offsets of a partition from `start` up to `end`."""
-
-    partition: int
-    start: int
-    end: int
+    def belongs_to(self) -> dict[str, str]:
+        """The settings that must not change for a checkpoint."""
+        (topic,) = self.source.topics
+        return {
+            "source": topic,
+            "sink": self.sink,
+            "to": "plain" if self.offload is None else "references",
+            "format": self.source.inflater.reference_format,
+            "partition-by": "key" if self.by_key else "number",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +128,12 @@ class Outcome:
     mark: Mark | None = None
 
 
-def copied(copying: Copying, range_: Range) -> Outcome:
+def copied(settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange) -> Outcome:
     """Copies a range. Errors are in the outcome, with the offset that was reached, so Spark need not try again."""
     tally = Tally()
     try:
         with ExitStack() as stack:
-            copy = _Copy(copying, range_, tally, stack)
+            copy = _Copy(settings, sink, range_, tally, stack)
             error = copy.run()
             return Outcome(copy.next, tally, copy.writer.ends, error, copy.mark())
     except WideloadError as exc:
@@ -118,19 +141,19 @@ def copied(copying: Copying, range_: Range) -> Outcome:
         return Outcome(range_.start, Tally(), {}, exc)
 
 
-def scanned(copying: Copying, range_: Range) -> Outcome:
+def scanned(settings: BackfillSettings, _: SinkTopic, range_: OffsetRange) -> Outcome:
     """Reads a range, and counts what `copied` would do with its records. Makes no request to the store or the sink."""
     tally = Tally()
     try:
-        with closing(PartitionReader(copying.source.client, copying.topic, range_.partition)) as log:
-            cursor = _Cursor(log, copying, range_, tally)
-            for record in cursor.records(range_.start, range_.end, fail_on_loss=copying.source.fail_on_loss):
+        with closing(PartitionReader(settings.source.client, range_.topic, range_.partition)) as log:
+            cursor = _Cursor(log, settings, range_, tally)
+            for record in cursor.records(range_.start, range_.end, fail_on_loss=settings.source.fail_on_loss):
                 foresee(
                     record,
                     tally,
-                    copying.source.inflater.reference_format,
-                    copying.offload,
-                    keep_references=copying.keep_references,
+                    settings.source.inflater.reference_format,
+                    settings.offload,
+                    keep_references=settings.keep_references,
                 )
             return Outcome(cursor.position, tally)
     except WideloadError as exc:
@@ -140,13 +163,13 @@ def scanned(copying: Copying, range_: Range) -> Outcome:
 class _Cursor:
     """The partition as `Messages` reads it. Counts the records of the range, and ends it when they are enough."""
 
-    def __init__(self, log: PartitionReader, copying: Copying, range_: Range, tally: Tally) -> None:
+    def __init__(self, log: PartitionReader, settings: BackfillSettings, range_: OffsetRange, tally: Tally) -> None:
         self.at = range_.start
         self.position = range_.start
         self.last: TopicRecord | None = None
         self._until = time.monotonic() + _LONGEST_S
         self._log = log
-        self._copying = copying
+        self._settings = settings
         self._range = range_
         self._tally = tally
 
@@ -158,7 +181,7 @@ class _Cursor:
         if end != self._range.end:  # a look at records before the range
             yield from found
             return
-        reference_format = self._copying.source.inflater.reference_format
+        reference_format = self._settings.source.inflater.reference_format
         for record in found:
             self.at, self.last = record.offset, record
             self._tally.read(form_of(record, reference_format), len(record.key or b"") + len(record.value or b""))
@@ -171,7 +194,7 @@ class _Cursor:
     def _enough(self) -> bool:
         tally = self._tally
         size = max(tally.read_bytes, tally.bytes + tally.payload_bytes)
-        if tally.read_records >= self._copying.max_records or size >= self._copying.max_bytes:
+        if tally.read_records >= self._settings.max_records or size >= self._settings.max_bytes:
             return True
         return time.monotonic() > self._until
 
@@ -217,14 +240,17 @@ _NOTHING = Record(None, None)
 class _Copy:
     """One range, while it is copied."""
 
-    def __init__(self, copying: Copying, range_: Range, tally: Tally, stack: ExitStack) -> None:
-        source = copying.source
+    def __init__(
+        self, settings: BackfillSettings, sink: SinkTopic, range_: OffsetRange, tally: Tally, stack: ExitStack
+    ) -> None:
+        source = settings.source
         self.next = range_.start
-        self._copying = copying
+        self._settings = settings
+        self._sink = sink
         self._range = range_
         self._tally = tally
-        self._log = stack.enter_context(closing(PartitionReader(source.client, copying.topic, range_.partition)))
-        self._cursor = _Cursor(self._log, copying, range_, tally)
+        self._log = stack.enter_context(closing(PartitionReader(source.client, range_.topic, range_.partition)))
+        self._cursor = _Cursor(self._log, settings, range_, tally)
         self._inflater = stack.enter_context(closing(Inflater(source.inflater)))
         self._store: PayloadStore = stack.enter_context(closing(open_store(source.inflater.store)))
         self._pool = ThreadPoolExecutor(source.inflater.threads, thread_name_prefix="wideload-backfill")
@@ -268,17 +294,16 @@ class _Copy:
         return mark_of(last) if last is not None and last.offset < self.next else None
 
     def _writer(self) -> SinkWriter:
-        copying = self._copying
-        name = transactional_id(f"wideload-backfill-{copying.sink.name}", copying.topic, self._range.partition)
-        call_ms = copying.source.inflater.store.get(_STORE_TIMEOUT)
+        name = transactional_id(f"wideload-backfill-{self._sink.name}", self._range.topic, self._range.partition)
+        call_ms = self._settings.source.inflater.store.get(_STORE_TIMEOUT)
         call_ms = call_ms if isinstance(call_ms, int) else _STORE_TIMEOUT_MS
         timeout_ms = min(_MOST_TIMEOUT_MS, round(_LONGEST_S * 1000) + _LONGEST_CALLS * call_ms)
-        return SinkWriter(copying.source.client, copying.sink, name, timeout_ms)
+        return SinkWriter(self._settings.source.client, self._sink, name, timeout_ms)
 
     # --- from the source ----------------------------------------------------------------------------------------------
 
     def _messages(self) -> Iterator[tuple[_Place, RecordLike]]:
-        source = self._copying.source
+        source = self._settings.source
         messages = Messages(
             self._cursor,
             self._range.start,
@@ -292,7 +317,7 @@ class _Copy:
             record = message.record
             if place.own or place.problem is not None:
                 yield place, _NOTHING
-            elif self._copying.offload is not None:
+            elif self._settings.offload is not None:
                 # A key that refers to a payload stays as it is, so that equal keys stay equal.
                 yield place, Record(None, record.value, record.headers, message.timestamp)
             else:
@@ -302,13 +327,13 @@ class _Copy:
         at = self._cursor.at
         if message.problem is not None:
             return _Place(message, at, problem=message.problem)
-        reference_format = self._copying.source.inflater.reference_format
+        reference_format = self._settings.source.inflater.reference_format
         form = form_of(message.record, reference_format)
         if form == "reference" and reference_format != "wideload":
             return _Place(message, at, problem=_other("this project's headers", "wideload"))
         if form == "bakdata" and reference_format == "wideload":
             return _Place(message, at, problem=_other(f"bakdata's header {BAKDATA_FLAG}", "bakdata-headers"))
-        return _Place(message, at, own=form == "reference" and self._copying.keep_references)
+        return _Place(message, at, own=form == "reference" and self._settings.keep_references)
 
     def _restored(self) -> Iterator[_Ready]:
         for result in self._inflater.inflated(self._messages()):
@@ -317,7 +342,7 @@ class _Copy:
             if problem is not None or place.own:
                 yield _Ready(place, original, problem)
                 continue
-            key = original.key if self._copying.offload is not None else result.record.key
+            key = original.key if self._settings.offload is not None else result.record.key
             record = Record(key, result.record.value, result.record.headers, place.message.timestamp)
             yield _Ready(place, record, None)
 
@@ -325,10 +350,10 @@ class _Copy:
 
     def _offloaded(self, found: Iterable[_Ready]) -> Iterator[_Ready]:
         """The same, with references in place of large values, in order; several are published at a time."""
-        offload = self._copying.offload
+        offload = self._settings.offload
         if offload is None:
             return iter(found)
-        return in_order(self._sized(offload, found), self._pool, self._copying.source.inflater.held_bytes)
+        return in_order(self._sized(offload, found), self._pool, self._settings.source.inflater.held_bytes)
 
     def _sized(self, offload: Offload, found: Iterable[_Ready]) -> Iterator[Task[_Ready]]:
         for ready in found:
@@ -341,7 +366,7 @@ class _Copy:
     def _published(self, offload: Offload, ready: _Ready) -> _Ready:
         assert ready.record.value is not None
         payload = offload.payload(ready.record.value)
-        reference = publish(self._store, self._copying.sink.name, payload, by_digest=True)
+        reference = publish(self._store, self._sink.name, payload, by_digest=True)
         return _Ready(ready.place, offload.refer(ready.record, reference), None, payload.size)
 
     # --- to the sink --------------------------------------------------------------------------------------------------
@@ -352,11 +377,11 @@ class _Copy:
         if problem is None:
             problem = self._too_large(record)
         if problem is not None:
-            if message.lost or (message.problem is not None and self._copying.keep_problems):
+            if message.lost or (message.problem is not None and self._settings.keep_problems):
                 self._tally.left_out += 1
                 return None
             original = message.record
-            if not self._copying.keep_problems or self._too_large(original) is not None:
+            if not self._settings.keep_problems or self._too_large(original) is not None:
                 return JobFailedError(
                     f"{self._where(message.offset)}: {problem.which} {problem.state}: {problem.detail}"
                 )
@@ -373,23 +398,23 @@ class _Copy:
         return None
 
     def _too_large(self, record: RecordLike) -> Problem | None:
-        limit = self._copying.sink.max_message_bytes
+        limit = self._sink.max_message_bytes
         size = batch_of_one_bytes(record)
         if size <= limit:
             return None
-        detail = f"a record of {size:,} bytes; max.message.bytes of topic {self._copying.sink.name} is {limit:,}"
+        detail = f"a record of {size:,} bytes; max.message.bytes of topic {self._sink.name} is {limit:,}"
         return Problem("value", "too-large", detail)
 
     def _partition(self, record: RecordLike) -> int:
-        if not self._copying.by_key:
+        if not self._settings.by_key:
             return self._range.partition
-        partitions = len(self._copying.sink.ends)
+        partitions = len(self._sink.ends)
         if record.key is None:  # all of them to one partition, so that they stay in order
             return self._range.partition % partitions
         return int(murmur2(record.key) & 0x7FFFFFFF) % partitions
 
     def _where(self, offset: int) -> str:
-        return f"topic {self._copying.topic} partition {self._range.partition} offset {offset}"
+        return f"topic {self._range.topic} partition {self._range.partition} offset {offset}"
 
 
 def _other(found: str, wanted: FormatName) -> Problem:

@@ -1,7 +1,7 @@
-"""The topic that a backfill writes: what the cluster says of it, and one task's way to write in order.
+"""The topic that a backfill writes: how the cluster describes it, and the writer of a task.
 
-Spark's own Kafka sink keeps neither a record's timestamp nor, within a partition, a bound on what a restart repeats; so
-tasks write with aiokafka, as the worker does, and in transactions: one a range.
+Spark's own Kafka sink keeps no timestamps, and does not limit how much of a partition a restart repeats. So tasks write
+with aiokafka, as the worker does, with one transaction for a range.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class SinkTopic:
-    """What the cluster says of the topic.
+    """The topic as the cluster describes it.
 
     Attributes:
-        ends: of each partition, the offset of the next record.
+        ends: by partition, the offset of the next record.
         max_message_bytes: the most bytes of a batch.
-        keeps_timestamps: whether a record has the timestamp that its producer gives it.
+        keeps_timestamps: whether a record keeps the timestamp that its producer gives it.
     """
 
     name: str
@@ -53,8 +53,8 @@ def sink_topic(client: Client, name: str) -> SinkTopic:
     """The topic as it is now.
 
     Raises:
-        ConfigurationError: it is not there, or no broker answers.
-        JobFailedError: the cluster does not say.
+        ConfigurationError: the topic does not exist, or no broker answers.
+        JobFailedError: the cluster does not describe it.
     """
     try:
         return asyncio.run(_sink_topic(client, name))
@@ -97,21 +97,21 @@ async def _sink_topic(client: Client, name: str) -> SinkTopic:
 class SinkWriter:
     """Writes records in order and in one transaction, acknowledged by all replicas. Not for several threads at once.
 
-    A batch of a partition is handed over once the one before it is on its way, so that a task holds two or three
-    batches of each partition, of a megabyte or of one record that is larger.
+    A batch of a partition is sent when the batch before it is on its way, so a task holds two or three batches of each
+    partition. A batch has a megabyte, or one record that is larger.
 
-    Who opens a writer ends the one before it with the same id, wherever that runs: what it has not committed is
-    aborted, and the brokers take nothing more from it. So two tasks never write the same range side by side, also
-    where one was given up for lost and still runs.
+    A new writer ends the older writer with the same id, wherever that runs: the brokers abort its open transaction, and
+    take nothing more from it. So two tasks never write the same range side by side, not even when Spark has given up
+    one of them and it still runs.
 
     Args:
         client: how to reach the cluster.
         topic: the topic.
-        transactional_id: of whoever writes this part of the topic, and of nobody else.
+        transactional_id: the id for this part of the topic; nobody else uses it.
         timeout_ms: how long the transaction may be open before the brokers abort it.
 
     Attributes:
-        ends: of each partition that was written to, the offset behind the last record that was acknowledged.
+        ends: by partition that was written to, the offset behind the last acknowledged record.
 
     Raises:
         ConfigurationError: no broker answers, or the transactional id may not be used.
@@ -143,10 +143,10 @@ class SinkWriter:
             raise ConfigurationError("--bootstrap-servers", f"no producer can start: {_told(exc)}") from exc
 
     def write(self, partition: int, record: RecordLike) -> None:
-        """Takes a record; it is there once `commit` has returned.
+        """Takes a record; it is in the topic when `commit` has returned.
 
         Raises:
-            JobFailedError: the topic did not take what came before it.
+            JobFailedError: the topic did not take the records before it.
         """
         assert self._producer is not None
         while True:
@@ -161,10 +161,10 @@ class SinkWriter:
             self._send(partition)
 
     def commit(self) -> None:
-        """Waits until all that was taken is acknowledged, and commits it. Nothing may be written afterwards.
+        """Waits until all records are acknowledged, and commits them. Nothing may be written afterwards.
 
         Raises:
-            JobFailedError: the topic did not take it.
+            JobFailedError: the topic did not take them.
         """
         assert self._producer is not None
         for partition in list(self._builders):
@@ -178,10 +178,10 @@ class SinkWriter:
         self._open = False
 
     def close(self) -> None:
-        """Ends the connections. What was not committed is aborted, now or by the brokers."""
+        """Ends the connections. An open transaction is aborted, now or by the brokers."""
         if self._producer is not None:
             self._run(self._stop(self._producer))
-        for _, _, future in self._sent:  # the first failure was told
+        for _, _, future in self._sent:  # the first failure was raised already
             if future.done() and not future.cancelled():
                 future.exception()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -207,13 +207,13 @@ class SinkWriter:
                 metadata = self._run(_result(future))
             except (kafka_errors.KafkaError, TimeoutError) as exc:
                 raise self._refused(f" partition {partition}", exc) from exc
-            if metadata.offset >= 0:  # a broker that knows a batch already need not know where
+            if metadata.offset >= 0:  # for a batch that it has already, a broker need not know the offset
                 self.ends[partition] = metadata.offset + records
 
     def _refused(self, where: str, error: Exception) -> JobFailedError:
         if isinstance(error, kafka_errors.ProducerFenced | kafka_errors.InvalidProducerEpoch):
             reason = (
-                "another run or task writes the same backfill and has ended this one, or its transaction was open for "
+                "another run or task of the same backfill has ended this one, or its transaction was open for "
                 f"more than {self._timeout_ms // 1000:,} s"
             )
         elif isinstance(error, TimeoutError):
@@ -243,7 +243,7 @@ class SinkWriter:
         return producer
 
     async def _stop(self, producer: AIOKafkaProducer) -> None:
-        # What fails here was told already, or is the brokers' to clean up: they abort what nobody commits.
+        # An error here was raised before, or the brokers clean up: they abort a transaction that nobody commits.
         with suppress(kafka_errors.KafkaError, TimeoutError, AssertionError):
             if self._open:
                 await asyncio.wait_for(producer.abort_transaction(), _CLOSE_S)

@@ -27,30 +27,18 @@ __all__ = [
 
 def add_kafka(group: argparse._ArgumentGroup) -> None:
     """`--bootstrap-servers`, `--kafka-option` and `--kafka-config`; `-c` and `--options` for a whole configuration."""
-    group.add_argument(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="take brokers and security from a worker's configuration, and store and topics if the job uses them; only "
-        "with `wideload job`, elsewhere --options",
-    )
-    group.add_argument(
-        "--options",
-        metavar="FILE",
-        help="take them from a file that `wideload job NAME -c FILE --write-options FILE` made",
-    )
+    # fmt: off
+    group.add_argument("-c", "--config", metavar="FILE",
+        help="take brokers and security from a worker's configuration, and store and topics if the job uses them; "
+        "only with `wideload job`, elsewhere --options")
+    group.add_argument("--options", metavar="FILE",
+        help="take them from a file that `wideload job NAME -c FILE --write-options FILE` made")
     group.add_argument("--bootstrap-servers", metavar="HOST:PORT[,…]", help="Kafka's brokers")
-    group.add_argument(
-        "--kafka-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of Spark's Kafka source, such as kafka.security.protocol=SASL_SSL; other users of this machine "
-        "can see it in the list of processes, so put secrets into --kafka-config",
-    )
-    group.add_argument(
-        "--kafka-config", metavar="FILE", help="a Kafka client's properties file (security.protocol=SASL_SSL, …)"
-    )
+    group.add_argument("--kafka-option", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of Spark's Kafka source, such as kafka.security.protocol=SASL_SSL; other users of this "
+        "machine can see it in the list of processes, so put secrets into --kafka-config")
+    group.add_argument("--kafka-config", metavar="FILE",
+        help="a Kafka client's properties file (security.protocol=SASL_SSL, …)")
 
 
 def configure(arguments: argparse.Namespace, document: Mapping[str, Any] | None) -> None:
@@ -108,11 +96,9 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     spark = parser.add_argument_group("Spark (spark-submit has its own options for these)")
     spark.add_argument("--master", metavar="URL", help="where the job runs (default: this machine, all cores)")
     spark.add_argument("--driver-memory", metavar="SIZE", help="heap of the job on one machine (Spark's default: 1g)")
-    spark.add_argument(
-        "--jars",
-        metavar="LIST",
-        help="the Kafka connector and such: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches them",
-    )
+    # fmt: off
+    spark.add_argument("--jars", metavar="LIST",
+        help="the Kafka connector and such: files and folders; else $WIDELOAD_SPARK_JARS; else Spark fetches them")
     spark.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="any Spark setting")
     spark.add_argument("--verbose", action="store_true", help="Spark's whole log, and the traceback of a failure")
 

@@ -17,24 +17,14 @@ __all__ = ["add_store", "coerced", "portable", "store_config", "store_use"]
 
 def add_store(group: argparse._ArgumentGroup) -> None:
     """`--store`, `--store-config` and `--pipeline`."""
-    group.add_argument(
-        "--pipeline",
-        metavar="NAME",
-        help="with -c or --options: the pipeline whose store the job uses; needed if there are several stores",
-    )
-    group.add_argument(
-        "--store",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
+    # fmt: off
+    group.add_argument("--pipeline", metavar="NAME",
+        help="with -c or --options: the pipeline whose store the job uses; needed if there are several stores")
+    group.add_argument("--store", action="append", default=[], metavar="KEY=VALUE",
         help=f"a key of the payload store, as in the worker's file: {STORE_CLASS}=s3, s3.bucket=payloads; may be "
-        "given several times",
-    )
-    group.add_argument(
-        "--store-config",
-        metavar="FILE",
-        help="a file with such lines; put secrets here, as the list of processes shows the command line",
-    )
+        "given several times")
+    group.add_argument("--store-config", metavar="FILE",
+        help="a file with such lines; put secrets here, as the list of processes shows the command line")
 
 
 def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse | None:

@@ -1,43 +1,25 @@
-"""One checkpoint, one output, one subscription: the tie that exactly-once stands on.
+"""One checkpoint, one output, one subscription: exactly-once depends on this tie.
 
-Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`), each counted by
-batch number, and ties neither to the other. A fresh checkpoint over an old output makes Spark take batch 0 for written
-already and skip it, in silence; a checkpoint of another topic reads offsets that mean nothing. So the job writes down
-what belongs together, in the checkpoint, and refuses the rest.
+Spark keeps the offsets in the checkpoint and the list of whole files in the output (`_spark_metadata`). It counts both
+by batch number, and does not tie one to the other. With a fresh checkpoint and an old output Spark silently skips batch
+0, as if it were written already. With the checkpoint of another topic it reads offsets that mean nothing. So the job
+notes in the checkpoint what belongs together, and refuses the rest.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 
 from pyspark.sql import SparkSession
 
 from jobs.driver.jvm import Files
 from transforms.errors import ConfigurationError
 
-__all__ = ["Binding", "bind", "read_start", "write_start"]
+__all__ = ["bind", "read_start", "write_start"]
 
 _FILE = "wideload.json"
 _START_FILE = "wideload-start.json"
 _DELTA_LOG = "_delta_log"
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """What a checkpoint belongs to.
-
-    Attributes:
-        job: the job's name.
-        source: what is read, as the user subscribed to it.
-        output: the folder that is written, as a full address.
-        form: what is written there.
-    """
-
-    job: str
-    source: str
-    output: str
-    form: str = "parquet"
 
 
 def bind(
@@ -50,18 +32,18 @@ def bind(
     form: str = "parquet",
     delta: bool = False,
 ) -> None:
-    """Tie `checkpoint` to `job`, `source` and `output`, or check that it is tied to them already.
+    """Ties `checkpoint` to `job`, `source` and `output`, or checks that it is tied to them already.
 
-    A checkpoint in which no batch was begun may be tied anew: nothing was read by it. A Delta table that somebody made
-    beforehand may be the output as long as nothing is in it.
+    A checkpoint without any batch may be tied anew. A Delta table that somebody made beforehand may be the output as
+    long as it is empty.
 
     Args:
         spark: the session.
         checkpoint: its folder.
-        output: the folder that is written.
+        output: the folder to write.
         job: the job's name.
-        source: what is read.
-        form: what is written.
+        source: the subscription, as the user gave it.
+        form: the form of the output: its format, and how it is parted.
         delta: whether the output is a Delta table; else it is a folder of Parquet files.
 
     Raises:
@@ -69,7 +51,7 @@ def bind(
             of the other kind.
     """
     files = Files(spark)
-    wanted = Binding(job=job, source=source, output=files.qualified(output), form=form)
+    wanted = {"job": job, "source": source, "output": files.qualified(output), "form": form}
     is_table = _any_in(files, f"{output}/{_DELTA_LOG}")
     if is_table and not delta:
         raise ConfigurationError(
@@ -89,17 +71,17 @@ def bind(
         if is_table and _any_in(files, output, _DELTA_LOG):
             raise ConfigurationError(
                 "--checkpoint",
-                f"{output} was written with another checkpoint than {checkpoint}, which does not know what is there: "
-                "records would be there twice; give that checkpoint, or a new --output",
+                f"{output} was written with another checkpoint than {checkpoint}, which does not know its records: "
+                "they would be there twice; give that checkpoint, or a new --output",
             )
-        files.write(f"{checkpoint}/{_FILE}", json.dumps(asdict(wanted)))
+        files.write(f"{checkpoint}/{_FILE}", json.dumps(wanted))
         return
     text = files.read(f"{checkpoint}/{_FILE}")
     if text is None:
         raise ConfigurationError("--checkpoint", f"{checkpoint} was not made by this job; give it a folder of its own")
     found = json.loads(text)
-    for part, value in asdict(wanted).items():
-        known = found.get(part, "parquet" if part == "form" else None)  # there was no other form once
+    for part, value in wanted.items():
+        known = found.get(part, "parquet" if part == "form" else None)  # older checkpoints name no form
         if known != value:
             raise ConfigurationError(
                 "--checkpoint",
@@ -109,12 +91,12 @@ def bind(
 
 
 def read_start(spark: SparkSession, checkpoint: str) -> str | None:
-    """What `write_start` has written; None where it has not."""
+    """The offsets that `write_start` wrote; None if there are none."""
     return Files(spark).read(f"{checkpoint}/{_START_FILE}")
 
 
 def write_start(spark: SparkSession, checkpoint: str, offsets: str) -> None:
-    """Note in `checkpoint` the offsets at which its first batch begins, as Spark's Kafka source takes them."""
+    """Notes in `checkpoint` the offsets where its first batch begins, as Spark's Kafka source takes them."""
     Files(spark).write(f"{checkpoint}/{_START_FILE}", offsets)
 
 

@@ -1,25 +1,24 @@
-"""What `ingest` is told: its settings, and the command line that they come from."""
+"""The settings of `ingest`, and its command line."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from jobs.driver.command_line import add_kafka, add_spark, at_least, kafka_options
 from jobs.driver.identifier_limits import LIMIT_OPTION
 from jobs.ingesting.values import Framing, OnBad, ValueForm, ValueFormat
-from jobs.reading.ranges import Offsets
+from jobs.reading.ranges import Offsets, parse_offsets
 from transforms.errors import ConfigurationError
 
 __all__ = ["IngestSettings", "Partitioned", "TableFormat", "parser", "settings_of"]
 
 _MIB = 1 << 20
 
-# What tells Spark's Kafka source how far a batch goes, or where the first one begins, in ways that this job does not.
+# Options of Spark's Kafka source that set where batches begin and end. With a limit in bytes the job sets that itself.
 _PLANNED_BY_SPARK = {
     "assign",
     "maxoffsetspertrigger",
@@ -36,16 +35,16 @@ Partitioned = Literal["topic", "partition", "date", "hour"]
 _COLUMNS = get_args(Partitioned)
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
-"""Bounds what a failure makes Spark do again and how large one file grows; memory does not depend on it."""
+"""Limits what Spark repeats after a failure, and how large a file grows; memory does not depend on it."""
 
 DEFAULT_ROW_GROUP_BYTES = 32 * _MIB
-"""A task holds one row group until it is written, and a reader holds one until it is read. Parquet's own 128 MiB costs
-four times as much of both and gains nothing here: a large value fills pages by itself."""
+"""A task that writes, and a reader, hold one row group in memory. Parquet's own 128 MiB takes four times as much memory
+and gains nothing here: a large value fills pages by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
-    """All that the job needs to know.
+    """The settings of the job.
 
     Attributes:
         bootstrap_servers: Kafka's `host:port`, comma-separated.
@@ -53,19 +52,19 @@ class IngestSettings:
         checkpoint: folder that remembers how far the job is; belongs to this output and these topics alone.
         topics: topics to read; or
         subscribe_pattern: a Java regular expression for their names, new ones included.
-        once: read what is there now, then end; else go on until stopped.
-        trigger_seconds: time from one micro-batch to the next; 0 begins each as soon as the one before it ends.
+        once: read up to the current end, then stop; else go on until stopped.
+        trigger_seconds: time from one micro-batch to the next; with 0 each begins when the one before it ends.
         starting_offsets: where a new checkpoint begins: `earliest`, `latest` or Spark's JSON of offsets.
-        max_offsets_per_trigger: most records in one micro-batch; None is without bound.
-        min_partitions: least number of tasks, by splitting Kafka's partitions; None is one task a partition.
-        max_bytes_per_trigger: most bytes of keys, values and headers in one micro-batch, or one record that has more;
-            None is without bound.
+        max_offsets_per_trigger: the most records in one micro-batch; None for no limit.
+        min_partitions: the least number of tasks, by splitting Kafka's partitions; None for one task a partition.
+        max_bytes_per_trigger: the most bytes of keys, values and headers in one micro-batch, or one larger record;
+            None for no limit.
         row_group_bytes: size of a Parquet row group, stored bytes.
-        format: what the output is.
+        format: the format of the output.
         partition_by: columns that make its folders; `date` and `hour` are those of the timestamp in UTC.
-        value: what the values are.
-        fail_on_data_loss: fail when records that were not yet read are gone from Kafka.
-        kafka_options: further options of Spark's Kafka source, as it takes them; may hold secrets.
+        value: the format of the values.
+        fail_on_data_loss: fail if Kafka has deleted records before they were read.
+        kafka_options: more options of Spark's Kafka source; may hold secrets.
     """
 
     bootstrap_servers: str
@@ -88,7 +87,7 @@ class IngestSettings:
 
     @property
     def source(self) -> str:
-        """What is read, for a message."""
+        """The topics or the pattern, for a message."""
         return f"pattern {self.subscribe_pattern}" if self.subscribe_pattern else ",".join(sorted(self.topics))
 
     @property
@@ -98,7 +97,7 @@ class IngestSettings:
 
     @property
     def form(self) -> str:
-        """What is written, for a message: what must not change from one run to the next."""
+        """The form of the output, for a message: it must not change from one run to the next."""
         parts: list[str] = [self.format]
         if self.value.format != "binary":
             parts.append(f"value {self.value.format}")
@@ -107,22 +106,12 @@ class IngestSettings:
         return ", ".join(parts)
 
     def start(self) -> Offsets:
-        """`starting_offsets`, read.
+        """`starting_offsets`, parsed.
 
         Raises:
-            ConfigurationError: it is none of what it may be.
+            ConfigurationError: it is neither `earliest`, `latest` nor JSON of offsets.
         """
-        if self.starting_offsets in ("earliest", "latest"):
-            return cast("Offsets", self.starting_offsets)
-        try:
-            found = json.loads(self.starting_offsets)
-            return {
-                topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()
-            }
-        except (ValueError, AttributeError, TypeError) as exc:
-            raise ConfigurationError(
-                "--starting-offsets", 'is earliest, latest, or JSON as {"orders": {"0": 23, "1": -2}}'
-            ) from exc
+        return parse_offsets("--starting-offsets", self.starting_offsets)
 
     def source_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source; the user's own win."""
@@ -131,7 +120,7 @@ class IngestSettings:
             "startingOffsets": self.starting_offsets,
             "includeHeaders": "true",
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
-            # A worker with processing.guarantee = "exactly_once" writes transactions; what it aborted is no record.
+            # A worker with processing.guarantee = "exactly_once" writes transactions; aborted ones are left out.
             "kafka.isolation.level": "read_committed",
         }
         if self.subscribe_pattern:
@@ -146,10 +135,10 @@ class IngestSettings:
 
 
 def settings_of(arguments: argparse.Namespace) -> IngestSettings:
-    """The settings that the command line gives.
+    """The settings of a command line.
 
     Raises:
-        ConfigurationError: an argument is wrong, or does not go with another.
+        ConfigurationError: an argument is wrong, or does not fit another.
     """
     value = ValueForm(
         format=arguments.value_format,
@@ -209,13 +198,13 @@ def _column(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. By argparse and not click: a cluster's nodes need nothing but Spark and these files."""
+    """The command line. With argparse, not click: the nodes of a cluster need nothing but Spark and these files."""
     parser = argparse.ArgumentParser(
         prog="ingest",
         description="Read a Kafka topic of whole values, plain or inflated, into Parquet files or a Delta table: key, "
         "value, headers, topic, partition, offset, timestamp, each record once.",
-        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout says "
-        "what was done, as JSON when stdout is not a terminal.",
+        epilog="Exit status: 0 done, 1 failed at work, 2 something to set right first. The last line on stdout "
+        "is the result, as JSON when stdout is not a terminal.",
         allow_abbrev=False,
     )
     source = parser.add_argument_group("what to read")
@@ -223,107 +212,48 @@ def parser() -> argparse.ArgumentParser:
     topics = source.add_mutually_exclusive_group(required=True)
     topics.add_argument("--topic", action="append", metavar="NAME", help="a topic; may be given several times")
     topics.add_argument("--subscribe-pattern", metavar="REGEX", help="topics by a Java regular expression")
-    source.add_argument(
-        "--starting-offsets",
-        default="earliest",
-        metavar="WHERE",
-        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets",
-    )
-    source.add_argument(
-        "--fail-on-data-loss",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="fail when records that were not yet read are gone from Kafka, by retention or because the topic was "
-        "deleted; the default",
-    )
+    # fmt: off
+    source.add_argument("--starting-offsets", default="earliest", metavar="WHERE",
+        help="where a new checkpoint begins: earliest (default), latest, or Spark's JSON of offsets")
+    source.add_argument("--fail-on-data-loss", action=argparse.BooleanOptionalAction, default=True,
+        help="fail if Kafka has deleted records before they were read, by retention or with their topic; the default")
 
     sink = parser.add_argument_group("where to write")
-    sink.add_argument(
-        "--output", required=True, metavar="FOLDER", help="folder of the Parquet files or the Delta table"
-    )
-    sink.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FOLDER",
-        help="folder that remembers how far the job is; belongs to this output and these topics alone",
-    )
-    sink.add_argument(
-        "--format", choices=get_args(TableFormat), default="parquet", help="what the output is (default %(default)s)"
-    )
-    sink.add_argument(
-        "--partition-by",
-        action="append",
-        default=[],
-        type=_column,
-        metavar="COLUMN",
-        help="make a folder for each of: topic, partition, date, hour (of the timestamp, in UTC); may be given several "
-        "times, the outermost first",
-    )
-    sink.add_argument(
-        "--row-group-bytes",
-        type=at_least(0),
-        default=DEFAULT_ROW_GROUP_BYTES,
-        metavar="N",
-        help="size of a Parquet row group, which each task holds in memory (default %(default)s)",
-    )
+    sink.add_argument("--output", required=True, metavar="FOLDER",
+        help="folder of the Parquet files or the Delta table")
+    sink.add_argument("--checkpoint", required=True, metavar="FOLDER",
+        help="folder that remembers how far the job is; belongs to this output and these topics alone")
+    sink.add_argument("--format", choices=get_args(TableFormat), default="parquet",
+        help="what the output is (default %(default)s)")
+    sink.add_argument("--partition-by", action="append", default=[], type=_column, metavar="COLUMN",
+        help="make a folder for each topic, partition, date or hour (of the timestamp, in UTC); may be given several "
+        "times, the outermost first")
+    sink.add_argument("--row-group-bytes", type=at_least(0), default=DEFAULT_ROW_GROUP_BYTES, metavar="N",
+        help="size of a Parquet row group, which each task holds in memory (default %(default)s)")
 
     values = parser.add_argument_group("what the values are")
-    values.add_argument(
-        "--value-format",
-        choices=get_args(ValueFormat),
-        default="binary",
-        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro",
-    )
-    values.add_argument(
-        "--value-schema",
-        metavar="FILE",
-        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer",
-    )
-    values.add_argument(
-        "--avro-framing",
-        choices=get_args(Framing),
-        default="none",
-        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped",
-    )
-    values.add_argument(
-        "--on-bad-value",
-        choices=get_args(OnBad),
-        default="fail",
-        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value",
-    )
+    values.add_argument("--value-format", choices=get_args(ValueFormat), default="binary",
+        help="column `value`: the bytes as they are (default), text, or the fields of JSON or Avro")
+    values.add_argument("--value-schema", metavar="FILE",
+        help="of JSON: Spark's DDL (id BIGINT, name STRING) or its JSON; of Avro: the .avsc of the writer")
+    values.add_argument("--avro-framing", choices=get_args(Framing), default="none",
+        help="confluent: a zero byte and a schema's id of 4 bytes stand before the Avro and are skipped")
+    values.add_argument("--on-bad-value", choices=get_args(OnBad), default="fail",
+        help="a value that is not of that format: fail (default), or null, with its bytes in column _corrupt_value")
 
     pace = parser.add_argument_group("how much, how often")
     when = pace.add_mutually_exclusive_group()
-    when.add_argument("--once", action="store_true", help="read what is there now, then end")
-    when.add_argument(
-        "--trigger-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-offsets-per-trigger",
-        type=at_least(0),
-        default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+    when.add_argument("--once", action="store_true", help="read up to the current end of the topics, then stop")
+    when.add_argument("--trigger-seconds", type=float, default=10.0, metavar="S",
+        help="without --once: time from one micro-batch to the next; 0 for no pause (default %(default)s)")
+    pace.add_argument("--max-offsets-per-trigger", type=at_least(0), default=DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         metavar="N",
-        help="most records in one micro-batch, so that less is done again after a failure; 0 for no bound "
-        "(default %(default)s)",
-    )
-    pace.add_argument(
-        "--max-bytes-per-trigger",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="most bytes of keys, values and headers in one micro-batch, or one record that has more; the job measures "
-        "what comes next, and so reads it twice from Kafka; 0 for no bound (default %(default)s)",
-    )
-    pace.add_argument(
-        "--min-partitions",
-        type=at_least(0),
-        metavar="N",
-        help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores",
-    )
+        help="most records in one micro-batch, so that a restart repeats less; 0 for no limit (default %(default)s)")
+    pace.add_argument("--max-bytes-per-trigger", type=at_least(0), default=0, metavar="N",
+        help="most bytes of keys, values and headers in one micro-batch, or one larger record; the job measures the "
+        "next records, and so reads them twice from Kafka; 0 for no limit (default %(default)s)")
+    pace.add_argument("--min-partitions", type=at_least(0), metavar="N",
+        help="split Kafka's partitions until there are N tasks; for a topic with fewer partitions than cores")
 
     add_spark(parser)
     return parser

@@ -1,12 +1,12 @@
-"""Micro-batches that are bounded in bytes: how far each may read, found by measuring the records that come next.
+"""Micro-batches with a limit in bytes: how far each may read, found by measuring the records that come next.
 
-Kafka tells how many records wait, and not how large they are; Spark's source therefore bounds a micro-batch in records
-alone. Here a short job measures what comes next, on executors and by Spark's own source; nothing but lengths leaves
-them. A task of it ends as soon as it has seen its share, so that little is read that is not for the next batch, and
-what was measured for later is kept. The end that comes of it goes into the checkpoint before the batch begins, as Spark
-itself writes it down there: to Spark it is a batch that was planned and not yet done.
+Kafka tells how many records wait, but not how large they are; so Spark's source limits a micro-batch in records alone.
+Here a short job on executors measures the next records, read with Spark's own source; it returns only their lengths. A
+task ends as soon as it has seen its share, so it reads little beyond the next micro-batch, and lengths that were
+measured for later are kept. The end goes into the checkpoint before the micro-batch begins, in Spark's own form: for
+Spark it is a micro-batch that was planned and not done yet.
 
-What is bounded is read twice from Kafka, the second time from the broker's page cache as a rule.
+So each record is read twice from Kafka; the second time it mostly comes from the broker's page cache.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from jobs.driver.jvm import java_packages, java_session, map_in_arrow
-from jobs.reading.ranges import Positions, positions_json, positions_of
-from jobs.reading.topics import Kafka
+from jobs.reading.ranges import Place, Positions, positions_json, positions_of
+from jobs.reading.topics import Kafka, read_between
+from jobs.records.schemas import columns
 
-__all__ = ["Ahead", "OffsetLog", "Portions", "lengths", "portion"]
+__all__ = ["Measured", "OffsetLog", "Planner", "lengths", "limited"]
 
 _PAD = 4 * 2**20
-"""Spark reads on for as long as the socket to Python takes what it has, some MiB, while Python starts or is behind."""
+"""Spark reads on while the socket to Python takes its rows, some MiB, even before Python has started or caught up."""
 
 _PIECES = 16
 _STRIDE = 256 * 2**20
-"""What is measured at a time, at least: a job takes its second, however little it reads."""
+"""The least number of bytes to measure at a time: a job takes a second, even if it reads little."""
 
-_SAID_HERE = {
+_SET_HERE = {
     "assign",
     "endingoffsets",
     "failondataloss",
@@ -48,12 +49,7 @@ _SAID_HERE = {
 }
 _LONGS = ArrayType(LongType())
 _MEASURED = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offsets", _LONGS),
-        StructField("lengths", _LONGS),
-    ]
+    [*columns("topic string, partition int"), StructField("offsets", _LONGS), StructField("lengths", _LONGS)]
 )
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SMALL = "65536"
@@ -64,13 +60,13 @@ _LENGTH = (
 
 
 @dataclass(slots=True)
-class Ahead:
-    """What is known of a partition that was not yet read.
+class Measured:
+    """The measured records of a partition that no micro-batch has read yet.
 
     Attributes:
         until: the first offset that was not measured.
-        offsets: of the records that were.
-        lengths: of each, the bytes of key, value and headers.
+        offsets: the offsets of the measured records.
+        lengths: the bytes of key, value and headers of each.
     """
 
     until: int
@@ -78,26 +74,26 @@ class Ahead:
     lengths: list[int] = field(default_factory=list)
 
     def drop(self, start: int) -> None:
-        """Forget what is before `start`."""
+        """Forgets the records before offset `start`."""
         count = sum(1 for offset in self.offsets if offset < start)
         del self.offsets[:count], self.lengths[:count]
         self.until = max(self.until, start)
 
 
-def portion(ahead: Mapping[tuple[str, int], Ahead], order: Iterable[tuple[str, int]], limit: int) -> Positions:
-    """Where a micro-batch ends, so that its records are `limit` bytes at most, or one record that alone is more.
+def limited(measured: Mapping[Place, Measured], order: Iterable[Place], max_bytes: int) -> Positions:
+    """The end of a micro-batch whose records have `max_bytes` at most, or of one with a single larger record.
 
     Args:
-        ahead: what was measured.
-        order: its places; those that come first are filled first.
-        limit: bytes.
+        measured: the next records, by partition.
+        order: the partitions; the first ones are filled first.
+        max_bytes: the limit.
     """
     ends, total, count = {}, 0, 0
     for place in order:
-        known = ahead[place]
+        known = measured[place]
         end = known.until
         for offset, length in zip(known.offsets, known.lengths, strict=True):
-            if count and total + length > limit:
+            if count and total + length > max_bytes:
                 end = offset
                 break
             total, count = total + length, count + 1
@@ -105,40 +101,41 @@ def portion(ahead: Mapping[tuple[str, int], Ahead], order: Iterable[tuple[str, i
     return ends
 
 
-class Portions:
+class Planner:
     """Plans one micro-batch after the other.
 
     Args:
         spark: the session.
         kafka: the cluster.
-        most_bytes: of keys, values and headers in a micro-batch.
-        most_records: in a micro-batch; None is without bound.
-        fail_on_loss: whether records that are gone are a failure.
+        most_bytes: the most bytes of keys, values and headers in a micro-batch.
+        most_records: the most records in a micro-batch; None for no limit.
+        fail_on_loss: whether it is a failure if Kafka has deleted records.
     """
 
-    # State that changes: `_ahead`, what was measured and not yet planned, and `_turn`, which partition comes first,
-    # lest large records of one keep those of another back for ever.
+    # State that changes: `_measured`, the records that were measured and not yet planned; and `_turn`, which partition
+    # comes first, so that large records of one partition do not keep those of another back for ever.
 
     def __init__(
         self, spark: SparkSession, kafka: Kafka, most_bytes: int, most_records: int | None, *, fail_on_loss: bool
     ) -> None:
         self._spark = spark
-        self._kafka = kafka
+        options = {name: value for name, value in kafka.options.items() if name.lower() not in _SET_HERE}
+        self._kafka = Kafka(kafka.servers, options)
         self._bytes = most_bytes
         self._records = most_records
         self._fail_on_loss = fail_on_loss
-        self._ahead: dict[tuple[str, int], Ahead] = {}
+        self._measured: dict[Place, Measured] = {}
         self._turn = 0
 
     def next(self, start: Positions, end: Positions) -> Positions | None:
-        """Where the micro-batch ends that begins at `start`; None where there is nothing between that and `end`.
+        """The end of the micro-batch that begins at `start`; None if there is nothing between that and `end`.
 
         Raises:
             pyspark.errors.PySparkException: records cannot be read.
             py4j.protocol.Py4JError: the same.
         """
         for place, at in end.items():
-            known = self._ahead.setdefault(place, Ahead(start[place]))
+            known = self._measured.setdefault(place, Measured(start[place]))
             known.drop(start[place])
             known.until = min(known.until, max(at, start[place]))
         places = [place for place in sorted(end) if start[place] < end[place]]
@@ -147,16 +144,17 @@ class Portions:
         self._measure_enough(places, end)
         self._turn += 1
         first = self._turn % len(places)
-        ends = portion(self._ahead, places[first:] + places[:first], self._bytes)
+        ends = limited(self._measured, places[first:] + places[:first], self._bytes)
         if self._records:
             ends = self._fewer(start, ends)
         return {**start, **ends}
 
-    def _measure_enough(self, places: Sequence[tuple[str, int]], end: Positions) -> None:
+    def _measure_enough(self, places: Sequence[Place], end: Positions) -> None:
         while True:
-            waiting = {place: self._ahead[place].until for place in places if self._ahead[place].until < end[place]}
-            measured = sum(sum(self._ahead[place].lengths) for place in places)
-            count = sum(len(self._ahead[place].lengths) for place in places)
+            until = {place: self._measured[place].until for place in places}
+            waiting = {place: at for place, at in until.items() if at < end[place]}
+            measured = sum(sum(self._measured[place].lengths) for place in places)
+            count = sum(len(self._measured[place].lengths) for place in places)
             if not waiting or measured >= self._bytes or (self._records and count >= self._records):
                 return
             share = max(1, (max(self._bytes, _STRIDE) - measured) // len(waiting))
@@ -165,10 +163,10 @@ class Portions:
             self._measure(waiting, ends, share)
 
     def _measure(self, start: Positions, end: Positions, share: int) -> None:
-        rows = lengths(_rows(self._spark, self._kafka, start, end, self._fail_on_loss), share)
+        rows = lengths(read_between(self._spark, self._kafka, start, end, fail_on_loss=self._fail_on_loss), share)
         found = {(row.topic, row.partition): row for row in rows}
         for place, at in end.items():
-            known, row = self._ahead[place], found.get(place)
+            known, row = self._measured[place], found.get(place)
             if row is None:
                 known.until = at
                 continue
@@ -177,7 +175,7 @@ class Portions:
             known.until = row.offsets[-1] + 1 if sum(row.lengths) >= share else at
 
     def _fewer(self, start: Positions, ends: Positions) -> Positions:
-        """`ends`, at most as many offsets away as one micro-batch may have."""
+        """`ends`, or less far, so that the micro-batch has no more offsets than it may have."""
         assert self._records is not None
         left, fewer = self._records, {}
         for place, at in ends.items():
@@ -187,8 +185,8 @@ class Portions:
 
 
 def lengths(rows: DataFrame, share: int) -> list[Row]:
-    """Of each task, one row: the offsets of its records and their lengths, up to where the lengths come to `share`."""
-    # A row is longer by its share of what the socket holds: of large records, few fill it, and Spark waits.
+    """One row for each task: the offsets and the lengths of its records, until the lengths come to `share`."""
+    # Each row is padded by its share of what the socket holds: a few large records fill it, and Spark waits.
     piece = max(1, share // _PIECES)
     measured = rows.select("topic", "partition", "offset", F.expr(_LENGTH).alias("length")).withColumn(
         "pad", F.expr(f"repeat('-', cast(least({_PAD}L, length * {_PAD}L DIV {piece}L) AS int))")
@@ -203,7 +201,7 @@ def lengths(rows: DataFrame, share: int) -> list[Row]:
 
 
 def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    # Inside another function, so that it goes to executors as it is, and not as the name of a module they may not have.
+    # Inside another function, so that executors get its code, and not the name of a module that they may not have.
     def taken(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa  # on executors
 
@@ -219,34 +217,18 @@ def _taking(share: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
             if total >= share:
                 break
         if place is not None:
-            columns = [pa.array([each.as_py()], each.type) for each in place]
+            named = [pa.array([each.as_py()], each.type) for each in place]
             longs = pa.list_(pa.int64())
             yield pa.RecordBatch.from_arrays(
-                [*columns, pa.array([offsets], longs), pa.array([found], longs)],
+                [*named, pa.array([offsets], longs), pa.array([found], longs)],
                 names=["topic", "partition", "offsets", "lengths"],
             )
 
     return taken
 
 
-def _rows(spark: SparkSession, kafka: Kafka, start: Positions, end: Positions, fail_on_loss: bool) -> DataFrame:  # noqa: FBT001
-    places: dict[str, list[int]] = {}
-    for topic, number in sorted(start):
-        places.setdefault(topic, []).append(number)
-    given = {name: value for name, value in kafka.options.items() if name.lower() not in _SAID_HERE}
-    options = given | {
-        "kafka.bootstrap.servers": kafka.servers,
-        "assign": json.dumps(places),
-        "startingOffsets": json.dumps(positions_json(start)),
-        "endingOffsets": json.dumps(positions_json(end)),
-        "failOnDataLoss": str(fail_on_loss).lower(),
-        "includeHeaders": "true",
-    }
-    return spark.read.format("kafka").options(**options).load()
-
-
 class OffsetLog:
-    """The two logs of a checkpoint, as Spark's own code reads and writes them: what was planned, and what was done."""
+    """The logs of a checkpoint, of planned and of finished micro-batches; Spark's own code reads and writes them."""
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
         self._jvm = java_packages(spark)
@@ -257,18 +239,18 @@ class OffsetLog:
         self._commits = streaming.CommitLog(self._session, f"{checkpoint}/commits")
 
     def pending(self) -> bool:
-        """Whether a batch was planned that is not done."""
+        """Whether there is a planned micro-batch that is not done."""
         return self._last(self._offsets) != self._last(self._commits)
 
     def position(self) -> Positions | None:
-        """Where the last batch ends that was planned; None before the first."""
+        """The end of the last planned micro-batch; None before the first."""
         latest = self._offsets.getLatest()
         if latest.isEmpty():
             return None
         return positions_of(json.loads(latest.get().productElement(1).offsets().head().get().json()))
 
     def plan(self, end: Positions, now_ms: int) -> None:
-        """Write down that the next batch ends at `end`."""
+        """Notes that the next micro-batch ends at `end`."""
         offset = self._streaming.SerializedOffset(json.dumps(positions_json(end)))
         metadata = self._streaming.OffsetSeqMetadata.apply(0, now_ms, self._session.conf())
         options = self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(

@@ -1,4 +1,4 @@
-"""The query that runs micro-batches which the job plans itself, one at a time; see `jobs.ingesting.micro_batches`."""
+"""A query whose micro-batches the job plans itself, with a limit in bytes; see `jobs.ingesting.micro_batches`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from jobs.ingesting.checkpoint import read_start, write_start
 from jobs.ingesting.command_line import IngestSettings
-from jobs.ingesting.micro_batches import OffsetLog, Portions
+from jobs.ingesting.micro_batches import OffsetLog, Planner
 from jobs.ingesting.query_progress import Tally, follow
 from jobs.reading.ranges import Bounds, Positions, check_forward, position, positions_json
 from jobs.reading.topics import Kafka, spans
 
-__all__ = ["follow_bounded"]
+__all__ = ["follow_planned"]
 
 
-def follow_bounded(
+def follow_planned(
     spark: SparkSession,
     settings: IngestSettings,
     start: Callable[[Mapping[str, str]], StreamingQuery],
@@ -28,27 +28,27 @@ def follow_bounded(
     on_batch: Callable[[Tally], None],
     stop: Event,
 ) -> None:
-    """Do batch after batch: with `once`, up to where the topics end now; else until `stop` is set.
+    """Does one micro-batch after another: with `once`, up to the current end of the topics; else until `stop` is set.
 
-    A batch that an earlier run has planned and not done comes first, as long as it was planned.
+    A micro-batch that an earlier run planned and did not finish comes first, as it was planned.
 
     Args:
         spark: the session.
         settings: of the job, with `max_bytes_per_trigger`.
-        start: starts a query that does the one batch that is planned; takes further options of its source.
-        tally: holds every batch, whatever happens.
-        on_batch: called after each.
-        stop: ends the batch at work, and the job.
+        start: starts a query that does the one planned micro-batch; takes more options of its source.
+        tally: counts every micro-batch, whatever happens.
+        on_batch: is called after each.
+        stop: ends the current micro-batch, and the job.
 
     Raises:
         ConfigurationError: the starting offsets do not fit the topics.
-        JobFailedError: a partition ends before it was read up to.
+        JobFailedError: a partition ends before its next offset.
         pyspark.errors.PySparkException: a query failed, or records cannot be read.
-        py4j.protocol.Py4JError: the topics cannot be looked at.
+        py4j.protocol.Py4JError: the topics cannot be described.
     """
     assert settings.max_bytes_per_trigger is not None
     kafka = Kafka(settings.bootstrap_servers, settings.source_options())
-    portions = Portions(
+    planner = Planner(
         spark,
         kafka,
         settings.max_bytes_per_trigger,
@@ -67,12 +67,12 @@ def follow_bounded(
         if here is None:
             here = position("--starting-offsets", settings.start(), found)
             beginning = json.dumps(positions_json(here))
-            # Spark finds out by itself where its first batch begins, later than this, and where it ends is said here.
+            # Spark itself finds where its first micro-batch begins, later than this; only the end is planned here.
             write_start(spark, settings.checkpoint, beginning)
         begin, ends = _begin(here, found, settings)
         if settings.once:
             last = ends = last or ends
-        end = portions.next(begin, ends)
+        end = planner.next(begin, ends)
         if end is None and settings.once:
             return
         if end is not None:
@@ -92,7 +92,7 @@ def _bounds(spark: SparkSession, kafka: Kafka, settings: IngestSettings) -> dict
 def _begin(
     here: Positions, found: Mapping[tuple[str, int], Bounds], settings: IngestSettings
 ) -> tuple[Positions, Positions]:
-    """Where each partition that there is goes on, and where it ends; one that is new goes on at its beginning."""
+    """Where each existing partition goes on, and where it ends; a new one begins at its first record."""
     if settings.fail_on_data_loss:
         check_forward(here, found)
     begin = {

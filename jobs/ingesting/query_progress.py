@@ -1,4 +1,4 @@
-"""What a streaming query did, as it goes and at its end."""
+"""The progress of a streaming query, while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OBSERVED = "ingested"
 
 
 def measured(rows: DataFrame) -> DataFrame:
-    """`rows` as they are, counted on their way: a batch's progress then tells rows and bytes of keys and values."""
+    """`rows`, counted on their way: the progress of a micro-batch then has rows, and bytes of keys and values."""
     length = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
     return rows.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"), F.sum(length.cast("long")).alias("bytes"))
 
@@ -35,9 +35,9 @@ class Tally:
     Attributes:
         batches: micro-batches that wrote rows.
         rows: rows that they wrote.
-        bytes: length of those rows' keys and values together.
-        end_offsets: per topic and partition the next offset to read; what a restart begins with.
-        behind: records that the source had, when last asked, beyond `end_offsets`.
+        bytes: the bytes of the keys and values of these rows.
+        end_offsets: by topic and partition, the next offset to read; a restart begins there.
+        behind: how many records the source had behind `end_offsets`, when Spark last asked.
         started: `time.monotonic()` of the beginning.
     """
 
@@ -50,14 +50,14 @@ class Tally:
     _last_batch: int = -1
 
     def add(self, progress: StreamingQueryProgress) -> bool:
-        """Take in one progress report; whether it was a batch with rows that was not yet counted."""
+        """Adds a progress report; returns whether it was a micro-batch with rows that was not counted before."""
         for source in progress.sources:
             end = _offsets(source.endOffset)
             if end:
                 self.end_offsets = end
                 latest = _offsets(source.latestOffset)
                 self.behind = max(0, _total(latest) - _total(end)) if latest else 0
-        # A trigger that found nothing reports under the number of the batch that comes next.
+        # A trigger that found nothing reports with the number of the next micro-batch.
         if progress.numInputRows == 0 or progress.batchId <= self._last_batch:
             return False
         self._last_batch = progress.batchId
@@ -81,9 +81,9 @@ class Tally:
 def follow(
     query: StreamingQuery, tally: Tally, on_look: Callable[[Tally], None], stop: Event, poll_seconds: float = 0.5
 ) -> None:
-    """Wait until `query` ends by itself, or end it when `stop` is set; `tally` holds every batch, whatever happens.
+    """Waits until `query` ends, or ends it when `stop` is set; `tally` counts every micro-batch, whatever happens.
 
-    `on_look` is called with it twice a second (`poll_seconds`), so that a batch that takes long does not seem to hang.
+    Calls `on_look` twice a second (`poll_seconds`), so that a long micro-batch does not seem to hang.
 
     Raises:
         pyspark.errors.StreamingQueryException: the query failed.

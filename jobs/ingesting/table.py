@@ -1,4 +1,4 @@
-"""Where `ingest` writes: a folder of Parquet files or a Delta table, both fit for large values."""
+"""The output of `ingest`: a folder of Parquet files or a Delta table, set up for large values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jobs.ingesting.command_line import IngestSettings
 
 __all__ = ["write"]
 
-# Parquet counts bytes only after each 100 rows, and from what it saw guesses when to count again: 100 values of 15 MB
-# are 1.5 GB before the first look, and end a JVM of 4 GB. Looking at every row costs little beside copying it. A
-# dictionary and the least and greatest value are of no use for values that are large and all different, and Parquet
-# would keep a copy of each (with them, 512 MB of heap are too little; without, enough).
+# Parquet counts bytes only after each 100 rows, and then guesses when to count again: 100 values of 15 MB are 1.5 GB
+# before the first look, and end a JVM of 4 GB. To look at every row costs little beside copying it. A dictionary and
+# the least and greatest value are useless for values that are large and all different, and Parquet would keep a copy of
+# each (with them 512 MB of heap are too little, without them enough).
 _PARQUET = MappingProxyType(
     {
         "parquet.page.size.row.check.min": "1",
@@ -26,8 +26,8 @@ _PARQUET = MappingProxyType(
 )
 
 
-# Delta notes the least and the greatest of a file's columns in the table's log, by itself of the first 32. Of values
-# that is of no use, and it would look at each one again.
+# Delta notes the least and the greatest value of a file's columns in the table's log; by default of the first 32. For
+# `value` that is useless, and Delta would look at each value again.
 _DELTA_STATS = ("topic", "partition", "offset", "timestamp", "timestamp_type")
 _STATS_KEY = "spark.databricks.delta.properties.defaults.dataSkippingStatsColumns"
 _DELTA_TASKS_KEY = "spark.databricks.delta.snapshotPartitions"
@@ -37,15 +37,15 @@ _US_AN_HOUR = 3_600_000_000
 
 
 def write(rows: DataFrame, settings: IngestSettings, *, planned: bool = False) -> StreamingQuery:
-    """Start to write `rows`.
+    """Starts to write `rows`.
 
-    The formats' own settings go into the session (a user's own `--conf` stands): Spark's file sink does not hand the
+    The settings of the formats go into the session (a user's own `--conf` stays): Spark's file sink does not hand the
     options of a stream to Parquet.
 
     Args:
         rows: the stream.
         settings: of the job.
-        planned: whether to do the one batch that stands in the checkpoint, and end.
+        planned: whether to do only the micro-batch that is planned in the checkpoint.
     """
     conf = rows.sparkSession.conf
     conf.set("parquet.block.size", str(settings.row_group_bytes))
@@ -66,7 +66,7 @@ def write(rows: DataFrame, settings: IngestSettings, *, planned: bool = False) -
     if settings.partition_by:
         writer = writer.partitionBy(*settings.partition_by)
     if settings.delta:
-        # A schema of values may get new fields; Delta refuses any change that would lose what is there.
+        # A schema of values may get new fields; Delta refuses every change that would lose data.
         writer = writer.option("mergeSchema", "true")
     if planned:
         return writer.trigger(once=True).start()

@@ -1,7 +1,7 @@
-"""What stands in the values: text, JSON or Avro, taken apart by Spark's own functions.
+"""The content of values: text, JSON or Avro, parsed by Spark's own functions.
 
-A value that is not what it should be is a failure, or it is kept as it is in a column of its own; none is lost, and
-none is half taken apart. A tombstone stays one.
+A value that does not fit its format is a failure, or its bytes are kept in a column of their own; no value is lost, and
+none is parsed in part. A tombstone stays one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Framing = Literal["none", "confluent"]
 OnBad = Literal["fail", "null"]
 
 CORRUPT = "_corrupt_value"
-"""The bytes of a value that could not be taken apart; null for all others."""
+"""The bytes of a value that could not be parsed; null for all others."""
 
 _MARK = "_wideload"
 _OPTION = "--value-schema"
@@ -37,13 +37,13 @@ _PARSED = "_parsed"
 
 @dataclass(frozen=True, slots=True)
 class ValueForm:
-    """What a value is.
+    """The format of values.
 
     Attributes:
         format: as `--value-format`.
-        schema: of JSON, Spark's own DDL or JSON; of Avro, what stands in an .avsc file: the schema of the writer.
-        framing: what stands before the Avro: nothing, or a zero byte and the 4 bytes of an id in a schema registry.
-        on_bad: whether a value that cannot be taken apart is a failure.
+        schema: for JSON, Spark's own DDL or JSON; for Avro, the content of an .avsc file: the schema of the writer.
+        framing: the bytes before the Avro: none, or a zero byte and the 4 bytes of an id in a schema registry.
+        on_bad: whether a value that cannot be parsed is a failure.
     """
 
     format: ValueFormat = "binary"
@@ -52,10 +52,10 @@ class ValueForm:
     on_bad: OnBad = "fail"
 
     def check(self) -> None:
-        """Makes sure that the parts go together, as far as can be told without Spark.
+        """Makes sure that the parts fit together, as far as can be checked without Spark.
 
         Raises:
-            ConfigurationError: they do not, or the schema is no JSON where it has to be.
+            ConfigurationError: they do not, or the schema must be JSON and is not.
         """
         if self.format in ("binary", "string"):
             if self.schema is not None:
@@ -72,10 +72,10 @@ class ValueForm:
             )
 
     def avro_schema(self) -> dict[str, Any]:
-        """The schema of a record.
+        """The schema of an Avro record.
 
         Raises:
-            ConfigurationError: it is not that.
+            ConfigurationError: it is not such a schema.
         """
         found = _json(self.schema or "")
         if not isinstance(found, dict) or found.get("type") != "record" or not isinstance(found.get("fields"), list):
@@ -83,10 +83,10 @@ class ValueForm:
         return found
 
     def json_schema(self) -> StructType:
-        """The schema of an object; of DDL, with a session.
+        """The schema of a JSON object; DDL needs a session.
 
         Raises:
-            ConfigurationError: it is not that.
+            ConfigurationError: it is not such a schema.
         """
         text = (self.schema or "").strip()
         try:
@@ -114,10 +114,10 @@ def _json(text: str) -> Any:
 
 
 def parsed(rows: DataFrame, form: ValueForm) -> DataFrame:
-    """`rows` with `value` as `form` says, and, where bad values are no failure, `CORRUPT` behind it.
+    """`rows` with `value` parsed as `form` says, and with the column `CORRUPT` if bad values are no failure.
 
     Raises:
-        ConfigurationError: the schema is none, or Spark cannot read Avro.
+        ConfigurationError: the schema is wrong, or Spark cannot read Avro.
     """
     if form.format == "binary":
         return rows
@@ -148,7 +148,7 @@ def _text(rows: DataFrame, _: ValueForm) -> tuple[DataFrame, Column, Column]:
 
 def _object(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
     schema = form.json_schema()
-    # Where a value does not fit, Spark fills in what it can and puts the text into this field.
+    # If a value does not fit, Spark fills in the fields that it can read, and puts the text into this field.
     marked = StructType([*schema.fields, StructField(_MARK, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK, "maxStringLen": str(2**31 - 1)}
     text = F.col("value").cast("string")
@@ -159,12 +159,12 @@ def _object(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column
 
 
 def _record(rows: DataFrame, form: ValueForm) -> tuple[DataFrame, Column, Column]:
-    from pyspark.sql.avro.functions import from_avro  # what it needs is not always there
+    from pyspark.sql.avro.functions import from_avro  # its package is not always there
 
     require_class(rows.sparkSession, "org.apache.spark.sql.avro.AvroDataToCatalyst", "--value-format", "Avro", AVRO)
     schema = form.avro_schema()
-    # Of a value that it cannot read Spark makes a record of nulls, as it would be if all fields were null: one field
-    # more, which the reader fills in, tells the two apart.
+    # Spark makes a record of nulls of a value that it cannot read; a record whose fields are all null looks the same.
+    # One more field, which the reader fills in, tells the two apart.
     mark = {"name": _MARK, "type": ["boolean", "null"], "default": True}
     reader = json.dumps({**schema, "fields": [*schema["fields"], mark]})
     body, framed = F.col("value"), F.lit(True)

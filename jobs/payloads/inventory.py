@@ -8,77 +8,47 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from jobs.driver.store_options import portable
+from jobs.records.schemas import columns
 from stores.registry import STORE_CLASS, open_store
 from stores.store import Delete, DeleteUnchanged, List, PayloadInfo, PayloadStore, Removal, Stat
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, ReferenceRefusedError
 
-__all__ = [
-    "LISTED",
-    "REMOVED",
-    "STATED",
-    "listed",
-    "on_executors",
-    "removed",
-    "require",
-    "stated",
-]
+__all__ = ["LISTED", "REMOVED", "STATED", "listed", "on_executors", "removed", "require", "stated"]
 
-LISTED = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("path", StringType()),
-        StructField("stored", LongType()),
-        StructField("modified_us", LongType()),
-    ]
-)
-"""A payload as the store lists it: stored bytes, and microseconds since the epoch, which no time zone changes."""
+LISTED = columns("topic string, path string, stored long, modified_us long")
+"""A payload as the store lists it, with its stored bytes, and microseconds since the epoch, free of time zones."""
 
-REMOVED = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("stored", LongType()),
-        StructField("outcome", StringType()),
-        StructField("error", StringType()),
-    ]
-)
-"""What became of a payload that was to be removed; see `stores.store.Removal`."""
+REMOVED = columns("path string, stored long, outcome string, error string")
+"""The outcome of a removal; see `stores.store.Removal`."""
 
-STATED = StructType(
-    [
-        StructField("path", StringType()),
-        StructField("state", StringType()),
-        StructField("stored", LongType()),
-        StructField("modified_us", LongType()),
-        StructField("detail", StringType()),
-    ]
-)
-"""A payload as it was asked for by its path. `state` is `there`, `missing`, `refused` or `unknown`."""
+STATED = columns("path string, state string, stored long, modified_us long, detail string")
+"""The store's answer for a path. `state` is `there`, `missing`, `refused` or `unknown`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def listed(spark: SparkSession, config: Mapping[str, object], topics: Sequence[str]) -> DataFrame:
-    """Every payload of the topics as the store lists it, as `LISTED`; a task a topic."""
+    """Every payload of the topics, as `LISTED`; each topic is a task."""
     rows = spark.sparkContext.parallelize(topics, max(1, len(topics))).mapPartitions(partial(_list, portable(config)))
     return spark.createDataFrame(rows, LISTED, verifySchema=False)
 
 
 def removed(payloads: DataFrame, config: Mapping[str, object]) -> DataFrame:
-    """Removes payloads, of rows with the columns of `LISTED`, where they are as they were listed; gives `REMOVED`.
+    """Removes payloads (rows as `LISTED`) that have not changed since they were listed; the result is `REMOVED`.
 
-    Work is done when rows are asked for, and again each time that they are.
+    The work is done when the rows of the result are read, each time anew.
     """
     return on_executors(payloads.select("path", "stored", "modified_us"), partial(_remove, portable(config)), REMOVED)
 
 
 def stated(paths: DataFrame, config: Mapping[str, object]) -> DataFrame:
-    """Asks for each payload by its path, of rows with that column; gives `STATED`.
+    """Asks the store for each payload in the column `path`; the result is `STATED`.
 
-    Where the store cannot be asked without reading, the payload is read.
+    If the store cannot tell without it, the payload is read.
     """
     return on_executors(paths.select("path"), partial(_state, portable(config)), STATED)
 
@@ -86,7 +56,7 @@ def stated(paths: DataFrame, config: Mapping[str, object]) -> DataFrame:
 def on_executors(
     rows: DataFrame, work: Callable[[Iterable[Row]], Iterable[tuple[object, ...]]], schema: StructType
 ) -> DataFrame:
-    """What `work` makes of each partition. Neither pandas nor PyArrow is needed, unlike for `mapInArrow`."""
+    """The rows that `work` makes of each partition. Unlike `mapInArrow`, this needs neither pandas nor PyArrow."""
     return rows.sparkSession.createDataFrame(rows.rdd.mapPartitions(work), schema, verifySchema=False)
 
 
@@ -99,7 +69,8 @@ def require(store: PayloadStore, *capabilities: type) -> None:
     for capability in capabilities:
         if not isinstance(store, capability):
             raise ConfigurationError(
-                STORE_CLASS, f"this store does not offer {capability.__name__}, which is needed; see stores/store.py"
+                STORE_CLASS,
+                f"the job needs {capability.__name__}, which this store does not offer; see stores/store.py",
             )
 
 
@@ -125,7 +96,7 @@ def _remove(config: Mapping[str, object], rows: Iterable[Row]) -> Iterator[tuple
 
 
 def _one_by_one(store: PayloadStore, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-    """`DeleteUnchanged` of a store that has it not."""
+    """`DeleteUnchanged` for a store without it."""
     assert isinstance(store, Stat)
     assert isinstance(store, Delete)
     for payload in payloads:

@@ -1,9 +1,9 @@
-"""Payloads that no record refers to any more: which they are, and their removal. The command is `jobs.sweep`.
+"""Payloads that no record refers to any more, and their removal. The command is `jobs.sweep`.
 
-What is removed was published before the grace began, and no record refers to it that was in the topics after the store
-had been listed. A record that refers to it now must have published it anew (see `PayloadStore.publish`), so it has
-another age than in the listing, and the store looks at that right before it removes it. Each step may be broken off:
-what is left is removed by the next run.
+A payload is removed if it was published before the grace began, and no record in the topics refers to it after the
+store was listed. A record that refers to it now must have published it anew (see `PayloadStore.publish`). Then it has
+another age than in the listing, and the store compares the age right before it removes the payload. Each step may be
+broken off: the next run removes the rest.
 """
 
 from __future__ import annotations
@@ -30,53 +30,44 @@ from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, Paylo
 from transforms.errors import ConfigurationError, PayloadStoreError, shown
 from transforms.formats import FormatName
 
-__all__ = [
-    "DEFAULT_GRACE",
-    "DEFAULT_MAX_DELETE_FRACTION",
-    "LEAST_GRACE",
-    "Folder",
-    "Sweep",
-    "SweepSettings",
-    "marked",
-    "run",
-]
+__all__ = ["DEFAULT_GRACE", "DEFAULT_MAX_DELETE_FRACTION", "Folder", "Sweep", "SweepSettings", "marked", "run"]
 
 DEFAULT_GRACE = timedelta(hours=24)
-"""Of the age that a payload must have. Longer than any outage of the brokers that a worker may sit out."""
+"""The age that a payload must have: longer than any outage of the brokers that a worker may wait for."""
 
 LEAST_GRACE = timedelta(hours=1)
-"""Between publishing a payload and the record in its topic lie a send and its retries, or a worker that waits for a
-broker to come back. A store call may take a minute and a delivery two, so an hour is for a broker that is restarted."""
+"""A payload is older than its record: by a send and its retries, or by a worker's wait for a broker. A store call may
+take a minute and a delivery two, so an hour covers the restart of a broker."""
 _DELIVERY = timedelta(minutes=2)  # Kafka's `delivery.timeout.ms`
 
 DEFAULT_MAX_DELETE_FRACTION = 0.5
 
 _PAYLOADS_A_TASK = 5_000
 _DELETING = "deleting"
-# What the stores of the project call a payload: a SHA-256, or a UUID.
+# The names that the stores of this project give to payloads: a SHA-256, or a UUID.
 _OWN_NAME = r"/(?:[0-9a-f]{64}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})$"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """All that the job needs to know.
+    """The settings of the job.
 
     Attributes:
         kafka: the cluster.
-        store: what the store is opened with; may hold secrets.
-        topics: whose payloads are swept, and whose records are read.
-        deleted_topics: whose payloads are swept, and which the cluster must not have.
-        carriers: topics whose records are read too, for they may refer to those payloads: dead letters, copies.
-        reference_format: of all these topics that `formats` does not name.
-        formats: of some of them, by name.
-        any_name: whether objects go that are not called as the stores of the project call a payload.
-        grace: how old a payload must be; and how long a record of a compacted topic counts once it is overwritten.
-        in_flight: how long a payload may be there before its record is, as far as that is known.
-        short_grace: whether the grace may be shorter than what may be in flight.
-        keep_overwritten: whether records of compacted topics count for as long as they are in the log.
-        max_delete_fraction: the most of a topic's payloads that may go, from 0 to 1.
-        other_roots: what paths to other stores begin with; other paths outside the root are not put up with.
-        delete: whether to delete; else it is only told what would be.
+        store: the configuration of the store; may hold secrets.
+        topics: the topics whose payloads are swept, and whose records are read.
+        deleted_topics: topics whose payloads are swept, and which must not exist in the cluster.
+        carriers: more topics to read, as they may refer to those payloads: dead letters, copies.
+        reference_format: how these topics refer to payloads, if `formats` does not name them.
+        formats: the formats of single topics, by name.
+        any_name: whether an object is swept even if its name is not one that this project's stores give to payloads.
+        grace: how old a payload must be; an overwritten record of a compacted topic counts for as long.
+        in_flight: the longest time from a payload to its record, as far as it is known.
+        short_grace: whether the grace may be shorter than the time in flight.
+        keep_overwritten: whether records of compacted topics count as long as they are in the log.
+        max_delete_fraction: the largest part of a topic's payloads that may be removed, from 0 to 1.
+        other_roots: beginnings of paths to other stores; any other path outside the root is refused.
+        delete: whether to delete; else the job only tells what it would delete.
     """
 
     kafka: Kafka
@@ -112,12 +103,12 @@ class Folder:
 
     Attributes:
         topic: its name.
-        payloads, bytes: all that the store lists.
+        payloads, bytes: all payloads that the store lists.
         live: how many a record refers to.
-        young: how many no record refers to, and which are not older than the grace.
-        foreign: how many more no record refers to, and which are not called as a payload is; they stay.
-        orphans, orphan_bytes: what is to go: older, and no record refers to them.
-        oldest: when the oldest of these was published; None where there are none.
+        young: how many others are not older than the grace.
+        foreign: how many more have no name of a payload; they stay.
+        orphans, orphan_bytes: the rest: older, and no record refers to them.
+        oldest: when the oldest orphan was published; None if there is none.
     """
 
     topic: str
@@ -133,16 +124,16 @@ class Folder:
 
 @dataclass(slots=True)
 class Sweep:
-    """What a run found and did.
+    """The result of a run.
 
     Attributes:
         cutoff: when the grace began.
-        references: of records that count.
-        folders: by topic.
-        left_alone: topics of which the store has payloads, and which were not to be swept.
-        outcomes: how many payloads by what became of them, and their bytes; see `stores.store.RemovalOutcome`.
-        error: what the store said of one that it did not remove.
-        refusal: why nothing was deleted, or would be; None where nothing is in the way.
+        references: the references of records that count.
+        folders: the payloads, by topic.
+        left_alone: topics that have payloads in the store, and were not swept.
+        outcomes: number and bytes of payloads by the outcome of their removal; see `stores.store.RemovalOutcome`.
+        error: the store's error for a payload that it did not remove.
+        refusal: why nothing was deleted, or would be; None if there is no reason.
         seconds: how long each step took.
     """
 
@@ -157,7 +148,7 @@ class Sweep:
 
     @property
     def orphans(self) -> int:
-        """How many payloads are to go."""
+        """How many payloads are orphans."""
         return sum(folder.orphans for folder in self.folders)
 
     @property
@@ -167,13 +158,13 @@ class Sweep:
 
 
 def marked(listing: DataFrame, found: DataFrame, cutoff: datetime, *, any_name: bool = False) -> DataFrame:
-    """Payloads, each with what is to become of it: a column `state` that is `live`, `young`, `foreign` or `orphan`.
+    """Payloads with a column `state`: `live`, `young`, `foreign` or `orphan`.
 
     Args:
         listing: payloads as `jobs.payloads.inventory.LISTED`.
         found: the references that count, as `jobs.payloads.references.REFERENCE`.
-        cutoff: what was published at this time or later is not to go.
-        any_name: whether what is not called as a payload may go too; else it is `foreign`.
+        cutoff: a payload of this time or later is not an orphan.
+        any_name: whether a payload of any name may be an orphan; else an unusual name makes it `foreign`.
     """
     live = found.where(F.col("path").isNotNull()).select("path").distinct().withColumn("_live", F.lit(True))
     cutoff_us = round(cutoff.timestamp() * 1_000_000)
@@ -185,17 +176,17 @@ def marked(listing: DataFrame, found: DataFrame, cutoff: datetime, *, any_name: 
 
 
 def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None = None) -> Sweep:
-    """The job on a session.
+    """Runs the job on a session.
 
     Raises:
         ConfigurationError: the user can set it right; nothing was deleted.
-        JobFailedError: anything else. Where it was deleting, the next run goes on with it.
+        JobFailedError: any other failure. If it came during the deletion, the next run goes on.
     """
     steps = Steps(spark, screen)
     try:
         with closing(open_store(settings.store)) as store:
             _check(settings, store)
-            describe(spark, settings.kafka, settings.read_topics)  # so that a wrong name is told before all else
+            describe(spark, settings.kafka, settings.read_topics)  # first of all, to report a wrong name
             there = still_there(spark, settings.kafka, settings.deleted_topics)
             if there:
                 raise ConfigurationError(
@@ -206,10 +197,10 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
         if records_lost(error):
             if _DELETING in steps.seconds:
                 raise JobFailedError(
-                    "records were deleted by Kafka while payloads were being removed; what was removed was to go, and "
-                    "the next run goes on"
+                    "Kafka deleted records while payloads were being removed; only orphans were removed, and the next "
+                    "run goes on"
                 ) from error
-            reason = "records were deleted by Kafka while they were read, so what is live is not known; run it again"
+            reason = "Kafka deleted records while they were read, so it is not known what is live; run it again"
             return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=steps.seconds)
         raise explained(
             error,
@@ -234,7 +225,7 @@ def _check(settings: SweepSettings, store: PayloadStore) -> None:
         raise ConfigurationError(
             "--grace",
             f"found {age(settings.grace)}, allowed is {age(least)} or more: payloads are published before their "
-            "records; where nothing is being published, --allow-short-grace takes less",
+            "records; if nothing is being published, --allow-short-grace takes less",
         )
     if isinstance(store, Check):
         store.check(writing=False)
@@ -250,14 +241,14 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
     try:
         with steps.step("listing the store"):
             listing.count()
-        # Only now: a payload of the listing that a record took up meanwhile has its record before these ends.
+        # After the listing: if a record has begun to refer to a listed payload, it is before these ends.
         topics = describe(spark, settings.kafka, settings.read_topics)
         found = _references(spark, settings, topics, store, cutoff).persist(StorageLevel.DISK_ONLY)
         with steps.step("reading the topics"):
             sweep.references = found.count()
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
         for name in still_there(spark, settings.kafka, settings.deleted_topics):
-            sweep.refusal = f"topic {name} was made while the others were read, and was given as --deleted-topic"
+            sweep.refusal = f"topic {name} was created while the others were read, and was given as --deleted-topic"
         sweep.refusal = sweep.refusal or _unreadable(found, settings, store)
         if sweep.refusal:
             return sweep
@@ -306,8 +297,8 @@ def _counting(
     kafka = settings.kafka
     compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
     whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
-    # What an aborted transaction wrote overwrites nothing for one reader, and is all that there is for another; what
-    # is behind the stable offset may turn out to be either.
+    # A record of an aborted transaction overwrites others for readers with `read_uncommitted` only, so both are read.
+    # Records behind the stable offset may turn out to be either.
     stable = [
         read(spark, kafka, compacted, end=lambda span: span.stable, committed=committed) for committed in (True, False)
     ]
@@ -321,12 +312,12 @@ def _counting(
 
 
 def _unreadable(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> str | None:
-    """Why the references do not say what is live, in a sentence; None where they do."""
+    """Why the references do not tell which payloads are live, in a sentence; None if they do."""
     wrong = found.where(F.col("error").isNotNull())
     first = wrong.orderBy("topic", "partition", "offset").first()
     if first is not None:
         return (
-            f"{wrong.count():,} records say that they are references and are none that can be read as "
+            f"{wrong.count():,} records say that they are references and cannot be read as "
             f"{settings.reference_format}, the first in topic {first.topic} partition {first.partition} offset "
             f"{first.offset}: {first.error}"
         )

@@ -1,8 +1,8 @@
-"""Every reference of topics, and what its payload comes to. The command is `jobs.audit`.
+"""The state of every reference of topics. The command is `jobs.audit`.
 
-The ends of the topics are fixed before the store is listed: a payload is published before its record, so one that is
-not in the listing then is asked for by its path, and only what is not there either is missing. Payloads of other
-folders than those of the topics are asked for one by one.
+The ends of the topics are fixed before the store is listed. A payload is published before its record, so if a payload
+is not in the listing, the store is asked for its path; only if that fails too, the payload is missing. Payloads in
+folders of other topics are asked for one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TextIO
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, records_lost
 from jobs.driver.jvm import Files
@@ -25,7 +25,7 @@ from jobs.driver.store_options import portable
 from jobs.payloads.inventory import STATED, listed, on_executors, stated
 from jobs.payloads.references import REFERENCE, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, read
-from jobs.records.schemas import conform
+from jobs.records.schemas import columns, conform
 from stores.payload import download
 from stores.registry import open_store
 from stores.store import Check, ExpiryRule, Lifecycle, List, PayloadStore, Store
@@ -46,46 +46,36 @@ from transforms.signing import Signing
 __all__ = ["FINDING", "STATES", "Audit", "AuditSettings", "findings", "run"]
 
 STATES = ("ok", "malformed", "refused", "missing", "size", "checksum", "compression", "expiring", "unknown")
-"""What a reference comes to.
+"""The states of a reference.
 
-`ok`: its payload is there. `malformed`: it cannot be read. `refused`: it leads elsewhere than below the store's root,
-or is not signed as it has to be. `missing`: there is no payload. `size`, `checksum`, `compression`: the payload is not
-what the reference says; the last two are only seen where payloads are read. `expiring`: a rule of the store deletes the
-payload before Kafka deletes the record. `unknown`: the store failed.
+`ok`: its payload is there. `malformed`: it cannot be read. `refused`: its path is not below the store's root, or its
+signature is missing or wrong. `missing`: there is no payload. `size`, `checksum`, `compression`: the payload differs
+from the reference; the last two show only if payloads are read. `expiring`: a rule of the store deletes the payload
+before Kafka deletes the record. `unknown`: the store failed.
 """
 
 FINDING = StructType(
     [
-        *REFERENCE.fields,
-        StructField("state", StringType()),
-        StructField("detail", StringType()),
-        StructField("stored", LongType()),
-        StructField("published", TimestampType()),
-        StructField("expires", TimestampType()),
-        StructField("record_until", TimestampType()),
+        *REFERENCE,
+        *columns(
+            "state string, detail string, stored long, published timestamp, expires timestamp, record_until timestamp"
+        ),
     ]
 )
-"""A reference, and what it comes to.
+"""A reference with its state.
 
-`stored` are the bytes in the store and `published` is their age there, null where they are not known. `expires` is when
-a rule of the store deletes the payload, null for never. `record_until` is when Kafka may delete the record, null for
+`stored` are the bytes in the store and `published` is when they were stored; null if not known. `expires` is when a
+rule of the store deletes the payload, null for never. `record_until` is when Kafka may delete the record, null for
 never.
 """
 
-EXPIRY = StructType(
-    [
-        StructField("folder", StringType()),
-        StructField("days", LongType()),
-        StructField("date", StringType()),
-        StructField("rule", StringType()),
-    ]
-)
-"""The rule that deletes a folder's payloads first: at an age in days, or on a date."""
+EXPIRY = columns("folder string, days long, date string, rule string")
+"""The first rule to delete a folder's payloads: at an age in days, or on a date."""
 
-RETAINED = StructType([StructField("topic", StringType()), StructField("retention_ms", LongType())])
+RETAINED = columns("topic string, retention_ms long")
 """How long a topic keeps its records; null for ever."""
 
-_VERIFIED = StructType([*REFERENCE.fields[6:11], StructField("wrong", StringType()), StructField("why", StringType())])
+_VERIFIED = StructType([*REFERENCE.fields[6:11], *columns("wrong string, why string")])
 _VERIFIED_BY = [field.name for field in _VERIFIED.fields[:5]]
 _MAX_BYTES = "large.message.max.bytes"
 _EXAMPLES = 10
@@ -95,18 +85,18 @@ _LONGEST_MS = _LONGEST_DAYS * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """All that the job needs to know.
+    """The settings of the job.
 
     Attributes:
         kafka: the cluster.
-        store: what the store is opened with; may hold secrets.
-        topics: whose references are looked at.
-        reference_format: of all these topics that `formats` does not name.
-        formats: of some of them, by name.
-        overwritten: whether to look at records of compacted topics that a later one has overwritten; a sweep removes
+        store: the configuration of the store; may hold secrets.
+        topics: the topics whose references are checked.
+        reference_format: how these topics refer to payloads, if `formats` does not name them.
+        formats: the formats of single topics, by name.
+        overwritten: whether to check records of compacted topics that a later one has overwritten; a sweep removes
             their payloads.
         verify: whether to read every payload.
-        report: a folder for the findings, as Parquet; None for none.
+        report: a folder for the result, as Parquet; None for none.
     """
 
     kafka: Kafka
@@ -121,13 +111,13 @@ class AuditSettings:
 
 @dataclass(slots=True)
 class Audit:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
-        states: by topic, how many references are in which state; see `STATES`.
-        stored: bytes of the payloads that are there, each counted once.
-        examples: some references with which something is wrong, in the order of the log.
-        notes: what could not be looked at, in sentences.
+        states: by topic, how many references have which state; see `STATES`.
+        stored: the bytes of all payloads that were found, each counted once.
+        examples: some references with a state other than `ok`, in the order of the log.
+        notes: sentences on what could not be checked.
         seconds: how long each step took.
     """
 
@@ -139,7 +129,7 @@ class Audit:
 
     @property
     def wrong(self) -> int:
-        """How many references something is wrong with."""
+        """How many references have a state other than `ok`."""
         return sum(count for states in self.states.values() for state, count in states.items() if state != "ok")
 
 
@@ -152,15 +142,15 @@ def findings(
     *,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> DataFrame:
-    """What each reference comes to, as `FINDING`.
+    """Each reference with its state, as `FINDING`.
 
     Args:
         found: references as `REFERENCE`.
-        payloads: what the store says of each of their paths, as `jobs.payloads.inventory.STATED`.
-        expiry: the rules of the store, as `EXPIRY`; no more than one a folder.
+        payloads: the store's answer for each of their paths, as `jobs.payloads.inventory.STATED`.
+        expiry: the rules of the store, as `EXPIRY`; at most one for a folder.
         retained: how long the topics keep records, as `RETAINED`.
-        verified: what is wrong with payloads that were read, by `_VERIFIED_BY`; None where they were not.
-        max_bytes: `large.message.max.bytes` of the readers, which take no payload that is larger.
+        verified: the faults of payloads that were read, by `_VERIFIED_BY`; None if none were read.
+        max_bytes: `large.message.max.bytes` of the readers, which take no larger payload.
     """
     rows = (
         found.withColumn("folder", F.regexp_extract("path", r"([^/]+)/(?:(?:values|keys)/)?[^/]+$", 1))
@@ -184,7 +174,7 @@ def findings(
     wrong_size = F.when(compressed, F.col("stored") > F.col("size")).otherwise(F.col("stored") != F.col("size"))
     early = F.col("expires").isNotNull() & (F.col("record_until").isNull() | (F.col("expires") < F.col("record_until")))
     size_detail = F.format_string("the store has %d bytes, the reference says %d", "stored", "size")
-    largest = F.greatest("stored", "size")  # of those that are known
+    largest = F.greatest("stored", "size")  # ignores null
     limit_detail = F.concat(
         F.format_string("%d bytes are more", largest),
         F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}"),
@@ -209,11 +199,11 @@ def findings(
 
 
 def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None = None) -> Audit:
-    """The job on a session.
+    """Runs the job on a session.
 
     Raises:
         ConfigurationError: the user can set it right.
-        JobFailedError: anything else.
+        JobFailedError: any other failure.
     """
     steps = Steps(spark, screen)
     try:
@@ -225,7 +215,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
             return _audit(spark, settings, store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
-            raise JobFailedError("records were deleted by Kafka while they were read; run it again") from error
+            raise JobFailedError("Kafka deleted records while they were read; run it again") from error
         raise explained(
             error, servers=settings.kafka.servers, source=", ".join(settings.topics), options=settings.kafka.options
         ) from error
@@ -284,7 +274,7 @@ def _references(
 
 
 def _payloads(found: DataFrame, settings: AuditSettings, store: PayloadStore, kept: list[DataFrame]) -> DataFrame:
-    """What the store says of each path, as `STATED`. `kept` takes what is to be let go of at the end."""
+    """The store's answer for each path, as `STATED`. Adds to `kept` the frames to unpersist at the end."""
     spark = found.sparkSession
     paths = found.where(F.col("path").isNotNull()).select("path").distinct()
     if not isinstance(store, List):
@@ -298,7 +288,7 @@ def _payloads(found: DataFrame, settings: AuditSettings, store: PayloadStore, ke
 
 
 def _expiry(found: DataFrame, store: PayloadStore, audit: Audit) -> list[tuple[str, int | None, str | None, str]]:
-    """Of each folder that is referred to, the rule that deletes its payloads first."""
+    """For each folder with referenced payloads, the first rule to delete them."""
     if not isinstance(store, Lifecycle) or not isinstance(store, Store):
         return []
     root = store.root.uri
@@ -309,7 +299,7 @@ def _expiry(found: DataFrame, store: PayloadStore, audit: Audit) -> list[tuple[s
         try:
             rules = [rule for rule in store.expiry_rules(name) if not rule.tagged]
         except PayloadStoreError as exc:
-            audit.notes.append(f"whether payloads expire is not known: {exc}")
+            audit.notes.append(f"it is not known whether payloads expire: {exc}")
             return []
         if rules:
             first = min(rules, key=_age)
@@ -325,7 +315,7 @@ def _age(rule: ExpiryRule) -> int:
 
 
 def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, store: PayloadStore) -> DataFrame:
-    """What is wrong with payloads that are there, by `_VERIFIED_BY`; each is read once for all that say the same."""
+    """The faults of payloads, by `_VERIFIED_BY`; a payload is read once for all references that say the same."""
     there = payloads.where(F.col("state") == "there").select("path")
     rows = found.join(there, "path").select(*_VERIFIED_BY).distinct()
     max_bytes = _max_bytes(store)
@@ -351,7 +341,7 @@ def _tell(result: DataFrame, payloads: DataFrame, settings: AuditSettings, audit
 
 
 def _verify(config: Mapping[str, object], max_bytes: int, rows: Iterable[Row]) -> Iterator[tuple[object, ...]]:
-    """Holds one payload at a time, and where it is compressed its value too."""
+    """Holds one payload at a time, and its value too if it is compressed."""
     with closing(open_store(config)) as store:
         for row in rows:
             wrong, why = _wrong(store, Inflate(max_bytes, FORMATS[row.format]), row)

@@ -1,12 +1,12 @@
-"""References in a DataFrame: where the payloads of a topic's records are, and which records still count.
+"""References in a DataFrame: the paths of payloads that records refer to, and which records still count.
 
-What a reference is, is what `transforms.formats` says, for it is that which runs here, on the records that may be one;
-Spark's own expressions leave the others, and all but the beginning of a value, in the JVM. So an executor needs `jobs`,
-`transforms` and cramjam, and neither pandas nor PyArrow.
+`transforms.formats` reads the references on executors, from the records that may be one; Spark's own expressions leave
+the other records, and all but the beginning of a value, in the JVM. So an executor needs `jobs`, `transforms` and
+cramjam, but neither pandas nor PyArrow.
 
-A value may be a wrapper (seed 002) whose headers say that what is wrapped is a reference, as behind `["offload",
-"wrap"]`. It is taken off here as `unwrap` does; no table is needed, since the headers of references have fixed keys.
-And it may be a dead letter with a whole record for its value (`transforms/letter.py`).
+A value may be a wrapper (seed 002) whose headers mark the wrapped value as a reference, as behind `["offload",
+"wrap"]`. It is unwrapped here as `unwrap` does; that needs no table, since the headers of references have fixed keys.
+A value may also be a dead letter that holds a whole record (`transforms/letter.py`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ from itertools import chain
 
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StructType
 
-from jobs.records.schemas import conform
+from jobs.records.schemas import columns, conform, require_columns
 from transforms import record_format
 from transforms.bakdata import COMPRESSION, COMPRESSION_ONE_DOT
 from transforms.bakdata import FLAG as BAKDATA_FLAG
@@ -42,31 +33,19 @@ from transforms.wrapper import OWN_KEYS, MessageWrapper, Unwrap
 
 __all__ = ["REFERENCE", "newest", "references"]
 
-REFERENCE = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("key", BinaryType()),
-        StructField("which", StringType()),
-        StructField("format", StringType()),
-        StructField("path", StringType()),
-        StructField("size", LongType()),
-        StructField("checksum", StringType()),
-        StructField("compression", StringType()),
-        StructField("error", StringType()),
-    ]
+REFERENCE = columns(
+    "topic string, partition int, offset long, timestamp timestamp, key binary, which string, format string, "
+    "path string, size long, checksum string, compression string, error string"
 )
 """One reference: to the record's value, or to its key, as `which` says.
 
-`key` is the record's key as it stands in the log. `size`, `checksum` (64 hex digits) and `compression` are null where
-the record does not say. Where `error` is not null the record says that it is a reference and is none that can be read;
-`format`, `path` and the three are null then. One that is not signed as it has to be has both an error and a path.
+`key` is the record's key as in the log. `size`, `checksum` (64 hex digits) and `compression` are null if the record
+does not say them. If `error` is not null, the record says that it is a reference but cannot be read as one; then
+`format`, `path` and the three are null. A reference with a missing or wrong signature has both an error and a path.
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
-# A dead letter may have the whole record as its value, headers and all (`transforms/letter.py`).
+# The value of a dead letter may be the whole record, headers included (`transforms/letter.py`).
 _LETTER = "wideload.dead-letter"
 _RECORD_FORMS = (b"record", b"bare-record")
 _HEADERS = (
@@ -74,17 +53,17 @@ _HEADERS = (
     *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
     _LETTER,
 )
-_SHOWN_BYTES = 200  # of a header that is not what it should be
-_CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more to be seen as too long
+_SHOWN_BYTES = 200  # of a header with a wrong value
+_CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more byte that shows that it is too long
 _BACKED = b"\x01"
-# Of a wrapper: its first byte, and the int keys of the headers that mark references, one of which stands in each
-# wrapper that has one of ours or of bakdata's; the format bakdata-flag has none, but the path.
+# Of a wrapper: its first byte, and the int keys of the headers that mark references. Each wrapper with a reference in
+# this project's or bakdata's headers has one of them; in the format bakdata-flag there is only the path.
 _MAGIC = b"\x00"
 _MARKS = tuple(key.to_bytes(4) for key, name in OWN_KEYS.items() if name in (VALUE.flag, KEY.flag, BAKDATA_FLAG))
-_WHOLE_BYTES = 2**20  # of what is looked into; a path and the headers of a reference are some hundred
+_WHOLE_BYTES = 2**20  # the longest value that is parsed; a path and the headers of a reference are some hundred
 _TOO_LONG = b"\x00what may hold a reference, and is too long to be looked into"
 _DEEPEST = 8
-_HEAD_BYTES = 9  # of a wrapper, all but headers and value
+_HEAD_BYTES = 9  # of a wrapper, without headers and value
 _UNWRAP = Unwrap()
 _LARGEST = 2**63 - 1
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
@@ -102,18 +81,18 @@ def references(
 ) -> DataFrame:
     """Every reference of the records, as `REFERENCE`; a record may have two.
 
-    Records that a header marks as references of another format than `reference_format` are read as such too: what they
-    refer to is no less alive. Offloaded keys have one format, that of the serializers; bakdata's are left alone.
+    If headers mark a reference of another format than `reference_format`, it is read in that format: its payload is
+    live too. Offloaded keys have one format, that of the serializers; bakdata's keys are left alone.
 
     Args:
         source: rows of Spark's Kafka source, read with `includeHeaders`.
-        reference_format: of the topics, as the worker's `reference.format`.
-        root: what paths in the store begin with. A value or key that begins so and is not marked as a reference is one
-            with an error: it looks like one of a format that is not `reference_format`.
-        signing: says which references of the project's own format are genuine; None where that is not asked.
+        reference_format: how the topics refer to payloads, as the worker's `reference.format`.
+        root: the beginning of all paths in the store. A value or key that begins so, and is not marked as a reference,
+            is a reference with an error: it may be one of another format than `reference_format`.
+        signing: verifies the references of the project's own format; None for no verification.
 
-    A wrapper of more than 1 MiB that may hold a reference is one with an error, and so is the first chunk of a message
-    that may be such a wrapper, and a dead letter whose whole record is in the store or in chunks.
+    These are references with an error, too: a wrapper of more than 1 MiB that may hold a reference; the first chunk of
+    a message that may be such a wrapper; a dead letter whose whole record is in the store or in chunks.
 
     Raises:
         ValueError: a column is missing.
@@ -139,22 +118,22 @@ def newest(
     root: str | None = None,
     late: Mapping[tuple[str, int], int] | None = None,
 ) -> DataFrame:
-    """The records that compaction keeps: of each key the last one, and what has no key.
+    """The records that compaction keeps: the last record of each key, and records without a key.
 
-    Columns are those that `references` needs; values are cut behind what it looks at.
+    Columns are those that `references` needs; it does not need the ends of values, so they are cut off.
 
     Args:
         source: rows of Spark's Kafka source, read with `includeHeaders`; whole partitions.
-        since: records that were overwritten at this time or later (with time zone) count too, for readers that are a
-            little behind still meet them.
-        root: as `references` will be given it.
-        late: by topic and partition, the first offset of a record that has `since` as its timestamp or a later one:
-            what was overwritten there or behind it was so since then, whatever timestamp its record has.
+        since: records that were overwritten at this time or later (with time zone) count too: a reader that lags a
+            little still reads them.
+        root: the same as for `references`.
+        late: by topic and partition, the offset of the first record with the timestamp `since` or a later one. A record
+            at this offset or behind it has overwritten others since then, whatever its timestamp.
 
     Raises:
         ValueError: a column is missing.
     """
-    # What has no key is overwritten by nothing.
+    # Nothing overwrites a record without a key.
     apart = F.when(F.col("key").isNull(), F.col("offset"))
     window = Window.partitionBy("topic", "partition", "key", apart).orderBy("offset")
     next_one = F.col("_wideload_next")
@@ -171,12 +150,9 @@ def newest(
 
 
 def _slim(source: DataFrame, root: str | None) -> DataFrame:
-    """The columns that are looked at, as far as they are; wrappers that may have a reference are whole."""
-    missing = [name for name in _NEEDED if name not in source.columns]
-    if missing:
-        hint = "; read with the option includeHeaders" if "headers" in missing else ""
-        raise ValueError(f"rows of Spark's Kafka source have {', '.join(_NEEDED)}; missing: {', '.join(missing)}{hint}")
-    # A header of another name is still a gap between two of ours.
+    """The needed columns and the needed beginnings of values; a wrapper that may hold a reference stays whole."""
+    require_columns(source, _NEEDED)
+    # Headers of other names stay, without their values, as it matters whether ours stand side by side.
     headers = F.transform(
         "headers",
         lambda header: F.struct(
@@ -195,7 +171,7 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
 
 
 def _may_hold(root: str | None) -> Column:
-    """Whether the value may be a wrapper in which a reference is, or is the whole record of a dead letter."""
+    """Whether the value may be a wrapper that holds a reference, or the whole record of a dead letter."""
     letter = F.exists("headers", lambda each: (each["key"] == _LETTER) & each["value"].isin(*map(F.lit, _RECORD_FORMS)))
     marked = F.lit(False)
     for mark in (*_MARKS, *(() if root is None else (root.encode(),))):
@@ -205,7 +181,7 @@ def _may_hold(root: str | None) -> Column:
 
 
 def _may_refer(reference_format: FormatName, root: str | None) -> Column:
-    """False only where `_parsed` has nothing to say."""
+    """False only if `_parsed` would find nothing."""
     value, key = F.col("value").isNotNull(), F.col("key").isNotNull()
     may = (value & _has(VALUE.flag, BAKDATA_FLAG)) | (key & _has(KEY.flag))
     if reference_format == "bakdata-flag":
@@ -233,7 +209,7 @@ def _parsed(
     reference_format: FormatName,
     root: str | None,
 ) -> Iterator[_Found]:
-    """The fields of `REFERENCE` from `which` on, for each reference of a record, and that itself."""
+    """For each reference of a record: the fields of `REFERENCE` from `which` on, and the reference itself."""
     listed: list[Header] = [
         (header["key"], None if header["value"] is None else bytes(header["value"])) for header in headers or ()
     ]
@@ -255,12 +231,12 @@ def _parsed(
 
 
 def _held(record: Record) -> Record | None:
-    """The record that is the value of a dead letter, or was wrapped; None where it is neither.
+    """The record in a dead letter or in a wrapper; None if the record is neither.
 
     Raises:
-        MalformedError: it is a dead letter that nobody can read.
+        MalformedError: the dead letter cannot be read.
     """
-    # Of a chunk its own bytes are neither; what a whole message is, is asked of the first of them.
+    # A chunk alone is neither; `_begins_wrapped_reference` looks at the first chunk of a message.
     if record.value in (None, _TOO_LONG) or is_chunk(record.headers):
         return None
     assert record.value is not None
@@ -270,7 +246,7 @@ def _held(record: Record) -> Record | None:
 
 
 def _is_letter(record: Record) -> bool:
-    """Whether it is a dead letter with a whole record for its value, here or elsewhere."""
+    """Whether it is a dead letter of a whole record, which is its value, or is in the store or in chunks."""
     return any(name == _LETTER and data in _RECORD_FORMS for name, data in record.headers)
 
 
@@ -298,7 +274,7 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
     if _begins_wrapped_reference(record):
         yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")
         return
-    # What a header marks is told by anyone; a flag in front of the value is only where it is said to be.
+    # Headers mark a reference in every topic; a flag before the value counts only if the format has it.
     names: list[FormatName] = [reference_format]
     names += [name for name in ("wideload", "bakdata-headers") if name != reference_format]
     errors = []
@@ -319,7 +295,7 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
 
 
 def _fields(which: str, name: FormatName, reference: Reference) -> _Found:
-    # A size that Spark has no number for is one that no payload has.
+    # No payload has a size that is too large for Spark's numbers.
     size = None if reference.size is None else min(reference.size, _LARGEST)
     return (which, name, reference.path, size, reference.checksum, reference.codec, None), reference
 
@@ -339,7 +315,7 @@ def _judged(found: _Found, signing: Signing | None) -> _Parsed:
 
 
 def _begins_wrapped_reference(record: Record) -> bool:
-    """Whether it is the first chunk of what may be a wrapper with a value that is as short as a path."""
+    """Whether it is the first chunk of a message that may be a wrapper with a value as short as a path."""
     if record.value is None or not record.value.startswith(_MAGIC) or not is_chunk(record.headers):
         return False
     try:
@@ -353,7 +329,7 @@ def _begins_wrapped_reference(record: Record) -> bool:
 def _leads(data: bytes, root: str | None) -> bool:
     """Whether it is the path of a payload, with or without bakdata's flag.
 
-    What bakdata's own writers stored is a folder further down, and is left alone by all who list or delete.
+    Payloads of bakdata's own writers are one folder deeper; nothing here lists or deletes them.
     """
     data = data.removeprefix(_BACKED)
     return root is not None and data.startswith(root.encode()) and data.count(b"/") == root.encode().count(b"/") + 1

@@ -16,7 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from jobs.driver.failures import JobFailedError
 from jobs.reading.ranges import Bounds, Place
-from stores.keys import REQUIRED, Key, Value, read
+from stores.keys import REQUIRED, Key, Value
 from transforms.errors import ConfigurationError
 
 __all__ = ["KAFKA_KEYS", "Client", "answered", "bounds"]
@@ -82,11 +82,6 @@ class Client:
 
     def __post_init__(self) -> None:
         self._login()
-
-    @classmethod
-    def of(cls, servers: str) -> Client:
-        """The brokers at `servers`, with the default of every other option."""
-        return cls(read(KAFKA_KEYS, {"kafka.bootstrap.servers": servers}))
 
     @property
     def servers(self) -> str:

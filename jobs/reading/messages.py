@@ -1,10 +1,10 @@
-"""The messages of a range of offsets: ordinary records, and chunks put together, also where they begin before it.
+"""The messages of a range of offsets: ordinary records, and chunks put together, even if they begin before the range.
 
-A message of chunks belongs to the range that holds its last chunk, as its place in the topic is that of its last
-chunk. So ranges that adjoin give each message once, whoever reads them and when, and a stream needs no memory but its
-offsets. Where a chunk comes of which the range has no beginning, the beginning is looked for before the range: first
-which messages begin there, some hundred offsets at a time, then the chunks of that one. What is found out is kept for
-the next such chunk. A message whose last chunk is behind the range is not given; the next range does.
+A message of chunks belongs to the range that holds its last chunk. So adjoining ranges give each message once, whoever
+reads them and when, and a stream keeps nothing but its offsets. If the range holds a chunk but not the first chunk of
+its message, that is looked for before the range: first which messages begin there, some hundred offsets at a time, then
+the chunks of this one. The result is kept for the next such chunk. A message whose last chunk is behind the range is
+left to the next range.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _STEP = 200
 
 
 class TopicRecord(LoggedRecord, Protocol):
-    """A record, where it stands, and whose clock it bears."""
+    """A record with its offset, and whose clock its timestamp is from."""
 
     @property
     def timestamp_type(self) -> int: ...
 
 
 class Readable(Protocol):
-    """A partition; see `jobs.reading.partition.PartitionReader`."""
+    """A partition that can be read; see `jobs.reading.partition.PartitionReader`."""
 
     def first(self) -> int: ...
 
@@ -45,15 +45,15 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A record, and where it stands in its partition.
+    """A whole record with its offset, or a chunk that makes no message.
 
     Attributes:
-        record: whole; where there is a problem, the chunk as it is in the log.
-        offset: its own, or that of its last chunk.
-        timestamp: in milliseconds; its own, or that of its first chunk.
-        timestamp_type: 0 where the producer set it, 1 where the broker did.
-        problem: why it is a chunk; None where it is a message.
-        lost: whether that is because Kafka has deleted the message's beginning, or because it was told of before.
+        record: the whole record; if there is a problem, the chunk as it is in the log.
+        offset: of the record, or of the message's last chunk.
+        timestamp: in milliseconds; of the record, or of the message's first chunk.
+        timestamp_type: 0 if the producer set it, 1 if the broker did.
+        problem: why the chunk makes no message; None for a whole record.
+        lost: whether Kafka has deleted the beginning of the message, or its problem was reported before.
     """
 
     record: RecordLike
@@ -70,10 +70,10 @@ class Messages:
     Args:
         log: the partition.
         start: the first offset of the range.
-        end: the one behind its last.
-        limits: how much may be incomplete; nothing expires, as a range has no time.
-        lookback: how many offsets before the range a beginning may be.
-        fail_on_loss: whether records that Kafka has deleted are a failure.
+        end: the offset behind its last.
+        limits: how much may be incomplete; nothing expires, as a range has no clock.
+        lookback: how many offsets before the range a first chunk may be.
+        fail_on_loss: whether it is a failure if Kafka has deleted records.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Messages:
         self._lookback = lookback
         self._fail_on_loss = fail_on_loss
         self._assembler = Assembler(limits)
-        self._known: OrderedDict[str, None] = OrderedDict()  # messages of which no beginning need be looked for
-        self._beginnings: dict[str, int] = {}  # of messages that begin before the range, the last time that they do
+        self._known: OrderedDict[str, None] = OrderedDict()  # messages whose first chunk is known, or was looked for
+        self._beginnings: dict[str, int] = {}  # by message, where it begins last before the range
         self._looked_from = start
         self._first: int | None = None
 
@@ -116,7 +116,7 @@ class Messages:
     def _discarded(self, event: Discarded) -> Iterator[Message]:
         for each in event.records:
             if each.offset < self._start:
-                continue  # a row of the range before
+                continue  # the range before reports it
             lost = event.late or (event.reason == "missing-first" and self._floor() <= self._oldest())
             detail = event.detail
             if event.reason == "missing-first" and not lost:
@@ -125,7 +125,7 @@ class Messages:
             yield Message(each, each.offset, each.timestamp, kind, Problem("value", event.reason, detail), lost)
 
     def _look_back(self, uuid: str) -> None:
-        """Hands the chunks of a message that stand before the range to the assembler."""
+        """Gives the assembler the chunks of a message that are before the range."""
         while uuid not in self._beginnings and self._looked_from > self._floor():
             begin = max(self._floor(), self._looked_from - _STEP)
             found = {}
@@ -139,7 +139,7 @@ class Messages:
         for record in self._log.records(begin, self._start, fail_on_loss=False):
             with suppress(MalformedChunkError):
                 if is_chunk(record.headers) and Chunk.parse(record)[0].uuid == uuid:
-                    self._assembler.add(0, record, 0)  # what ends here ended in the range before
+                    self._assembler.add(0, record, 0)  # a message that ends here belongs to the range before
 
     def _oldest(self) -> int:
         if self._first is None:

@@ -1,7 +1,7 @@
-"""One partition of a topic as a task reads it, and what the cluster says of topics; with aiokafka, as in the worker.
+"""One partition of a topic, read by a task with aiokafka, as in the worker.
 
-For what cannot go by Spark's own Kafka source: a Python data source has no way to it. Calls block; a task has an event
-loop of its own, which stands still while Spark takes what was read.
+A Python data source cannot use Spark's own Kafka source. Calls block; a task has an event loop of its own, which stands
+still while Spark takes the records.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Answer = TypeVar("Answer")
 
 
 class PartitionReader:
-    """One partition, read in ranges of offsets; a range may be read while another is being read.
+    """Reads one partition in ranges of offsets; a second range may be read before the first is at its end.
 
     Args:
-        client: how to reach it.
-        topic: its topic.
-        partition: its number.
+        client: how to reach the brokers.
+        topic: the topic.
+        partition: the number of the partition.
 
     Raises:
         ConfigurationError: no broker answers.
@@ -57,21 +57,21 @@ class PartitionReader:
         self._runner.close()
 
     def first(self) -> int:
-        """The offset of the first record that is there."""
+        """The offset of the first record in the partition."""
         assert self._consumer is not None
         found = self._run(self._consumer.beginning_offsets([self._place]))
         return int(found[self._place])
 
     def records(self, start: int, end: int, *, fail_on_loss: bool = True) -> Iterator[ConsumerRecord[Any, Any]]:
-        """What is in the log from `start` up to `end`, in order.
+        """The records from offset `start` up to `end`, in order.
 
         Args:
             start: the first offset.
-            end: the one behind the last.
-            fail_on_loss: whether records that Kafka has deleted are a failure; else they are left out.
+            end: the offset behind the last one.
+            fail_on_loss: whether it is a failure if Kafka has deleted records; else they are left out.
 
         Raises:
-            JobFailedError: records are gone, none come, or one cannot be read.
+            JobFailedError: records are gone, no record comes, or a record cannot be read.
         """
         assert self._consumer is not None
         reader, position, heard = object(), start, time.monotonic()
@@ -90,17 +90,16 @@ class PartitionReader:
             except UnicodeDecodeError as exc:
                 raise JobFailedError(
                     f"{self._name}: at offset {position} or soon behind it is a record with a header name that is not "
-                    "UTF-8, as Kafka wants it; no client of Python reads it, but for the worker: take it out there, "
-                    "by errors.tolerance = all, and read what comes of it"
+                    "UTF-8; Kafka demands UTF-8, and no client of Python but the worker reads the record: let a worker "
+                    "with errors.tolerance = all forward the topic, and read its output topic"
                 ) from exc
             for record in polled:
                 if record.offset >= end:
                     return
                 position, heard = record.offset + 1, time.monotonic()
                 yield record
-            if (
-                self._reader is reader
-            ):  # what is no record takes offsets, too: marks of transactions, what compaction left
+            if self._reader is reader:
+                # Offsets without a record: marks of transactions, and records that compaction has removed.
                 position = max(position, self._run(self._consumer.position(self._place)))
             if time.monotonic() - heard > _SILENCE_S:
                 raise JobFailedError(f"{self._name} has no record at offset {position} for {_SILENCE_S:g} s")
@@ -111,15 +110,15 @@ class PartitionReader:
 
     def _lost(self, position: int, first: int) -> JobFailedError:
         return JobFailedError(
-            f"{self._name}: offset {position} is not there, the first one is {first}: records were deleted by Kafka, "
-            "or the topic was made anew; failOnDataLoss=false goes on without them"
+            f"{self._name}: offset {position} is not there, the first one is {first}: Kafka has deleted records, or "
+            "the topic was made anew; failOnDataLoss=false goes on without them"
         )
 
     def _run(self, work: Awaitable[Answer]) -> Answer:
         return self._runner.run(answered(self._client, work))
 
     async def _start(self) -> None:
-        self._consumer = self._client.open()  # takes the loop that runs
+        self._consumer = self._client.open()  # binds to the running loop
         self._consumer.assign([self._place])
         await self._consumer.start()
 

@@ -1,15 +1,16 @@
-"""Which offsets a task reads: pure planning, for batches and for streams.
+"""The offsets that a task reads: pure planning, for batches and for streams.
 
-A stream's offsets stand in its checkpoint as Kafka's own source has them: `{"orders": {"0": 23}}`, the next offset of
+A stream keeps its offsets in its checkpoint, as Spark's Kafka source does: `{"orders": {"0": 23}}`, the next offset of
 each partition.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 from pyspark.sql.datasource import InputPartition
 
@@ -25,6 +26,7 @@ __all__ = [
     "advanced",
     "between",
     "check_forward",
+    "parse_offsets",
     "position",
     "positions_json",
     "positions_of",
@@ -35,17 +37,17 @@ Place = tuple[str, int]
 """A topic and one of its partitions."""
 
 Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[str, int]]
-"""Where to begin or to end: everywhere alike, or by topic and partition; −2 is the earliest offset, −1 the latest."""
+"""Where to begin or to end: for all partitions, or by topic and partition; −2 is the earliest offset, −1 the latest."""
 
 Positions = dict[Place, int]
-"""Of each partition, the next offset."""
+"""The next offset of each partition."""
 
 _EARLIEST, _LATEST = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets of a partition: of the first record that is there, and behind the last that may be read."""
+    """The offset of the first record in a partition, and the offset behind the last record that may be read."""
 
     first: int
     end: int
@@ -53,7 +55,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """What one task reads: the offsets of a partition from `start` up to `end`.
+    """The offsets of a partition that one task reads: from `start` up to `end`.
 
     A message of chunks belongs to the range that holds its last chunk.
     """
@@ -64,11 +66,28 @@ class OffsetRange(InputPartition):
     end: int
 
 
-def position(option: str, wanted: Offsets, found: Mapping[Place, Bounds]) -> Positions:
-    """The offset of each partition that an option means.
+def parse_offsets(option: str, text: str) -> Offsets:
+    """The offsets in the text of an option: `earliest`, `latest`, or Spark's JSON.
 
     Raises:
-        ConfigurationError: it names a partition that is not there, or leaves one out.
+        ConfigurationError: it is none of these.
+    """
+    if text in ("earliest", "latest"):
+        return cast("Offsets", text)
+    try:
+        found = json.loads(text)
+        return {topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise ConfigurationError(
+            option, f'found {text[:100]!r}, allowed are earliest, latest and JSON as {{"orders": {{"0": 23, "1": -2}}}}'
+        ) from None
+
+
+def position(option: str, wanted: Offsets, found: Mapping[Place, Bounds]) -> Positions:
+    """The offset of each partition, as an option says.
+
+    Raises:
+        ConfigurationError: the option names a partition that does not exist, or leaves one out.
     """
     if isinstance(wanted, str):
         return {place: bounds.first if wanted == "earliest" else bounds.end for place, bounds in found.items()}
@@ -76,13 +95,13 @@ def position(option: str, wanted: Offsets, found: Mapping[Place, Bounds]) -> Pos
     if given.keys() != found.keys():
         odd = sorted(given.keys() ^ found.keys())
         names = ", ".join(f"{topic} {number}" for topic, number in odd[:5])
-        raise ConfigurationError(option, f"names each partition of the topics and no other; at fault: {names}")
+        raise ConfigurationError(option, f"must name each partition of the topics and no other; wrong are: {names}")
     special = {_EARLIEST: lambda bounds: bounds.first, _LATEST: lambda bounds: bounds.end}
     return {place: special[at](found[place]) if at in special else at for place, at in given.items()}
 
 
 def positions_json(positions: Positions) -> dict[str, dict[str, int]]:
-    """As a checkpoint has them."""
+    """Offsets as a checkpoint has them."""
     found: dict[str, dict[str, int]] = {}
     for (topic, number), at in sorted(positions.items()):
         found.setdefault(topic, {})[str(number)] = at
@@ -95,10 +114,10 @@ def positions_of(offsets: Mapping[str, Mapping[str, int]]) -> Positions:
 
 
 def check_forward(start: Positions, found: Mapping[Place, Bounds]) -> None:
-    """Makes sure that no partition ends before it was read up to.
+    """Makes sure that no partition ends before its next offset.
 
     Raises:
-        JobFailedError: one does.
+        JobFailedError: a partition does.
     """
     for (topic, number), bounds in found.items():
         at = start.get((topic, number), 0)
@@ -110,16 +129,16 @@ def check_forward(start: Positions, found: Mapping[Place, Bounds]) -> None:
 
 
 def advanced(start: Positions, found: Mapping[Place, Bounds], limit: int | None) -> Positions:
-    """Where a micro-batch ends that begins at `start`: at most `limit` offsets on, each partition by what waits in it.
+    """The end of a micro-batch that begins at `start`: at most `limit` offsets, each partition in proportion.
 
-    A partition that is new begins at its first record, and so does one that ends before its start. One that is gone
-    stays where it was.
+    A new partition begins at its first record, and so does one that ends before its start. A partition that no longer
+    exists stays where it was.
     """
     begin = {place: _begin(start.get(place), bounds) for place, bounds in found.items()}
     waiting = {place: bounds.end - begin[place] for place, bounds in found.items()}
     total = sum(waiting.values())
     if limit is not None and total > limit:
-        # Each with anything in it goes on by one at least, lest it never does.
+        # A partition with any records goes on by one offset at least, or it might never go on.
         waiting = {place: min(number, max(1, number * limit // total)) for place, number in waiting.items()}
     return {**start, **{place: begin[place] + waiting[place] for place in found}}
 
@@ -129,12 +148,12 @@ def _begin(at: int | None, bounds: Bounds) -> int:
 
 
 def between(start: Positions, end: Positions, first: Mapping[Place, int]) -> list[OffsetRange]:
-    """What lies between two positions; see `advanced`.
+    """The ranges between two positions; see `advanced`.
 
     Args:
-        start: of each partition, the first offset.
+        start: the first offset of each partition.
         end: the offset behind the last one.
-        first: where partitions begin that `start` has not, or has behind their end.
+        first: where a partition begins if `start` does not have it, or has it behind its end.
     """
     ranges = []
     for place, to in sorted(end.items()):
@@ -146,7 +165,7 @@ def between(start: Positions, end: Positions, first: Mapping[Place, int]) -> lis
 
 
 def split(ranges: Iterable[OffsetRange], most_offsets: int | None, least_tasks: int | None) -> list[OffsetRange]:
-    """The ranges, cut until none has more than `most_offsets`, and there are `least_tasks` if there is so much."""
+    """The ranges, cut until none has more than `most_offsets`, and there are `least_tasks` if offsets suffice."""
     whole = list(ranges)
     total = sum(each.end - each.start for each in whole)
     size = most_offsets or max(total, 1)

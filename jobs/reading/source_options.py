@@ -1,15 +1,14 @@
-"""The options of the data source `wideload`: those of Spark's Kafka source by their names, and the store's keys."""
+"""The options of the data source `wideload`: named as those of Spark's Kafka source, and the keys of the store."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from jobs.driver.store_options import coerced
 from jobs.reading.client import KAFKA_KEYS, Client
-from jobs.reading.ranges import Offsets
+from jobs.reading.ranges import Offsets, parse_offsets
 from jobs.records.inflater import DEFAULT_HELD_BYTES, DEFAULT_THREADS, InflaterSettings
 from jobs.records.problems import OnError
 from stores.keys import REQUIRED, Key, Value, read, unknown
@@ -20,7 +19,7 @@ from transforms.formats import FORMATS, FormatName
 from transforms.inflate import DEFAULT_MAX_BYTES
 from transforms.wrapper import UNMAPPED_PREFIX, HeaderTable, Unwrap
 
-__all__ = ["KEYS", "Offsets", "SourceSettings", "settings_of"]
+__all__ = ["KEYS", "SourceSettings", "settings_of"]
 
 _PLAIN_VALUE = "unwrap.on.plain.value"
 _LIMITS = Limits()
@@ -28,39 +27,38 @@ _LIMITS = Limits()
 KEYS: Sequence[Key] = (
     Key("subscribe", "string", "The topics, with a comma between them.", default=REQUIRED),
     Key("startingOffsets", "string", '`earliest`, `latest`, or JSON as `{"orders": {"0": 23, "1": -2}}`. A stream '
-        "begins there once; afterwards its checkpoint counts. Where it is not set: a batch at `earliest`, a stream at "
-        "`latest`."),
+        "begins there once; afterwards its checkpoint counts. Default: `earliest` for a batch, `latest` for a stream."),
     Key("endingOffsets", "string", "For a batch: `latest`, or JSON.", default="latest"),
     Key("includeHeaders", "boolean", "Whether there is a column `headers`.", default=False),
-    Key("failOnDataLoss", "boolean", "Whether records that Kafka has deleted before they were read are a failure.",
+    Key("failOnDataLoss", "boolean", "Whether it is a failure if Kafka has deleted records before they were read.",
         default=True),
     Key("maxOffsetsPerTrigger", "int", "The most offsets of one micro-batch, over all partitions.", minimum=1),
     Key("maxRecordsPerPartition", "int", "The most offsets of one task; more are split.", minimum=1),
     Key("minPartitions", "int", "Splits Kafka's partitions until there are so many tasks.", minimum=1),
-    Key("onError", "string", "What becomes of a record that cannot be restored; see `jobs.records.problems.OnError`.",
+    Key("onError", "string", "What happens to a record that cannot be restored; see `jobs.records.problems.OnError`.",
         default="fail", allowed=("fail", "null", "keep")),
     Key("reference.format", "string", "How records refer to payloads, as in the worker.", default="wideload",
         allowed=tuple(FORMATS)),
-    Key("maxBytesInFlight", "int", "The most bytes of payloads that a task holds, or one record where that is larger.",
+    Key("maxBytesInFlight", "int", "The most bytes of payloads that a task holds, or one record if that is larger.",
         default=DEFAULT_HELD_BYTES, minimum=1),
     Key("threads", "int", "How many payloads a task downloads at a time.", default=DEFAULT_THREADS, minimum=1),
-    Key("chunkLookback", "int", "How many offsets before its range a task looks for a chunked message's beginning.",
+    Key("chunkLookback", "int", "How many offsets before its range a task looks for the first chunk of a message.",
         default=10_000, minimum=0),
-    Key("unwrap", "boolean", "Whether values come out of their wrappers, before references are looked for.",
+    Key("unwrap", "boolean", "Whether values are taken out of their wrappers, before references are looked for.",
         default=False),
-    Key(_PLAIN_VALUE, "string", "With `unwrap`: what becomes of a value that is no wrapper, as in the worker. `fail`: "
-        "it goes by `onError`.", allowed=("fail", "pass")),
+    Key(_PLAIN_VALUE, "string", "With `unwrap`: what happens to a value without a wrapper, as in the worker. `fail`: "
+        "as `onError` says.", allowed=("fail", "pass")),
     Key("max.pending.chunked.message", "int", "How many chunked messages may be incomplete at a time.",
         default=_LIMITS.messages, minimum=1),
     Key("max.pending.chunked.bytes", "int", "How many bytes their chunks may hold in a task.",
         default=_LIMITS.pending_bytes, minimum=1),
 )  # fmt: skip
-"""The source's own options. Spark does not tell small letters from capitals in them."""
+"""The source's own options. Spark ignores the case of their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """All that the source needs to know; goes to executors."""
+    """The settings of the source; goes to executors."""
 
     client: Client
     topics: tuple[str, ...]
@@ -78,10 +76,10 @@ class SourceSettings:
 
 
 def settings_of(options: Mapping[str, str]) -> SourceSettings:
-    """What the options say. Makes no request.
+    """The settings in the options. Makes no request.
 
     Raises:
-        ConfigurationError: one is missing, unknown or wrong.
+        ConfigurationError: an option is missing, unknown or wrong.
     """
     given = {name.lower(): text for name, text in options.items() if name.lower() != "path"}
     own = _taken(KEYS, given)
@@ -103,7 +101,7 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
     pending = cast("int", own["max.pending.chunked.bytes"])
     largest = cast("int", store.get("large.message.max.bytes", DEFAULT_MAX_BYTES))
     starting = cast("str | None", own["startingOffsets"])
-    ending = _offsets("endingOffsets", cast("str", own["endingOffsets"]))
+    ending = parse_offsets("endingOffsets", cast("str", own["endingOffsets"]))
     if ending == "earliest":
         raise ConfigurationError("endingOffsets", "found 'earliest', allowed are latest and JSON")
     topics = tuple(dict.fromkeys(name.strip() for name in cast("str", own["subscribe"]).split(",") if name.strip()))
@@ -112,7 +110,7 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
     return SourceSettings(
         client=client,
         topics=topics,
-        starting=None if starting is None else _offsets("startingOffsets", starting),
+        starting=None if starting is None else parse_offsets("startingOffsets", starting),
         ending=ending,
         include_headers=cast("bool", own["includeHeaders"]),
         fail_on_loss=cast("bool", own["failOnDataLoss"]),
@@ -127,13 +125,13 @@ def settings_of(options: Mapping[str, str]) -> SourceSettings:
 
 
 def _taken(keys: Sequence[Key], given: dict[str, str]) -> dict[str, Value | None]:
-    """The values of the keys, which are taken out of `given`."""
+    """The values of the keys; removes them from `given`."""
     found = {key.name: key.coerce(given.pop(key.name.lower())) for key in keys if key.name.lower() in given}
     return read(keys, found)
 
 
 def _unwrap(own: Mapping[str, Any], table: Mapping[str, str]) -> Unwrap | None:
-    """How wrappers come off; None where they do not."""
+    """How values are taken out of their wrappers; None if they are not."""
     if own["unwrap"]:
         return Unwrap(HeaderTable.configured(table), own[_PLAIN_VALUE] or "fail")
     for name in (*table, *((_PLAIN_VALUE,) if own[_PLAIN_VALUE] is not None else ())):
@@ -142,7 +140,7 @@ def _unwrap(own: Mapping[str, Any], table: Mapping[str, str]) -> Unwrap | None:
 
 
 def _store(given: Mapping[str, str]) -> dict[str, object]:
-    """What the store is opened with: every option that is left."""
+    """The configuration of the store: all other options."""
     name = given.get(STORE_CLASS)
     if name is None:
         own = [key.name for key in KEYS]
@@ -151,17 +149,3 @@ def _store(given: Mapping[str, str]) -> dict[str, object]:
             raise unknown(near, own)
         raise ConfigurationError(STORE_CLASS, "is missing; give the keys of the worker's pipeline as options")
     return coerced(name, given)
-
-
-def _offsets(name: str, text: str) -> Offsets:
-    if text == "earliest":
-        return "earliest"
-    if text == "latest":
-        return "latest"
-    try:
-        found = json.loads(text)
-        return {topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise ConfigurationError(
-            name, f'found {text[:100]!r}, allowed are earliest, latest and JSON as {{"orders": {{"0": 23}}}}'
-        ) from None

@@ -1,7 +1,7 @@
-"""Topics as a whole: what the cluster says of them, and their records up to an end that is fixed beforehand.
+"""Topics as a whole: how the cluster describes them, and their records up to an end that is fixed beforehand.
 
-Spark's Kafka source says neither what a topic's cleanup policy is, nor where its partitions began when it looked. Both
-come from Kafka's own admin client, which is among the connector's jars.
+Spark's Kafka source tells neither the cleanup policy of a topic nor where its partitions began. Kafka's own admin
+client, which is in the connector's jars, tells both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,33 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.driver.jvm import java_packages
+from jobs.reading.ranges import Positions, positions_json
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER, Retention
 
-__all__ = ["Kafka", "Span", "Topic", "describe", "difference", "offsets_since", "read", "spans", "still_there"]
+__all__ = [
+    "Kafka",
+    "Span",
+    "Topic",
+    "describe",
+    "difference",
+    "offsets_since",
+    "read",
+    "read_between",
+    "spans",
+    "still_there",
+]
 
 _PREFIX = "kafka."
 
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """Where the cluster is.
+    """How to reach the cluster.
 
     Attributes:
         servers: the bootstrap servers.
-        options: further options of Spark's Kafka source, as it takes them; may hold secrets.
+        options: more options of Spark's Kafka source; may hold secrets.
     """
 
     servers: str
@@ -43,9 +55,9 @@ class Span:
     """The offsets of a partition.
 
     Attributes:
-        start: of the first record that is there.
-        stable: up to here, exclusive, every transaction has ended.
-        end: of the next record that comes.
+        start: the offset of the first record.
+        stable: the last stable offset: every transaction before it has ended.
+        end: the offset of the next record.
     """
 
     start: int
@@ -55,11 +67,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What the cluster says of a topic.
+    """A topic as the cluster describes it.
 
     Attributes:
-        id: a topic that is deleted and made anew gets another one.
-        spans: by partition.
+        id: a topic that is deleted and made anew gets another id.
+        spans: the offsets, by partition.
         retention: how long its records stay.
     """
 
@@ -70,7 +82,7 @@ class Topic:
 
     @property
     def compacted(self) -> bool:
-        """Whether Kafka keeps no more than the newest record of a key."""
+        """Whether Kafka keeps only the newest record of a key."""
         return "compact" in self.retention.cleanup_policy
 
 
@@ -100,11 +112,11 @@ def describe(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[To
 
 
 def still_there(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list[str]:
-    """Those of the topics that the cluster has.
+    """The topics that exist in the cluster.
 
     Raises:
         ConfigurationError: there is no Kafka connector.
-        py4j.protocol.Py4JError: the cluster does not say, for instance as one may not be looked at.
+        py4j.protocol.Py4JError: the cluster does not answer, or a topic may not be described.
     """
     there = []
     with _admin(spark, kafka) as (_, admin):
@@ -122,7 +134,7 @@ def still_there(spark: SparkSession, kafka: Kafka, names: Sequence[str]) -> list
 def offsets_since(
     spark: SparkSession, kafka: Kafka, topics: Sequence[Topic], when: datetime
 ) -> dict[tuple[str, int], int]:
-    """Of each partition, the first offset whose record has this timestamp or a later one; none where none has."""
+    """By partition, the first offset whose record has this timestamp or a later one, if there is such a record."""
     since_ms = round(when.timestamp() * 1000)
     with _admin(spark, kafka) as (jvm, admin):
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
@@ -133,7 +145,7 @@ def offsets_since(
 
 
 def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str | None) -> dict[tuple[str, int], Span]:
-    """The offsets, as they are now, of each partition of the topics `names`, or of those that a Java pattern matches.
+    """The current offsets of each partition of the topics in `names`, or of the topics that a Java pattern matches.
 
     Raises:
         ConfigurationError: there is no Kafka connector.
@@ -150,7 +162,7 @@ def spans(spark: SparkSession, kafka: Kafka, names: Sequence[str], pattern: str 
 
 @contextmanager
 def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
-    """The JVM, and Kafka's admin client in it."""
+    """The root of the Java packages, and Kafka's admin client."""
     jvm = java_packages(spark)
     settings = jvm.java.util.HashMap()
     settings.put("bootstrap.servers", kafka.servers)
@@ -189,7 +201,7 @@ def _offsets(jvm: Any, admin: Any, partitions: Mapping[str, Sequence[int]]) -> d
 
     start = _asked(jvm, admin, partitions, specs.earliest, levels.READ_UNCOMMITTED)
     stable = _asked(jvm, admin, partitions, specs.latest, levels.READ_COMMITTED)
-    # Last, so that it is never before the others.
+    # Asked last, so that it is never before the others.
     end = _asked(jvm, admin, partitions, specs.latest, levels.READ_UNCOMMITTED)
     return {at: Span(start[at], max(stable[at], start[at]), end[at]) for at in end}
 
@@ -209,11 +221,11 @@ def _configs(jvm: Any, admin: Any, names: Sequence[str]) -> dict[str, Retention]
 
 
 def difference(before: Sequence[Topic], after: Sequence[Topic]) -> str | None:
-    """Why what was read between two looks may not be all that there was, in a sentence; None where it is.
+    """Why the records that were read between two looks may not be all records, in a sentence; None if they are.
 
     Args:
-        before: when the reading began.
-        after: once it was done.
+        before: the topics when the reading began.
+        after: the topics when it had ended.
     """
     for first, then in zip(before, after, strict=True):
         if first.id != then.id:
@@ -246,37 +258,43 @@ def read(
     end: Callable[[Span], int] = lambda span: span.end,
     committed: bool = False,
 ) -> DataFrame | None:
-    """The records of the topics in a span of offsets, all of them: one that is gone by then is a failure.
+    """All records of the topics in a span of offsets; if one of them is gone, reading fails.
 
     Args:
         spark: the session.
         kafka: the cluster.
-        topics: what to read.
-        first: of a partition, the first offset.
-        end: the offset behind the last one.
-        committed: whether to leave out what was, or may yet be, aborted; what is behind `Span.stable` then cannot be
-            read.
+        topics: the topics to read.
+        first: gives the first offset of a partition.
+        end: gives the offset behind the last one.
+        committed: whether to leave out records of aborted and open transactions; then records behind `Span.stable`
+            cannot be read.
 
     Returns:
-        Rows of Spark's Kafka source with headers; None where there are no offsets to read.
+        Rows of Spark's Kafka source with headers; None if there are no offsets to read.
     """
-    starts: dict[str, dict[str, int]] = {}
-    ends: dict[str, dict[str, int]] = {}
-    for topic in topics:
-        for number, span in topic.spans.items():
-            if first(span) < end(span):
-                starts.setdefault(topic.name, {})[str(number)] = first(span)
-                ends.setdefault(topic.name, {})[str(number)] = end(span)
-    if not starts:
+    spans = {(topic.name, number): span for topic in topics for number, span in topic.spans.items()}
+    places = [place for place, span in spans.items() if first(span) < end(span)]
+    if not places:
         return None
-    partitions = {name: sorted(map(int, numbers)) for name, numbers in starts.items()}
-    options = dict(kafka.options) | {
+    isolation = {"kafka.isolation.level": "read_committed" if committed else "read_uncommitted"}
+    starts, ends = ({place: bound(spans[place]) for place in places} for bound in (first, end))
+    return read_between(spark, Kafka(kafka.servers, {**kafka.options, **isolation}), starts, ends)
+
+
+def read_between(
+    spark: SparkSession, kafka: Kafka, start: Positions, end: Positions, *, fail_on_loss: bool = True
+) -> DataFrame:
+    """The records of the partitions in `start` from there up to `end`: rows of Spark's Kafka source, with headers."""
+    partitions: dict[str, list[int]] = {}
+    for topic, number in sorted(start):
+        partitions.setdefault(topic, []).append(number)
+    options = {
+        **kafka.options,
         "kafka.bootstrap.servers": kafka.servers,
-        "kafka.isolation.level": "read_committed" if committed else "read_uncommitted",
         "assign": json.dumps(partitions),
-        "startingOffsets": json.dumps(starts),
-        "endingOffsets": json.dumps(ends),
-        "failOnDataLoss": "true",
+        "startingOffsets": json.dumps(positions_json(start)),
+        "endingOffsets": json.dumps(positions_json(end)),
+        "failOnDataLoss": str(fail_on_loss).lower(),
         "includeHeaders": "true",
     }
     return spark.read.format("kafka").options(**options).load()

@@ -1,6 +1,6 @@
-"""Rows of Kafka records in Arrow's batches: how they get to Python and back, and how records are taken out and put in.
+"""Kafka records as rows of Arrow's batches: taken out of a batch, put into one, and gathered into batches.
 
-Values that are large make a batch of their own, whose bytes are not copied; small ones share one.
+A large value makes a batch of its own, whose bytes are not copied; small values share one.
 """
 
 from __future__ import annotations
@@ -13,31 +13,21 @@ from pyspark.sql import DataFrame
 from jobs.records.problems import ERROR, Problem
 from transforms.record import Header, Record, RecordLike
 
-__all__ = [
-    "INPUT_BYTES",
-    "PROBLEM",
-    "Gathering",
-    "binary",
-    "bound_input",
-    "headers",
-    "problems",
-    "record_at",
-    "replaced",
-    "with_problems",
-]
+__all__ = ["INPUT_BYTES", "Gathering", "binary", "bound_input", "headers", "problems", "record_at", "replaced"]
+__all__ += ["with_problems"]
 
 PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 
 INPUT_BYTES = 16 * 2**20
-"""Of one batch on its way to Python: Spark's own bound is 2 GB, or 10,000 rows of whatever size."""
+"""The most bytes of one batch on its way to Python. Spark's own limit is 2 GB, or 10,000 rows of any size."""
 
 _INPUT_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-_TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is nothing beside as many bytes
+_TOGETHER_BYTES = 2**20  # a batch costs some 100 µs, which is little beside so many bytes
 _OFFSET_BYTES = 4
 
 
 def bound_input(rows: DataFrame) -> None:
-    """Lowers the session's bound on what is sent to Python at a time; one that the user has set lower stands."""
+    """Lowers the session's limit for a batch on its way to Python; a lower one that the user has set stays."""
     conf = rows.sparkSession.conf
     found = conf.get(_INPUT_BYTES_KEY) or ""
     if int(found.rstrip("bB") or 2**31) > INPUT_BYTES:
@@ -45,14 +35,14 @@ def bound_input(rows: DataFrame) -> None:
 
 
 def record_at(batch: pa.RecordBatch, row: int) -> Record:
-    """One row as a record; it has no timestamp."""
+    """One row as a record, without a timestamp."""
     found = batch.column("headers")[row].as_py() or ()
     pairs: list[Header] = [(header["key"], header["value"]) for header in found]
     return Record(batch.column("key")[row].as_py(), batch.column("value")[row].as_py(), pairs)
 
 
 def replaced(batch: pa.RecordBatch, records: Sequence[RecordLike]) -> pa.RecordBatch:
-    """The rows with these records in them, in order; all else stays as it is."""
+    """The rows with the keys, values and headers of these records; all other columns stay."""
     columns = {
         "key": binary([record.key for record in records], batch.schema.field("key").type),
         "value": binary([record.value for record in records], batch.schema.field("value").type),
@@ -64,7 +54,7 @@ def replaced(batch: pa.RecordBatch, records: Sequence[RecordLike]) -> pa.RecordB
 
 
 def with_problems(batch: pa.RecordBatch, name: str, found: Sequence[Problem | None] | None) -> pa.RecordBatch:
-    """The rows with one more column that says what is wrong with each; None for nothing with any."""
+    """The rows with one more column, the problem of each; `found` is None if no row has one."""
     column = pa.nulls(batch.num_rows, PROBLEM) if found is None else problems(found)
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=batch.schema.append(pa.field(name, PROBLEM)))
 
@@ -76,12 +66,12 @@ def problems(found: Sequence[Problem | None]) -> pa.Array:
 
 
 def headers(found: Sequence[Sequence[Header]], kind: pa.DataType) -> pa.Array:
-    """A column of headers; null where there are none."""
+    """A column of headers; null for a record without headers."""
     return pa.array([[{"key": name, "value": data} for name, data in each] or None for each in found], kind)
 
 
 def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """A column of keys or values; one that is large and alone is not copied."""
+    """A column of keys or values; a single large one is not copied."""
     kind = kind or pa.binary()
     if len(values) == 1 and values[0] is not None and len(values[0]) >= _TOGETHER_BYTES and kind == pa.binary():
         offsets = b"".join(number.to_bytes(_OFFSET_BYTES, "little") for number in (0, len(values[0])))
@@ -90,14 +80,14 @@ def binary(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> p
 
 
 class Gathering:
-    """Makes batches of a good size of small ones; large ones pass as they are. Rows keep their order."""
+    """Joins small batches into larger ones; large batches pass as they are. Rows keep their order."""
 
     def __init__(self) -> None:
         self._pieces: list[pa.RecordBatch] = []
         self._bytes = 0
 
     def add(self, piece: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Takes some rows; gives batches that are ready."""
+        """Takes some rows; returns the batches that are ready."""
         if piece.num_rows == 0:
             return
         size = piece.nbytes
@@ -111,7 +101,7 @@ class Gathering:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What was taken and not given yet."""
+        """The rows that were taken and not returned yet."""
         if self._pieces:
             yield from pa.Table.from_batches(self._pieces).combine_chunks().to_batches()
         self._pieces = []

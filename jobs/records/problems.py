@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pyspark.sql.types import StringType, StructField, StructType
-
 from jobs.driver.failures import JobFailedError
+from jobs.records.schemas import columns
 from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.errors import PayloadStoreError
 from transforms.record import Record, RecordLike
@@ -25,9 +24,7 @@ dead letters of these. If the store itself fails, the task always fails: that is
 
 ERROR_COLUMN = "inflate_error"
 
-ERROR = StructType(
-    [StructField("which", StringType()), StructField("state", StringType()), StructField("detail", StringType())]
-)
+ERROR = columns("which string, state string, detail string")
 """The column `inflate_error`: a `Problem`, or null."""
 
 

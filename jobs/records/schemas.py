@@ -1,6 +1,9 @@
-"""The columns that jobs hand to one another: one `StructType` for each kind of row."""
+"""The columns of rows: one `StructType` for each kind of row."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -15,54 +18,73 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "conform"]
+__all__ = ["CHUNK_MESSAGE_ID", "HEADERS", "INCOMPLETE", "RECORD", "columns", "conform", "require_columns"]
 
-HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-"""Headers in the order of the record; names may stand more than once, values may be null."""
+_KINDS = MappingProxyType(
+    {
+        "binary": BinaryType(),
+        "int": IntegerType(),
+        "long": LongType(),
+        "string": StringType(),
+        "timestamp": TimestampType(),
+    }
+)
+
+
+def columns(text: str) -> StructType:
+    """The schema of `NAME TYPE, …`; unlike Spark's own DDL it needs no session."""
+    pairs = (each.split() for each in text.split(","))
+    return StructType([StructField(name, _KINDS[kind]) for name, kind in pairs])
+
+
+HEADERS = ArrayType(columns("key string, value binary"))
+"""Headers in the order of the record; a name may come more than once, a value may be null."""
 
 RECORD = StructType(
     [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
+        *columns("key binary, value binary"),
         StructField("headers", HEADERS),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestamp_type", IntegerType()),
+        *columns("topic string, partition int, offset long, timestamp timestamp, timestamp_type int"),
     ]
 )
-"""One Kafka record, all of it.
+"""One whole Kafka record.
 
-A null `value` is a tombstone, an empty one is not; a null `headers` is a record without headers. `timestamp_type` is
-Kafka's own number: 0 when the producer set `timestamp`, 1 when the broker did.
+A null `value` is a tombstone, an empty one is not; `headers` is null for a record without headers. `timestamp_type` is
+Kafka's own number: 0 if the producer set `timestamp`, 1 if the broker did.
 """
 
-CHUNK_MESSAGE_ID = StructType([StructField("first", LongType()), StructField("last", LongType())])
+CHUNK_MESSAGE_ID = columns("first long, last long")
 """Offsets of the first and the last chunk of a message."""
 
 INCOMPLETE = StructType(
     [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("uuid", StringType()),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
-        StructField("chunks", IntegerType()),
+        *columns("topic string, partition int, uuid string, reason string, detail string, chunks int"),
         StructField("offsets", ArrayType(LongType())),
     ]
 )
 """A message that is not whole.
 
-`uuid` is null where it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for
-people. `offsets` are those of its chunks that are there, in order, and `chunks` is how many they are.
+`uuid` is null if it cannot be read. `reason` is one of `transforms.assembly`, or `incomplete`; `detail` is for people.
+`offsets` are the offsets of the chunks that were found, in order, and `chunks` is their number.
 """
 
 
-def conform(rows: DataFrame, schema: StructType) -> DataFrame:
-    """`rows` with the columns of `schema`, in its order and of its types, and no others.
+def require_columns(rows: DataFrame, needed: Sequence[str]) -> None:
+    """Makes sure that rows of Spark's Kafka source have the columns.
 
     Raises:
-        pyspark.errors.AnalysisException: a column is missing, or its type cannot become the one that is asked for.
+        ValueError: a column is missing.
+    """
+    missing = [name for name in needed if name not in rows.columns]
+    if missing:
+        hint = "; read with the option includeHeaders" if "headers" in missing else ""
+        raise ValueError(f"rows of Spark's Kafka source have {', '.join(needed)}; missing: {', '.join(missing)}{hint}")
+
+
+def conform(rows: DataFrame, schema: StructType) -> DataFrame:
+    """`rows` with the columns of `schema` and no others, in its order and with its types.
+
+    Raises:
+        pyspark.errors.AnalysisException: a column is missing, or its type cannot be cast.
     """
     return rows.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in schema))

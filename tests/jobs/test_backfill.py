@@ -27,13 +27,15 @@ from pyspark.sql import SparkSession
 from jobs.backfill import _parser, _settings, main
 from jobs.copying.checkpoint import Checkpoint, Progress
 from jobs.copying.forms import form_of
-from jobs.copying.partitions import Backfill, BackfillSettings, run
+from jobs.copying.partitions import Backfill, run
+from jobs.copying.range import BackfillSettings
 from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.command_line import configure
 from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
-from jobs.reading.client import Client
+from jobs.reading.client import KAFKA_KEYS, Client
 from jobs.reading.partition import PartitionReader
+from stores.keys import read
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send
@@ -621,13 +623,13 @@ def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) ->
     assert Checkpoint(spark, str(folder), {"source": "a"}).load() is None
     made.save(Progress({0: 2}, {}))
     (folder / "1").write_bytes(b"{")
-    with pytest.raises(ConfigurationError, match="is whole, so how far the job is is not known"):
+    with pytest.raises(ConfigurationError, match="is whole, so it is not known how far the job is"):
         Checkpoint(spark, str(folder), {"source": "a"}).load()
 
 
 def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
     """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
-    topic, client = make_topic(), Client.of(broker)
+    topic, client = make_topic(), Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
     sink = sink_topic(client, topic)
 
     def records(name: bytes) -> list[Record]:
@@ -642,7 +644,7 @@ def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
                 with contextlib.suppress(JobFailedError):
                     lost.write(0, record)
             again.commit()
-        with pytest.raises(JobFailedError, match="another run or task writes the same backfill"):
+        with pytest.raises(JobFailedError, match="another run or task of the same backfill"):
             lost.commit()
     everything = [found.key for found in read_all(broker, topic)[0]]
     assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8

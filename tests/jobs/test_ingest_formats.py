@@ -76,7 +76,7 @@ def bad_options(folder: Path) -> list[tuple[list[str], str]]:
         ),
         (
             ["--max-bytes-per-trigger", "5", "--starting-offsets", "first"],
-            "--starting-offsets: is earliest, latest, or JSON",
+            "--starting-offsets: found 'first', allowed are earliest, latest and JSON",
         ),
     ]
 

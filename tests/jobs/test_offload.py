@@ -119,7 +119,7 @@ def test_offload_by_the_sinks_limit(spark: SparkSession, store: dict[str, object
     [
         ({"topic": "no topic"}, "topic: found 'no topic'"),
         ({"compression": "rar"}, "compression: found 'rar', allowed are gzip"),
-        ({"store": {"large.message.id.generator": "uuid"}}, "is sha256 in Spark, which runs tasks again"),
+        ({"store": {"large.message.id.generator": "uuid"}}, "must be sha256: Spark runs tasks again"),
         ({"store": {"filesystem.rot": "x"}}, "did you mean filesystem.root"),
     ],
 )

@@ -250,9 +250,7 @@ def test_main_signal(
         assert main(options(broker, tmp_path, "t")) == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == (
-        "sweep: interrupted; what was removed by then, if anything, was to go; run it again\n"
-    )
+    assert capsys.readouterr().err == ("sweep: interrupted; only orphans were removed, if any; run it again\n")
     assert signal.getsignal(signal.SIGTERM) is former
 
 

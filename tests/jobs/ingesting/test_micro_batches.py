@@ -5,45 +5,45 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.ingesting.micro_batches import Ahead, portion
+from jobs.ingesting.micro_batches import Measured, limited
 
 A, B = ("t", 0), ("t", 1)
 
 
 def test_portion_takes_all_that_fits() -> None:
     """What fits is taken, with the offsets behind it that hold no record."""
-    assert portion({A: Ahead(9, [3, 5], [40, 60])}, [A], 100) == {A: 9}
+    assert limited({A: Measured(9, [3, 5], [40, 60])}, [A], 100) == {A: 9}
 
 
 def test_portion_ends_before_what_is_too_much() -> None:
     """The first record that would go over the bound is the next batch's, whatever the other partition has left."""
-    ahead = {A: Ahead(4, [1, 2, 3], [60, 41, 1]), B: Ahead(8, [7], [30])}
-    assert portion(ahead, [A, B], 100) == {A: 2, B: 8}
+    ahead = {A: Measured(4, [1, 2, 3], [60, 41, 1]), B: Measured(8, [7], [30])}
+    assert limited(ahead, [A, B], 100) == {A: 2, B: 8}
 
 
 def test_portion_takes_one_that_is_too_large_alone() -> None:
     """A record that is larger than the bound is a batch by itself, lest it is never read."""
-    ahead = {A: Ahead(3, [1, 2], [101, 1]), B: Ahead(8, [7], [1])}
-    assert portion(ahead, [A, B], 100) == {A: 2, B: 7}
+    ahead = {A: Measured(3, [1, 2], [101, 1]), B: Measured(8, [7], [1])}
+    assert limited(ahead, [A, B], 100) == {A: 2, B: 7}
 
 
 def test_ahead_drops_what_was_read() -> None:
     """What a batch has read is forgotten; an end behind all that was measured moves on."""
-    known = Ahead(4, [1, 2, 3], [10, 20, 30])
+    known = Measured(4, [1, 2, 3], [10, 20, 30])
     known.drop(3)
-    assert known == Ahead(4, [3], [30])
+    assert known == Measured(4, [3], [30])
     known.drop(7)
-    assert known == Ahead(7, [], [])
+    assert known == Measured(7, [], [])
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=20), min_size=1, max_size=4), st.integers(1, 60))
 def test_portion_property(partitions: list[list[int]], limit: int) -> None:
     """Batch after batch reads every record once, in order, and none has more than the bound or than one record."""
-    ahead = {("t", n): Ahead(len(sizes), list(range(len(sizes))), list(sizes)) for n, sizes in enumerate(partitions)}
+    ahead = {("t", n): Measured(len(sizes), list(range(len(sizes))), list(sizes)) for n, sizes in enumerate(partitions)}
     position = dict.fromkeys(ahead, 0)
     left = sum(map(len, partitions))
     while left:
-        ends = portion(ahead, sorted(ahead), limit)
+        ends = limited(ahead, sorted(ahead), limit)
         taken = [size for (_, n), end in ends.items() for size in partitions[n][position["t", n] : end]]
         assert taken
         assert sum(taken) <= limit or sum(1 for size in taken if size) == 1

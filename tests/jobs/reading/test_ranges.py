@@ -26,7 +26,9 @@ def test_position_by_name_and_by_number() -> None:
     assert position("o", "earliest", FOUND) == {("t", 0): 5, ("t", 1): 0, ("t", 2): 7}
     assert position("o", "latest", FOUND) == {("t", 0): 105, ("t", 1): 10, ("t", 2): 7}
     assert position("o", {"t": {"0": 50, "1": -2, "2": -1}}, FOUND) == {("t", 0): 50, ("t", 1): 0, ("t", 2): 7}
-    with pytest.raises(ConfigurationError, match="o: names each partition of the topics and no other; at fault: t 2"):
+    with pytest.raises(
+        ConfigurationError, match="o: must name each partition of the topics and no other; wrong are: t 2"
+    ):
         position("o", {"t": {"0": 50, "1": 3}}, FOUND)
 
 
