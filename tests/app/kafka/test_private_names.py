@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.consumer.subscription_state import Assignment, Subscription, SubscriptionState
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
 from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
@@ -78,6 +78,15 @@ NAMES = (
         "app.kafka.consumer_controls", Fetcher, "_max_partition_fetch_bytes", "fetch a batch again as it was fetched"
     ),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
+    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse a call after the end"),
+    PrivateName(
+        "app.kafka.delivering", AIOKafkaConsumer, "_loop", "make the subscription that knows what was delivered"
+    ),
+    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_subscription", "commit what was delivered"),
+    PrivateName("app.kafka.delivering", SubscriptionState, "_last_fetch_ended", "let a download count as a poll"),
+    PrivateName("app.kafka.subscriptions", SubscriptionState, "_subscription", "commit what was delivered"),
+    PrivateName("app.kafka.subscriptions", Subscription, "_assignment", "commit what was delivered"),
+    PrivateName("app.kafka.subscriptions", Assignment, "_tp_state", "commit what was delivered"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_closed", "refuse a record before it is split"),
     PrivateName("app.kafka.producer", AIOKafkaProducer, "_compression_type", "the producer's settings"),
     PrivateName("app.kafka.producer", MessageAccumulator, "_compression_type", "the producer's settings"),
