@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -267,22 +268,17 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             _check_names(app, enabled=limits_names(self._config))
             config = {**_of_app(app), **self._config}
             pairs = {}
-            try:
+            with ExitStack() as opened:
                 for part in self._parts:
                     writer = LargeMessageSerializer(config, is_key=part is KEY)
-                    try:
-                        pairs[part] = _Pair(part, writer, LargeMessageDeserializer(config, is_key=part is KEY))
-                    except BaseException:
-                        writer.close()
-                        raise
+                    opened.callback(writer.close)
+                    reader = LargeMessageDeserializer(config, is_key=part is KEY)
+                    opened.callback(reader.close)
+                    pairs[part] = _Pair(part, writer, reader)
                 interval_ms = int(app.conf.broker_max_poll_interval * 1000)
                 store_ms = sum(pair.reader.store_timeout_ms for pair in pairs.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
-            except BaseException:
-                for pair in pairs.values():
-                    pair.writer.close()
-                    pair.reader.close()
-                raise
+                opened.pop_all()  # no error: they stay open
             self._pairs = pairs
         return self._pairs
 

@@ -41,15 +41,7 @@ class Threads:
         *,
         is_key: bool,
     ) -> Any:
-        """As `serialize` and `deserialize` of a composable, without blocking the loop on a store.
-
-        Args:
-            composable: the serializers or deserializers; None if the data is bytes already.
-            topic: the topic of the record.
-            headers: the headers of the record.
-            data: the key or the value.
-            is_key: whether the data is the key.
-        """
+        """As `serialize` or `deserialize` of `composable`, without blocking the loop; None leaves the data as it is."""
         return await self._run(composable, data, Context(topic, "key" if is_key else "value", headers))
 
     async def close(self) -> None:
