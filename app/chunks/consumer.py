@@ -8,6 +8,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -162,16 +163,11 @@ class AssemblingConsumer(DeliveringConsumer):
         assembler = self._pending.assembler
         expire_s = assembler.limits.expire_ms / 1000
         wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if assembler.pending and expire_s else timeout_s
-        if self._reads_all(partitions):
-            with self._reading.running():
-                found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
-        else:
+        reads_all = not (partitions and self.assignment() - set(partitions)) and not self.paused()
+        with self._reading.running() if reads_all else nullcontext():
             found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
         self._pending.take(found, self._reading.now_ms())
         self._pending.expire(self._reading.now_ms())
-
-    def _reads_all(self, partitions: tuple[TopicPartition, ...]) -> bool:
-        return not (partitions and self.assignment() - set(partitions)) and not self.paused()
 
     async def _delivered(
         self, partitions: tuple[TopicPartition, ...], most: int | None

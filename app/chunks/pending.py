@@ -113,12 +113,7 @@ class Pending:
         return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
 
     def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
-        """Forgets what was read of a partition: reading goes on at another position.
-
-        Args:
-            partition: the partition.
-            metadata: of the commit at whose offset reading goes on; None for any other position.
-        """
+        """See `Undelivered`."""
         self.assembler.clear(partition)
         self.ready.pop(partition, None)
         self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
@@ -128,7 +123,7 @@ class Pending:
             self.assembler.resume(partition, found.delivered, found.torn)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forgets all that was read: the consumer has a new assignment."""
+        """See `Undelivered`."""
         for partition in self._known | set(partitions):
             self.moved(partition)
         self._known = set(partitions)

@@ -19,12 +19,7 @@ class Undelivered(Protocol):
         """The offsets to commit if all records below `offsets` have been fetched."""
 
     def moved(self, partition: TopicPartition, metadata: str | None) -> None:
-        """Forgets the records of a partition: reading goes on at another position.
-
-        Args:
-            partition: the partition.
-            metadata: of the commit at whose offset reading goes on; None for any other position.
-        """
+        """Forgets a partition: its position is set, to that of a commit with `metadata`, or to another one."""
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Forgets all records: the consumer has a new assignment."""

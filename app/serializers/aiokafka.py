@@ -7,8 +7,7 @@ and their store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -276,31 +275,16 @@ class DeserializingConsumer(DeliveringConsumer):
         return delivered
 
     def _restored_now(self, record: ConsumerRecord) -> ConsumerRecord:
-        key, value = self._deserializers.key, self._deserializers.value
-        if key is None and value is None:
+        if self._deserializers.key is None and self._deserializers.value is None:
             return record
-        headers = list(record.headers)
-        with _coordinates(record):
-            return replace(
-                record,
-                key=record.key if key is None else key.deserialize(record.topic, headers, record.key),
-                value=record.value if value is None else value.deserialize(record.topic, headers, record.value),
-                headers=tuple(headers),
-            )
-
-    async def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        headers = list(record.headers)
-        both = self._deserializers
-        with _coordinates(record):
-            key = await self._threads.run(both.key, record.topic, headers, record.key, is_key=True)
-            value = await self._threads.run(both.value, record.topic, headers, record.value, is_key=False)
+        key, value, headers = taken.deserialized(self._deserializers, record)
         return replace(record, key=key, value=value, headers=tuple(headers))
 
-
-@contextmanager
-def _coordinates(record: ConsumerRecord) -> Iterator[None]:
-    """Adds partition and offset to an error."""
-    try:
-        yield
-    except SerializationError as exc:
-        raise exc.at(record.partition, record.offset) from exc.__cause__
+    async def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
+        headers, both = list(record.headers), self._deserializers
+        try:
+            key = await self._threads.run(both.key, record.topic, headers, record.key, is_key=True)
+            value = await self._threads.run(both.value, record.topic, headers, record.value, is_key=False)
+        except SerializationError as exc:
+            raise exc.at(record.partition, record.offset) from exc.__cause__
+        return replace(record, key=key, value=value, headers=tuple(headers))

@@ -113,7 +113,7 @@ class Backlog:
     # --- the consumer's positions (app.kafka.subscriptions.Undelivered) -----------------------------------------------
 
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets to commit if all records below `offsets` have been fetched."""
+        """See `Undelivered`."""
         return {
             partition: given._replace(offset=min([given.offset, *(e.record.offset for e in islice(entries, 1))]))
             for partition, given in offsets.items()
@@ -121,12 +121,12 @@ class Backlog:
         }
 
     def moved(self, partition: TopicPartition, metadata: str | None) -> None:  # noqa: ARG002  # of the protocol
-        """Drops a partition: reading goes on at another position."""
+        """See `Undelivered`."""
         # Downloads are not cancelled: a thread goes on all the same, and another call may wait for it.
         self._queues.pop(partition, None)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # of the protocol
-        """Drops everything: the consumer has a new assignment."""
+        """See `Undelivered`."""
         self._queues.clear()
 
 

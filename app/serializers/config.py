@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from app.config.client import coerced, limits_names
 from app.config.naming import check_config
@@ -18,10 +18,11 @@ from app.serializers.options import CONSUMER_KEYS, PRODUCER_KEYS, STORE_KEY, che
 from stores.keys import Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, SerializationError
 from transforms.identifiers import LIMIT_KEY
+from transforms.record import Header
 
-__all__ = ["ClientConfig", "consumer", "producer"]
+__all__ = ["ClientConfig", "consumer", "deserialized", "producer"]
 
 _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
 
@@ -73,6 +74,20 @@ def consumer(
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
     return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, names)
+
+
+def deserialized(deserializers: ClientConfig[ComposableDeserializer], record: Any) -> tuple[Any, Any, list[Header]]:
+    """Key, value and headers of a record for the application.
+
+    Raises:
+        SerializationError: a stage raised an error; with topic, partition and offset.
+    """
+    topic, headers, key, value = record.topic, list(record.headers), deserializers.key, deserializers.value
+    try:
+        found_key = record.key if key is None else key.deserialize(topic, headers, record.key)
+        return found_key, record.value if value is None else value.deserialize(topic, headers, record.value), headers
+    except SerializationError as exc:
+        raise exc.at(record.partition, record.offset) from exc.__cause__
 
 
 def _key(keys: tuple[Key, ...], name: str) -> Key:
@@ -137,18 +152,7 @@ def _clients_own(
     *,
     large: bool,
 ) -> dict[str, object]:
-    """The part of a configuration that is the client's.
-
-    Args:
-        config: without the keys in `taken`.
-        names: the keys that the client knows; None if they are not known.
-        taken: the keys that name serializers.
-        others: the application's own stages.
-        large: whether a `LargeMessageSerializer` or `LargeMessageDeserializer` is among the stages.
-
-    Raises:
-        ConfigurationError: a key belongs to neither the client nor a stage nor the store.
-    """
+    """The part of a configuration that is for the client; `others` are the application's own stages."""
     # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
     listed = [getattr(stage, "KEYS", None) for stage in others if hasattr(stage, "configure")]
     stages_own = {key for keys in listed for key in keys or ()}

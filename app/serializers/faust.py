@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -50,7 +51,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _Pair:
     """The serializer and the deserializer for keys, or for values."""
 
     part: Field
@@ -115,14 +116,14 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._on_failure = on_failure
         self._topics = set() if topic is None else {topic}
         self._is_named = topic is not None
-        self._sides: dict[Field, _Side] | None = None
+        self._pairs: dict[Field, _Pair] | None = None
 
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
-        sides, self._sides = self._sides, None
-        for side in (sides or {}).values():
-            side.writer.close()
-            side.reader.close()
+        pairs, self._pairs = self._pairs, None
+        for pair in (pairs or {}).values():
+            pair.writer.close()
+            pair.reader.close()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -135,14 +136,14 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             SerializationError: the store failed; `__cause__` is its error.
         """
         data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
-        return self._offloaded(self._side(app, KEY), None, data, headers)
+        return self._offloaded(self._pair(app, KEY), None, data, headers)
 
     def dumps_value(
         self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
         """As `dumps_key`, for the value."""
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
-        return self._offloaded(self._side(app, VALUE), None, data, headers)
+        return self._offloaded(self._pair(app, VALUE), None, data, headers)
 
     async def dumps(
         self,
@@ -162,29 +163,29 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         """
         if key is not None:
             key, headers = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
-            key, headers = await self._offloaded_aside(self._side(app, KEY), topic, key, headers)
+            key, headers = await self._offloaded_on_thread(self._pair(app, KEY), topic, key, headers)
         value, headers = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
-        value, headers = await self._offloaded_aside(self._side(app, VALUE), topic, value, headers)
+        value, headers = await self._offloaded_on_thread(self._pair(app, VALUE), topic, value, headers)
         return key, value, headers
 
     def _offloaded(
-        self, side: _Side | None, topic: str | None, data: object, headers: OpenHeadersArg
+        self, pair: _Pair | None, topic: str | None, data: object, headers: OpenHeadersArg
     ) -> tuple[object, OpenHeadersArg]:
         before = _listed(headers)
-        if side is None or not side.writer.wants(data, before):
+        if pair is None or not pair.writer.wants(data, before):
             return data, headers
         after = list(before)  # the caller may use its list again
-        path = side.writer.serialize(topic or self._only_topic(side.part), after, data)
+        path = pair.writer.serialize(topic or self._only_topic(pair.part), after, data)
         if isinstance(headers, Mapping):
             return path, {**headers, **cast("dict[str, bytes]", dict(after[len(before) :]))}
         return path, cast("list[tuple[str, bytes]]", after)
 
-    async def _offloaded_aside(
-        self, side: _Side | None, topic: str, data: object, headers: OpenHeadersArg
+    async def _offloaded_on_thread(
+        self, pair: _Pair | None, topic: str, data: object, headers: OpenHeadersArg
     ) -> tuple[object, OpenHeadersArg]:
-        if side is None or not side.writer.wants(data, _listed(headers)):
+        if pair is None or not pair.writer.wants(data, _listed(headers)):
             return data, headers
-        return await asyncio.to_thread(self._offloaded, side, topic, data, headers)
+        return await asyncio.to_thread(self._offloaded, pair, topic, data, headers)
 
     def _only_topic(self, part: Field) -> str:
         if len(self._topics) != 1:
@@ -208,39 +209,39 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
-            headers, sides = _listed(message.headers), self._opened(app)
-            if not any(side.reader.wants(headers) for side in sides.values()):
+            headers, pairs = _listed(message.headers), self._opened(app)
+            if not any(pair.reader.wants(headers) for pair in pairs.values()):
                 return await decode(message, **how)
             whole = _copy(message, headers)
             try:
-                for side in sides.values():
-                    await self._download(app, side, message, whole, headers)
+                for pair in pairs.values():
+                    await self._download(app, pair, message, whole, headers)
             except SerializationError as exc:
-                return await self._stand_in(app, exc, message, whole)
+                return await self._replacement(app, exc, message, whole)
             event = await decode(whole, **how)
             if event is not None:
-                # Faust keeps its books by the message that came from the consumer.
+                # Faust tracks offsets by the message that came from the consumer.
                 event.message = message
             return event
 
         return cast("DecodeFunction", restore)
 
-    async def _download(self, app: AppT, side: _Side, message: Message, whole: Message, headers: list[Header]) -> None:
+    async def _download(self, app: AppT, pair: _Pair, message: Message, whole: Message, headers: list[Header]) -> None:
         """Puts the payload into `whole`, and removes the reference from `headers`, if there is one."""
-        data = getattr(message, side.part.name)
+        data = getattr(message, pair.part.name)
         # Each attempt is shorter than the interval (see `_opened`), and so is each pause.
         longest_wait_s = min(_LONGEST_WAIT_S, app.conf.broker_max_poll_interval / 2)
         wait_s = _FIRST_WAIT_S
-        while data is not None and side.reader.wants(headers):
+        while data is not None and pair.reader.wants(headers):
             _keep_membership(app)
             try:
-                restored = await asyncio.to_thread(side.reader.deserialize, message.topic, headers, data)
+                restored = await asyncio.to_thread(pair.reader.deserialize, message.topic, headers, data)
             except SerializationError as exc:
                 error = exc.at(message.partition, message.offset)
                 if not exc.retriable:
                     raise error from exc.__cause__
             else:
-                setattr(whole, side.part.name, restored)
+                setattr(whole, pair.part.name, restored)
                 return
             if wait_s == _FIRST_WAIT_S:
                 _logger.warning("%s; it is tried again until it succeeds, and the records behind it wait", error)
@@ -248,7 +249,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             await asyncio.sleep(min(wait_s, longest_wait_s))
             wait_s *= 2
 
-    async def _stand_in(self, app: AppT, error: SerializationError, message: Message, whole: Message) -> EventT[Any]:
+    async def _replacement(self, app: AppT, error: SerializationError, message: Message, whole: Message) -> EventT[Any]:
         """The event with the result of `on_failure`, for a record that cannot be restored."""
         if self._on_failure is None or not isinstance(error.__cause__, _OF_THE_RECORD):
             raise error
@@ -259,32 +260,27 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _side(self, app: AppT, part: Field) -> _Side | None:
+    def _pair(self, app: AppT, part: Field) -> _Pair | None:
         return self._opened(app).get(part)
 
-    def _opened(self, app: AppT) -> dict[Field, _Side]:
-        if self._sides is None:
+    def _opened(self, app: AppT) -> dict[Field, _Pair]:
+        if self._pairs is None:
             _check_names(app, enabled=limits_names(self._config))
             config = {**_of_app(app), **self._config}
-            sides = {}
-            try:
+            pairs = {}
+            with ExitStack() as opened:
                 for part in self._parts:
                     writer = LargeMessageSerializer(config, is_key=part is KEY)
-                    try:
-                        sides[part] = _Side(part, writer, LargeMessageDeserializer(config, is_key=part is KEY))
-                    except BaseException:
-                        writer.close()
-                        raise
+                    opened.callback(writer.close)
+                    reader = LargeMessageDeserializer(config, is_key=part is KEY)
+                    opened.callback(reader.close)
+                    pairs[part] = _Pair(part, writer, reader)
                 interval_ms = int(app.conf.broker_max_poll_interval * 1000)
-                store_ms = sum(side.reader.store_timeout_ms for side in sides.values())
+                store_ms = sum(pair.reader.store_timeout_ms for pair in pairs.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
-            except BaseException:
-                for side in sides.values():
-                    side.writer.close()
-                    side.reader.close()
-                raise
-            self._sides = sides
-        return self._sides
+                opened.pop_all()  # no error: they stay open
+            self._pairs = pairs
+        return self._pairs
 
 
 class _Bytes(faust.Schema[Any, Any]):

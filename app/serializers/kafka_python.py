@@ -192,18 +192,10 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             into.append(self._restored(record))
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        key, value = self._deserializers.key, self._deserializers.value
-        if key is None and value is None:
+        if self._deserializers.key is None and self._deserializers.value is None:
             return record
-        headers = list(record.headers)
-        try:
-            return record._replace(
-                key=record.key if key is None else key.deserialize(record.topic, headers, record.key),
-                value=record.value if value is None else value.deserialize(record.topic, headers, record.value),
-                headers=headers,
-            )
-        except SerializationError as exc:
-            raise exc.at(record.partition, record.offset) from exc.__cause__
+        key, value, headers = taken.deserialized(self._deserializers, record)
+        return record._replace(key=key, value=value, headers=headers)
 
     def _give_back(
         self,

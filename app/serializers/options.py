@@ -200,16 +200,10 @@ class Deserializing:
 
 
 def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:
-    """Refuses a store whose calls may take longer than the client may (seed 000, "Critical Timing Constraints").
-
-    Args:
-        store_ms: the longest time of the store calls for one record, retries included.
-        key: the client's own limit.
-        allowed_ms: its value.
-        calls: for the message, if there is more than one call.
+    """Refuses a store whose calls for one record may take longer than the client's limit `key` allows (seed 000).
 
     Raises:
-        ConfigurationError: the message has both numbers.
+        ConfigurationError: the message has both numbers, and `calls`.
     """
     if store_ms > allowed_ms:
         raise ConfigurationError(

@@ -22,16 +22,15 @@ PARALLEL = 8
 
 
 class Threads:
-    """A few threads for store calls; the first call starts them."""
+    """A few threads for store calls; the first call starts them.
+
+    Attributes:
+        closed: True once `close` has been called.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
-        self._ended = False
-
-    @property
-    def closed(self) -> bool:
-        """True once `close` has been called."""
-        return self._ended
+        self.closed = False
 
     async def run(
         self,
@@ -42,15 +41,7 @@ class Threads:
         *,
         is_key: bool,
     ) -> Any:
-        """As `serialize` and `deserialize` of a composable, without blocking the loop on a store.
-
-        Args:
-            composable: the serializers or deserializers; None if the data is bytes already.
-            topic: the topic of the record.
-            headers: the headers of the record.
-            data: the key or the value.
-            is_key: whether the data is the key.
-        """
+        """As `serialize` or `deserialize` of `composable`, without blocking the loop; None leaves the data as it is."""
         return await self._run(composable, data, Context(topic, "key" if is_key else "value", headers))
 
     async def close(self) -> None:
@@ -58,7 +49,7 @@ class Threads:
 
         Calls that wait for a thread are not made: their callers get a `SerializationError`.
         """
-        self._ended = True
+        self.closed = True
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def _run(
@@ -80,7 +71,7 @@ class Threads:
     async def _on_thread(
         self, composable: ComposableSerializer | ComposableDeserializer, stage: Stage, data: Any, context: Context
     ) -> Any:
-        if not self._ended:
+        if not self.closed:
             call = asyncio.get_running_loop().run_in_executor(self._pool, composable.step, stage, data, context)
             try:
                 return await call

@@ -1,4 +1,4 @@
-"""confluent-kafka: a large value is sent and read back; a record whose payload is gone is passed over.
+"""confluent-kafka: a large value is sent and read back; a record whose payload is gone is skipped.
 
 Needs a topic and a bucket:
 
@@ -33,7 +33,7 @@ COMMON = {
 
 
 def to_json(value: object) -> bytes:
-    """The application's own serializer; the large-message one stands behind it."""
+    """The application's own serializer, before the large-message one."""
     return json.dumps(value).encode()
 
 
@@ -55,7 +55,7 @@ def delivered(error: KafkaError | None, _: Message) -> None:
 
 
 def read(consumer: DeserializingConsumer) -> Message:
-    """The next record that can be had."""
+    """The next record that can be restored."""
     while True:
         try:
             message = consumer.poll(1.0)

@@ -1,4 +1,4 @@
-"""Faust: a large value is sent and read back; a record whose payload is gone is seen as such by the agent.
+"""Faust: a large value is sent and read back; the agent gets a stand-in for a record whose payload is gone.
 
 Needs a topic and a bucket:
 
@@ -19,7 +19,7 @@ STORE = {"large.message.payload.store.class": "s3", "s3.bucket": os.environ.get(
 
 
 class Order(faust.Record):
-    """What the application works with; Faust makes JSON of it, the schema a reference of what is large."""
+    """The application's record; Faust serializes it as JSON, and the schema offloads it if it is large."""
 
     id: int
     scan: str = ""
@@ -27,7 +27,7 @@ class Order(faust.Record):
 
 
 def lost(error: SerializationError, message: Message) -> Order:
-    """Stands for a record whose payload cannot be had any more, so that the agent can go on."""
+    """The stand-in for a record whose payload is gone, so that the agent can go on."""
     print(f"offset {message.offset}: {error.__cause__}")
     return Order(id=-1, lost=True)
 

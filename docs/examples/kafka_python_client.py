@@ -1,4 +1,4 @@
-"""kafka-python: a large value is sent and read back; a record whose payload is gone is passed over.
+"""kafka-python: a large value is sent and read back; a record whose payload is gone is skipped.
 
 Needs a topic and a bucket:
 
@@ -26,7 +26,7 @@ COMMON = {
 
 
 def to_json(value: object) -> bytes:
-    """The application's own serializer; the large-message one stands behind it."""
+    """The application's own serializer, before the large-message one."""
     return json.dumps(value).encode()
 
 
@@ -41,12 +41,12 @@ CONSUMER = {
 
 
 def read(consumer: DeserializingConsumer) -> ConsumerRecord:
-    """The next record that can be had."""
+    """The next record that can be restored."""
     while True:
         try:
             return next(consumer)
         except SerializationError as error:
-            if isinstance(error.__cause__, PayloadNotFoundError):  # its TTL is over: go on behind it
+            if isinstance(error.__cause__, PayloadNotFoundError):  # its TTL is over: skip the record
                 print(error)
                 consumer.seek(TopicPartition(error.topic, error.partition), error.offset + 1)
             elif error.retriable:  # the store is down: the position stays, so the same record comes again
