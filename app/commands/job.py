@@ -16,7 +16,7 @@ from app.config.parsing import load
 from app.local import jars
 from transforms.errors import ConfigurationError
 
-__all__ = ["JOBS", "command"]
+__all__ = ["JOBS", "command", "require_spark"]
 
 JOBS: Mapping[str, str] = {
     "audit": "List references whose payloads are missing, differ, or expire before the reference.",
@@ -69,14 +69,23 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     if written is not None and said is not None:
         write(said, written)
         return 0
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
-                "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
-            )
+    require_spark("job")
     # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
     return main([*_fetched_jars(), *rest], said)  # if an option is given twice, the last one counts
+
+
+def require_spark(command: str) -> None:
+    """Checks that the packages of the Spark jobs are installed.
+
+    Raises:
+        ConfigurationError: one of them is not.
+    """
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                command, f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
+            )
 
 
 def _fetched_jars() -> list[str]:
