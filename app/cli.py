@@ -225,9 +225,8 @@ def _status(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # otherwise the interpreter would report an error at exit
+        # Otherwise the interpreter would report an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except Exception as exc:  # noqa: BLE001  # our own defects are one line as well
         if debug:

@@ -36,8 +36,7 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     """Run a Spark job; without a name, list the jobs.
 
     Each job has its own options: `wideload job NAME --help`. It runs in this process, on the cores of this machine
-    unless --master names a cluster; on a cluster, better use spark-submit (docs/spark.md). The exit status is that of
-    the job.
+    unless --master says otherwise; on a cluster use spark-submit (docs/spark.md). The exit status is that of the job.
 
     After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. Together with
     --write-options FILE, no job runs: the command writes a file for the option --options of a job under spark-submit.
