@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import importlib
 import logging
 import os
 import sys
@@ -29,18 +31,7 @@ _SECTIONS: Mapping[str, Sequence[str]] = {
     "Work with payloads": ("store", "job"),
     "Work with names": ("names",),
 }
-
-# By name: the module of a command, which may need aiokafka or Faust, is imported when the command runs.
-_COMMANDS: Mapping[str, str] = {
-    "consume": "app.commands.consume",
-    "demo": "app.commands.demo",
-    "dlq": "app.commands.dlq",
-    "inspect": "app.commands.inspect",
-    "job": "app.commands.job",
-    "names": "app.commands.names",
-    "produce": "app.commands.produce",
-    "store": "app.commands.lifecycle",
-}
+_MODULES = {"store": "lifecycle"}  # in app.commands; the other modules have the names of their commands
 
 _DEBUG = "wideload.debug"
 _CLIENT_LOGS = ("aiokafka", "asyncio")
@@ -75,10 +66,9 @@ class _Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
-        if command is None and cmd_name in _COMMANDS:
-            import importlib
-
-            command = importlib.import_module(_COMMANDS[cmd_name]).command
+        if command is None and cmd_name in self.list_commands(ctx):
+            # Only now: the module of a command may need aiokafka or Faust.
+            command = importlib.import_module(f"app.commands.{_MODULES.get(cmd_name, cmd_name)}").command
             assert isinstance(command, click.Command)
         if command is not None:
             for each in (command, *getattr(command, "commands", {}).values()):
@@ -90,8 +80,6 @@ class _Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            import difflib
-
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             ctx.fail(f"there is no command {args[0]!r}{hint}")
@@ -237,9 +225,8 @@ def _status(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # otherwise the interpreter would report an error at exit
+        # Otherwise the interpreter would report an error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except Exception as exc:  # noqa: BLE001  # our own defects are one line as well
         if debug:

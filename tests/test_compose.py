@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
 def interpolated(node: Any, environ: Mapping[str, str]) -> Any:
-    """A node of the file with `${NAME:-default}` replaced, as compose does it."""
+    """A node of the file with `${NAME:-default}` replaced, as in compose."""
     if isinstance(node, dict):
         return {key: interpolated(value, environ) for key, value in node.items()}
     if isinstance(node, list):
@@ -40,7 +40,7 @@ def interpolated(node: Any, environ: Mapping[str, str]) -> Any:
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    """The file as it is written."""
+    """The raw file."""
     loaded = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     assert isinstance(loaded, dict)
     return loaded
@@ -56,19 +56,19 @@ def services(document: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def toml() -> dict[str, Any]:
-    """The worker's configuration as it is written."""
+    """The raw configuration of the worker."""
     return tomllib.loads((ROOT / "docker" / "wideload.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def settings(services: dict[str, Any], toml: dict[str, Any]) -> Settings:
-    """The worker's settings, in the environment that compose gives it."""
+    """The settings of the worker, with the environment of compose."""
     return parse(toml, services["worker"]["environment"])
 
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.protocols.Validator:
-    """The compose specification's own schema, as check-jsonschema carries it."""
+    """The schema of the compose specification, from check-jsonschema."""
     package = importlib.util.find_spec("check_jsonschema")
     if package is None or package.origin is None:
         pytest.skip("check-jsonschema, which carries the schema of the compose specification, is not installed")
@@ -86,7 +86,7 @@ def named_topics(pipeline: PipelineSettings) -> Iterator[str]:
 
 
 def prepared_topics(services: dict[str, Any]) -> dict[str, int]:
-    """The topics that the one-shot service creates, with the most bytes of a batch."""
+    """The topics of the one-shot service, with their max.message.bytes."""
     pairs = (argument.rpartition("=") for argument in services["prepare"]["command"] if not argument.startswith("--"))
     return {name: int(limit) for name, _, limit in pairs}
 
@@ -98,21 +98,21 @@ def seconds(duration: str) -> int:
 
 
 def test_compose_follows_the_specification(document: dict[str, Any], validator: jsonschema.protocols.Validator) -> None:
-    """The file is what the compose specification's schema allows."""
+    """The file is valid by the schema of the compose specification."""
     assert [error.message for error in validator.iter_errors(document)] == []
 
 
 def test_compose_schema_refuses_a_misspelt_key(
     document: dict[str, Any], validator: jsonschema.protocols.Validator
 ) -> None:
-    """The schema would notice a key that compose does not know."""
+    """The schema refuses an unknown key."""
     broken = copy.deepcopy(document)
     broken["services"]["worker"]["healthchek"] = {}
     assert not validator.is_valid(broken)
 
 
 def test_compose_worker_commands_are_commands_of_the_program(services: dict[str, Any]) -> None:
-    """What a service with the image's own entry point is told to run, the command line takes."""
+    """The command line accepts the command of each service with the entry point of the image."""
     own = [service for service in services.values() if service["image"].startswith(f"{OWN_IMAGE}:")]
     commands = [service["command"] for service in own if "entrypoint" not in service]
     assert commands
@@ -124,7 +124,7 @@ def test_compose_worker_commands_are_commands_of_the_program(services: dict[str,
 
 
 def test_compose_configuration_is_mounted_where_it_is_looked_for(services: dict[str, Any]) -> None:
-    """Every path in /etc/wideload that a command names is a file of the folder that is mounted there."""
+    """Each path in /etc/wideload in a command is a file of the mounted folder."""
     for name in ("worker", "prepare"):
         service = services[name]
         assert f"./docker:{CONFIG_FOLDER}:ro" in service["volumes"]
@@ -136,7 +136,7 @@ def test_compose_configuration_is_mounted_where_it_is_looked_for(services: dict[
 
 
 def test_compose_bootstrap_servers_are_the_broker_s_listener(services: dict[str, Any], settings: Settings) -> None:
-    """The worker's address of the broker is one that the broker listens on, and gives out again."""
+    """The broker listens on the worker's address, and advertises it."""
     host, _, port = settings.client.bootstrap_servers.partition(":")
     flags = dict(
         argument.split("=", 1)
@@ -148,7 +148,7 @@ def test_compose_bootstrap_servers_are_the_broker_s_listener(services: dict[str,
 
 
 def test_compose_host_s_kafka_port_is_the_one_that_the_broker_gives_out(services: dict[str, Any]) -> None:
-    """A client on the host is sent back to the port that is published."""
+    """The broker advertises the published port to clients on the host."""
     (port,) = services["redpanda"]["ports"]
     (advertised,) = (flag for flag in services["redpanda"]["command"] if flag.startswith("--advertise-kafka-addr"))
     assert port["published"] == str(port["target"])
@@ -177,7 +177,7 @@ def test_compose_credentials_are_the_same_on_both_sides(
 
 
 def test_compose_configuration_holds_no_credential(toml: dict[str, Any]) -> None:
-    """Keys come from the environment, none stands in the file."""
+    """Keys come from the environment; the file has none."""
     for pipeline in toml["pipeline"].values():
         assert pipeline["s3"]["access"]["key"] == "${env:S3_ACCESS_KEY}"
         assert pipeline["s3"]["secret"]["key"] == "${env:S3_SECRET_KEY}"
@@ -191,7 +191,7 @@ def test_compose_prepares_the_topics_of_the_configuration(services: dict[str, An
 
 
 def test_compose_topics_hold_what_the_pipelines_write(services: dict[str, Any], settings: Settings) -> None:
-    """Whole values fit the topics of whole values, references need no more than Kafka's default."""
+    """Whole values fit into the topics of whole values; the topic of references has Kafka's default limit."""
     limits = prepared_topics(services)
     for pipeline in settings.pipelines:
         assert pipeline.dead_letter_topic is not None
@@ -213,14 +213,14 @@ def test_compose_worker_s_port_is_web_port(services: dict[str, Any], settings: S
 
 
 def test_compose_ports_are_published_on_loopback_only(services: dict[str, Any]) -> None:
-    """Nothing of it can be reached from another machine."""
+    """No port can be reached from another machine."""
     ports = [port for service in services.values() for port in service.get("ports", ())]
     assert len(ports) == 3
     assert {port["host_ip"] for port in ports} == {"127.0.0.1"}
 
 
 def test_compose_conditions_can_come_true(services: dict[str, Any]) -> None:
-    """What is waited for has a health check, or ends and is not started again."""
+    """Each service that others wait for has a health check, or ends and is not restarted."""
     waited = [entry for service in services.values() for entry in service.get("depends_on", {}).items()]
     assert len(waited) == 5
     for name, wanted in waited:
@@ -232,7 +232,7 @@ def test_compose_conditions_can_come_true(services: dict[str, Any]) -> None:
 
 
 def test_compose_images_are_pinned(services: dict[str, Any]) -> None:
-    """Each image has a tag with a whole version."""
+    """Each image has a tag with a full version."""
     for service in services.values():
         assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
 
@@ -262,7 +262,7 @@ def test_compose_own_containers_have_no_rights_to_spare(services: dict[str, Any]
 
 
 def test_deployment_page_s_kubernetes_example_fits_the_settings(settings: Settings) -> None:
-    """The example asks the pages that there are, and leaves time and memory enough."""
+    """The probes of the example use existing pages, with enough time and memory."""
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     pod = yaml.safe_load(block)["spec"]["template"]["spec"]

@@ -37,7 +37,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is between one FROM and the next."""
+    """The instructions from one FROM to the next."""
 
     image: str
     instructions: tuple[Instruction, ...]
@@ -47,7 +47,7 @@ class Stage:
         return [each.text for each in self.instructions if each.name == name]
 
     def last(self, name: str) -> str:
-        """The text of the instruction that counts."""
+        """The text of the last such instruction, which applies."""
         return self.all(name)[-1]
 
 
@@ -84,7 +84,7 @@ def compose_health_check() -> list[str]:
 
 
 def ignored(path: str) -> bool:
-    """Whether .dockerignore keeps a path of the root away from the build; the last pattern that fits decides."""
+    """Whether .dockerignore excludes a path; the last pattern that matches decides."""
     out = False
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
         pattern = line.removeprefix("!")
@@ -94,21 +94,21 @@ def ignored(path: str) -> bool:
 
 
 def test_dockerfile_runs_as_a_user_by_number(stages: list[Stage]) -> None:
-    """The image's user is not root, and a number, which Kubernetes needs to know that."""
+    """The user of the image is a number and not root, which Kubernetes can check."""
     user, _, group = stages[-1].last("USER").partition(":")
     assert int(user) > 0
     assert int(group) > 0
 
 
 def test_dockerfile_base_images_are_pinned(stages: list[Stage]) -> None:
-    """Both stages begin with the same image, with a whole version: a venv cannot move to another Python."""
+    """Both stages use the same image with a full version: a venv cannot move to another Python."""
     assert len(stages) == 2
     assert len({stage.image for stage in stages}) == 1
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", stages[0].image)
 
 
 def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
-    """Each source is in the repository, and .dockerignore lets it through."""
+    """Each source is in the repository, and .dockerignore does not exclude it."""
     sources = [source for text in stages[0].all("COPY") for source in shlex.split(text)[:-1]]
     assert len(sources) == 9
     assert [source for source in sources if not (ROOT / source).exists()] == []
@@ -125,7 +125,7 @@ def test_dockerfile_copies_every_package(stages: list[Stage]) -> None:
 
 @pytest.mark.parametrize("name", [".git", ".venv", "tests", "docker-compose.yml", ".env", "build"])
 def test_dockerfile_build_sees_nothing_else(name: str) -> None:
-    """History, environments, secrets and tests do not get into the build."""
+    """History, environments, secrets and tests are not part of the build."""
     assert ignored(name)
 
 
@@ -138,7 +138,7 @@ def test_dockerfile_installs_by_hash(stages: list[Stage]) -> None:
 
 
 def test_dockerfile_build_lock_has_one_package() -> None:
-    """What the awk of the Dockerfile takes out of the development lock is setuptools with its hashes, and no more."""
+    """The awk of the Dockerfile selects setuptools with its hashes from the development lock, and nothing else."""
     (command,) = re.findall(r"awk '[^']+' requirements-dev\.lock", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
     found = subprocess.run(shlex.split(command), cwd=ROOT, check=True, capture_output=True, text=True).stdout
     first, *rest = found.splitlines()
@@ -148,7 +148,7 @@ def test_dockerfile_build_lock_has_one_package() -> None:
 
 
 def test_dockerfile_image_has_no_build_tools(stages: list[Stage]) -> None:
-    """The image itself installs nothing; it takes the environment from the build, and drops pip."""
+    """The image itself installs nothing; it copies the environment from the build, and removes pip."""
     image = stages[-1]
     assert image.all("COPY") == ["--from=build /opt/wideload /opt/wideload"]
     (run,) = image.all("RUN")
@@ -165,7 +165,7 @@ def test_dockerfile_environment_is_meant_for_a_container(stages: list[Stage]) ->
 
 
 def test_dockerfile_version_is_the_project_s(stages: list[Stage]) -> None:
-    """The label says the version of pyproject.toml."""
+    """The label has the version of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f'org.opencontainers.image.version="{project["version"]}"' in stages[-1].last("LABEL")
 
@@ -185,7 +185,7 @@ def test_dockerfile_runs_a_command_that_there_is(stages: list[Stage]) -> None:
 
 @contextmanager
 def http_server(page: str, status: int) -> Iterator[int]:
-    """A server with one page, all others are missing; gives its port."""
+    """A server with one page; gives its port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -207,7 +207,7 @@ def http_server(page: str, status: int) -> Iterator[int]:
 
 
 def run_check(command: list[str], port: int) -> int:
-    """The exit status of a health check, on a port of our own, with a proxy in the environment that is not there."""
+    """The exit status of a health check on our own port, with a proxy in the environment that does not exist."""
     python, *arguments = (word.replace(WEB_PORT, str(port)) for word in command)
     assert python == "python"
     environ = {"http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}
@@ -230,7 +230,7 @@ def test_health_check_passes_where_the_page_says_so(command: list[str], page: st
 
 @pytest.mark.parametrize(("command", "page"), CHECKS)
 def test_health_check_fails_where_the_page_says_so(command: list[str], page: str) -> None:
-    """A worker that answers 503 is not; Docker knows the statuses 0 and 1 only."""
+    """A worker that answers 503 is not healthy; Docker knows only the statuses 0 and 1."""
     with http_server(page, 503) as port:
         assert run_check(command, port) == 1
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -155,15 +153,5 @@ def _meaning(key: Key) -> str:
     return " ".join(parts).replace("|", "\\|")
 
 
-def main() -> int:
-    """Writes the page; returns the exit status."""
-    argparse.ArgumentParser(
-        prog="python -m app.commands.configuration_page", description="Writes docs/configuration.md."
-    ).parse_args()
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

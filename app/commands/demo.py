@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import click
@@ -29,11 +26,12 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
 
 from app.commands.console import Progress, Unit, progress
+from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.sender import find_topic, open_sender
 from app.local import jars, java
-from app.local.broker import EmbeddedBroker
+from app.local.broker import EmbeddedBroker, free_ports
 from app.local.demo_files import Comparison, DemoFile, compare, from_folder, from_jars
 from app.local.watchdog import Watched, watched
 from transforms.errors import ConfigurationError, WideloadError
@@ -180,7 +178,7 @@ class Demo:
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def _start_worker(self) -> None:
-        self._port = _free_port()
+        (self._port,) = free_ports(1)
         config = self._folder / "wideload.toml"
         root = json.dumps(str(self._folder / "store"))
         config.write_text(_CONFIG.format(servers=self._broker.bootstrap_servers, port=self._port, root=root))
@@ -193,7 +191,7 @@ class Demo:
         while self._page("/health/ready") is None:
             self._check_worker()
             if time.monotonic() > deadline:
-                raise DemoError(f"the worker was not ready within {_READY_S:g} s; {self._log_end('worker.log')}")
+                raise self._failed(f"the worker was not ready within {_READY_S:g} s", "worker.log")
             time.sleep(_POLL_S)
 
     def _check_worker(self) -> None:
@@ -201,7 +199,7 @@ class Demo:
         assert self._worker is not None
         status = self._worker.poll()
         if status is not None:
-            raise DemoError(f"the worker ended with status {status}; {self._log_end('worker.log')}")
+            raise self._failed(f"the worker ended with status {status}", "worker.log")
         for pipeline in self._page("/pipelines") or ():
             if pipeline["state"] == "FAILED":
                 raise DemoError(f"pipeline {pipeline['name']} has stopped: {pipeline['last_error']}")
@@ -214,9 +212,9 @@ class Demo:
         try:
             status = self._worker.wait(_READY_S)
         except subprocess.TimeoutExpired as exc:
-            raise DemoError(f"the worker did not stop within {_READY_S:g} s; {self._log_end('worker.log')}") from exc
+            raise self._failed(f"the worker did not stop within {_READY_S:g} s", "worker.log") from exc
         if status != 0:
-            raise DemoError(f"the worker ended with status {status}; {self._log_end('worker.log')}")
+            raise self._failed(f"the worker ended with status {status}", "worker.log")
         self.report.sizes = {name: self._topic_bytes(name) for name in (RAW, ORDERS, INFLATED)}
         self.report.sizes["payload store"] = _file_bytes((self._folder / "store").rglob("*"))
 
@@ -261,10 +259,8 @@ class Demo:
                     seen, moved = ends, time.monotonic()
                 await asyncio.to_thread(self._check_worker)
                 if time.monotonic() - moved > _SILENCE_S:
-                    raise DemoError(
-                        f"{seen} of {count} messages arrived, and none in the last {_SILENCE_S:g} s; "
-                        f"{self._log_end('worker.log')}"
-                    )
+                    arrived = f"{seen} of {count} messages arrived, and none in the last {_SILENCE_S:g} s"
+                    raise self._failed(arrived, "worker.log")
                 await asyncio.sleep(_POLL_S)
 
     # --- Spark -------------------------------------------------------------------------------------------------------
@@ -279,7 +275,7 @@ class Demo:
         self._stack.callback(job.kill)
         status = job.wait()
         if status != 0:
-            raise DemoError(f"the Spark job ended with status {status}; {self._log_end('spark.log')}")
+            raise self._failed(f"the Spark job ended with status {status}", "spark.log")
 
     def _environ(self) -> Mapping[str, str]:
         scratch = self._folder / "tmp"
@@ -287,19 +283,13 @@ class Demo:
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
 
-    def _log_end(self, name: str) -> str:
-        lines = (self._folder / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return "\n".join([f"the end of {name}:", *lines])
+    def _failed(self, what: str, log: str) -> DemoError:
+        lines = (self._folder / log).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return DemoError("\n".join([f"{what}; the end of {log}:", *lines]))
 
 
 def _file_bytes(paths: Iterator[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _check_disk(files: Sequence[DemoFile]) -> None:
@@ -312,10 +302,6 @@ def _check_disk(files: Sequence[DemoFile]) -> None:
             f"the demo needs about {bytes_text(needed)} in {folder}, and {bytes_text(free)} are free; make room, set "
             "TMPDIR to another folder, or give a smaller INPUT",
         )
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -375,11 +361,7 @@ def command(folder: Path | None, *, keep: bool) -> int:
       wideload demo
       wideload demo ~/Pictures --keep
     """
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
-                "demo", f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
-            )
+    require_spark("demo")
     if folder is not None:
         files = from_folder(folder)
     try:
@@ -392,7 +374,7 @@ def command(folder: Path | None, *, keep: bool) -> int:
     _check_disk(files)
     size = bytes_text(sum(file.size for file in files))
     click.echo(f"{len(files)} files, {size}, the largest {bytes_text(max(file.size for file in files))}")
-    with _signals(_interrupt), Demo(files, keep=keep) as demo, ExitStack() as last:
+    with _signals(signal.default_int_handler), Demo(files, keep=keep) as demo, ExitStack() as last:
         if keep:
             last.callback(click.echo, f"kept in {demo.folder}")
         comparison = demo.run()

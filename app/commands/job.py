@@ -16,7 +16,7 @@ from app.config.parsing import load
 from app.local import jars
 from transforms.errors import ConfigurationError
 
-__all__ = ["JOBS", "command"]
+__all__ = ["JOBS", "command", "require_spark"]
 
 JOBS: Mapping[str, str] = {
     "audit": "List references whose payloads are missing, differ, or expire before the reference.",
@@ -36,8 +36,7 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     """Run a Spark job; without a name, list the jobs.
 
     Each job has its own options: `wideload job NAME --help`. It runs in this process, on the cores of this machine
-    unless --master names a cluster; on a cluster, better use spark-submit (docs/spark.md). The exit status is that of
-    the job.
+    unless --master says otherwise; on a cluster use spark-submit (docs/spark.md). The exit status is that of the job.
 
     After the name, -c FILE takes brokers, security, stores and topics from a worker's configuration. Together with
     --write-options FILE, no job runs: the command writes a file for the option --options of a job under spark-submit.
@@ -69,14 +68,23 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     if written is not None and said is not None:
         write(said, written)
         return 0
-    for module in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
-                "job", f"{module} is not installed, and jobs need it: pip install '.[spark]' in the project's folder"
-            )
+    require_spark("job")
     # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
     return main([*_fetched_jars(), *rest], said)  # if an option is given twice, the last one counts
+
+
+def require_spark(command: str) -> None:
+    """Checks that the packages of the Spark jobs are installed.
+
+    Raises:
+        ConfigurationError: one of them is not.
+    """
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                command, f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
+            )
 
 
 def _fetched_jars() -> list[str]:

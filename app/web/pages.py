@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["add_pages", "health", "pipeline_page"]
 
+_COUNTS = (
+    "records_in", "records_out", "offloaded_records", "inflated_records", "dead_letters", "store_errors", "retries",
+    "restarts", "expired_records", "transactions", "chunked_messages", "chunks_published", "assembled_messages",
+    "duplicate_chunks", "late_chunks", "unwrapped_records", "wrapped_records",
+)  # fmt: skip
 _PROMETHEUS = "text/plain; version=0.0.4"
 
 
@@ -81,33 +86,17 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "group_id": settings.group_id,
         "processing_guarantee": settings.guarantee.name,
         "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
-        "records_in": stats.records_in,
-        "records_out": stats.records_out,
-        "offloaded_records": stats.offloaded_records,
-        "inflated_records": stats.inflated_records,
-        "dead_letters": stats.dead_letters,
-        "store_errors": stats.store_errors,
-        "retries": stats.retries,
-        "restarts": stats.restarts,
-        "expired_records": stats.expired_records,
-        "transactions": stats.transactions,
+        **{name: getattr(stats, name) for name in _COUNTS},
         # Names from seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,
         "chunkedMessageRate": {
             "published": stats.published_rate.per_second(),
             "consumed": stats.consumed_rate.per_second(),
         },
-        "chunked_messages": stats.chunked_messages,
-        "chunks_published": stats.chunks_published,
-        "assembled_messages": stats.assembled_messages,
-        "duplicate_chunks": stats.duplicate_chunks,
-        "late_chunks": stats.late_chunks,
         "discarded_messages": dict(sorted(stats.discarded.items())),
         "failed_records": dict(sorted(stats.failed.items())),
         "pending_chunked_messages": pipeline.flow.pending_messages if pipeline.flow else 0,
         "pending_chunked_bytes": pipeline.flow.pending_bytes if pipeline.flow else 0,
-        "unwrapped_records": stats.unwrapped_records,
-        "wrapped_records": stats.wrapped_records,
         "producer": stats.batches.page(),
         "partitions": partitions,
     }

@@ -1,4 +1,4 @@
-"""What the command line makes of its arguments, without a broker."""
+"""The command line and its arguments, without a broker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_command_below_another_has_what_every_command_has() -> None:
 
 
 def test_unknown_command_names_the_nearest() -> None:
-    """A command that is mistyped is answered with the one that was meant."""
+    """For a mistyped command the error names the nearest one."""
     result = CliRunner().invoke(cli, ["prodcue"])
     assert result.exit_code == 2
     assert "did you mean produce?" in result.output
@@ -67,7 +67,7 @@ def test_unknown_command_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("arguments", [["worker"], ["check"], ["produce", "t"], ["consume"], ["check", "--nix"]])
 def test_usage_error_has_status_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing or unknown on the command line is a usage error."""
+    """Missing or unknown arguments are a usage error."""
     monkeypatch.delenv("WIDELOAD_CONFIG", raising=False)
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2
@@ -78,7 +78,7 @@ def test_usage_error_has_status_2(arguments: list[str], monkeypatch: pytest.Monk
 
 
 def config(folder: Path) -> str:
-    """A file with brokers and a security of its own."""
+    """A file with brokers and security settings."""
     path = folder / "w.toml"
     path.write_text(
         'bootstrap.servers = "file:1"\nclient.id = "mine"\nsecurity.protocol = "SASL_PLAINTEXT"\n'
@@ -89,7 +89,7 @@ def config(folder: Path) -> str:
 
 
 def test_connection_nearer_option_wins(tmp_path: Path) -> None:
-    """`-b` comes before `-X`, that before the file, that before the environment."""
+    """`-b` takes precedence over `-X`, then the file, then the environment."""
     file, environ = config(tmp_path), {"KAFKA_BOOTSTRAP_SERVERS": "env:1"}
     extra = ["bootstrap.servers=extra:1"]
     assert client_of("option:1", file, extra, environ).bootstrap_servers == "option:1"
@@ -99,7 +99,7 @@ def test_connection_nearer_option_wins(tmp_path: Path) -> None:
 
 
 def test_connection_takes_security_from_file_and_option(tmp_path: Path) -> None:
-    """The file gives what the options do not."""
+    """The file gives the settings that no option gives."""
     client = client_of(None, config(tmp_path), ["sasl.mechanism=SCRAM-SHA-512"], {})
     assert client.client_id == "mine"
     assert client.security["sasl.username"] == "u"
@@ -120,7 +120,7 @@ def test_connection_takes_security_from_file_and_option(tmp_path: Path) -> None:
     ],
 )
 def test_connection_option_wrong(extra: list[str], message: str) -> None:
-    """A wrong `-X` is named, and never repeated where it may be a secret."""
+    """The error for a wrong `-X` names the key, and never repeats a possible secret."""
     with pytest.raises(ConfigurationError) as caught:
         client_of("b:1", None, extra, {})
     assert str(caught.value).startswith(message)
@@ -128,13 +128,13 @@ def test_connection_option_wrong(extra: list[str], message: str) -> None:
 
 
 def test_connection_missing() -> None:
-    """Without brokers from anywhere, the message says where they may come from."""
+    """Without brokers, the message lists the ways to give them."""
     with pytest.raises(ConfigurationError, match=r"--bootstrap-servers: is missing; .* -c, or set \$KAFKA_BOOTSTRAP"):
         client_of(None, None, [], {})
 
 
 def test_pipeline_must_be_chosen_where_stores_differ() -> None:
-    """One store needs no choice; two do, and a wrong name lists the right ones."""
+    """With one store no choice is needed; with two it is, and a wrong name lists the right ones."""
     one = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE}}, {})
     assert pipeline_of(one, None).name == "a"
     other = {**PIPELINE, "output": {"topic": "else"}, "memory": {"name": "second"}}
@@ -149,7 +149,7 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
 
 
 def test_effective_configuration_hides_secrets() -> None:
-    """Secrets by key and by origin, and strings for a user's own store, are `***`; the rest is there with defaults."""
+    """Secret keys, values from `${…}` and strings of a user's own store are `***`; all else is printed in full."""
     own = {name: value for name, value in PIPELINE.items() if name != "large"}
     document = {
         "bootstrap.servers": "b:1",
@@ -172,7 +172,7 @@ def test_effective_configuration_hides_secrets() -> None:
 
 
 def test_effective_configuration_has_every_key() -> None:
-    """Each key that has a value is there once, the defaults of the store included; a key that was added later too."""
+    """Each key with a value is printed once, with the defaults of the store; keys added later too."""
     text = effective(parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE}}, {}))
     named = [line.partition(" = ")[0] for line in text.splitlines() if " = " in line]
     stores = store_keys("memory") or ()
@@ -182,7 +182,7 @@ def test_effective_configuration_has_every_key() -> None:
 
 
 def test_effective_configuration_of_chunks_is_taken_again() -> None:
-    """What is printed of a pipeline without a store means the same when it is read; nothing in it is of a store."""
+    """The printed configuration of a pipeline without a store can be read again, and has no key of a store."""
     table = {"topics": ["a"], "output.topic": "b", "transforms": ["assemble", "chunk"], "chunk.max.bytes": 9_000}
     settings = parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {})
     text = effective(settings)
@@ -207,7 +207,7 @@ def test_effective_configuration_with_a_key_below_another_is_taken_again() -> No
 
 
 class Store:
-    """A user's own store, which the test above names."""
+    """A user's own store, for the test above."""
 
     def publish(self, topic: str, data: bytes) -> str:
         """Never called."""
@@ -232,20 +232,20 @@ class Store:
     ],
 )
 def test_start(*, offset: str | None, from_beginning: bool, start: object) -> None:
-    """`--from-beginning` and `--offset` as Kafka's own tools and kcat take them."""
+    """`--from-beginning` and `--offset` as in Kafka's own tools and kcat."""
     assert start_of(offset, from_beginning=from_beginning) == start
 
 
 @pytest.mark.parametrize(("offset", "from_beginning"), [("3", True), ("soon", False)])
 def test_start_wrong(*, offset: str, from_beginning: bool) -> None:
-    """Both at once, or no offset at all, are refused."""
+    """Both options at once, or an invalid offset, are refused."""
     with pytest.raises(ConfigurationError, match="--offset"):
         start_of(offset, from_beginning=from_beginning)
 
 
 @pytest.mark.parametrize("key", [b"a", b"photo.jpg", b"order 17 (copy).json", b"A" * 200, b"_x", b"a..b"])
 def test_safe_name_keeps(key: bytes) -> None:
-    """A key that is a plain file name anywhere is used as it is."""
+    """A key that is a plain file name on all systems is used unchanged."""
     assert safe_name(key) == key.decode()
 
 
@@ -257,12 +257,12 @@ def test_safe_name_keeps(key: bytes) -> None:
     ],
 )  # fmt: skip
 def test_safe_name_refuses(key: bytes | None) -> None:
-    """A key that could lead elsewhere, hide, or mean something else on another system is no name."""
+    """A key that could lead outside the folder, hide a file, or have a special meaning on any system is not used."""
     assert safe_name(key) is None
 
 
 def test_folder_never_overwrites(tmp_path: Path) -> None:
-    """The same key twice gives two files; so does a fallback that is taken, be it by a link to elsewhere."""
+    """A key or a fallback that is in use, even by a link to elsewhere, gets a second file."""
     outside = tmp_path / "outside"
     target = tmp_path / "out"
     folder = Folder(str(target))
@@ -274,7 +274,7 @@ def test_folder_never_overwrites(tmp_path: Path) -> None:
 
 
 def test_folder_leaves_no_part(tmp_path: Path) -> None:
-    """A value that cannot be written whole leaves no file."""
+    """A value that cannot be written completely leaves no file."""
     folder = Folder(str(tmp_path))
     with pytest.raises(TypeError):
         folder.write("no bytes", b"key", "t-0-0")  # type: ignore[arg-type]
@@ -282,14 +282,14 @@ def test_folder_leaves_no_part(tmp_path: Path) -> None:
 
 
 def test_folder_is_a_file(tmp_path: Path) -> None:
-    """A file in the folder's place is the user's mistake."""
+    """A file in the place of the folder is a usage error."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"--output: .*file cannot be a folder"):
         Folder(str(tmp_path / "file"))
 
 
 def test_error_harms_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that a user was made to paste reaches the terminal escaped, and on the error's one line."""
+    """Control characters in a name are printed escaped, on the one line of the error."""
     with pytest.raises(SystemExit) as ended:
         main(["check", "-c", "no\x1b[31m\x9b2J\nfile"])
     assert ended.value.code == 2

@@ -8,7 +8,7 @@ def line(name: str, message: str, *args: object) -> logging.LogRecord:
 
 
 def test_repeats_are_left_out_and_counted() -> None:
-    """A line passes once in its time whatever its arguments; the next one says how many were left out."""
+    """A line passes once in its time, whatever its arguments; the next one says how many were left out."""
     now = 100.0
     repeats = RepeatFilter("aiokafka", seconds=30, clock=lambda: now)
     assert repeats.filter(line("aiokafka.client", "no node %d", 1))
@@ -22,7 +22,7 @@ def test_repeats_are_left_out_and_counted() -> None:
 
 
 def test_repeats_of_other_loggers_pass() -> None:
-    """Lines of other loggers always pass, also of one whose name only begins alike."""
+    """Lines of other loggers always pass, even if the name has the same beginning."""
     repeats = RepeatFilter("aiokafka", clock=lambda: 0.0)
     for name in ("app.pipeline.flow", "aiokafkaesque"):
         assert repeats.filter(line(name, "same"))

@@ -36,7 +36,7 @@ def _run(*, kept: bool, **environ: str) -> tuple[bool, int]:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc")
 def test_keep_freed_saves_page_faults() -> None:
-    """Large values get memory that is mapped already, where others before them have freed it."""
+    """Large values reuse mapped memory that earlier values have freed."""
     _, faults = _run(kept=False)
     changed, fewer = _run(kept=True)
     assert changed
@@ -45,5 +45,5 @@ def test_keep_freed_saves_page_faults() -> None:
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_keep_freed_leaves_the_environment_alone(name: str) -> None:
-    """Who has said how memory is to be allocated is obeyed."""
+    """Settings of the allocator in the environment take precedence."""
     assert _run(kept=True, **{name: "4" if name != "GLIBC_TUNABLES" else "glibc.malloc.arena_max=4"})[0] is False

@@ -18,7 +18,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("address", ["203.0.113.7", "no.such.host.invalid", "x" * 70])
 def test_address_of_the_pages_is_not_ours(address: str) -> None:
-    """An address that is not one of this machine is reported under the key that gives it."""
+    """An address of another machine is reported under its key."""
     settings = parse({"bootstrap.servers": "localhost:1", "web.bind": address, "pipeline": {"p": ORDERS}}, {})
     with pytest.raises(ConfigurationError) as refused:
         run_worker(settings, "INFO")

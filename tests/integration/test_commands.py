@@ -1,4 +1,4 @@
-"""The commands as users run them, against a real broker: one good way each, and what a wrong configuration says."""
+"""The commands with a real broker: one successful run each, and the errors of wrong configurations."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Place:
 
     @property
     def group(self) -> str:
-        """The consumer group, which no other test has."""
+        """The consumer group, different for each test."""
         return f"{self.raw}-group"
 
     def pipeline(self, **keys: object) -> dict[str, object]:
-        """The keys of the pipeline; None takes one out."""
+        """The keys of the pipeline; None removes one."""
         values: dict[str, object] = {
             "topics": [self.raw],
             "output.topic": self.orders,
@@ -82,7 +82,7 @@ class Place:
         return path
 
     def offload(self, count: int) -> None:
-        """Runs a worker until so many records stand in the sink."""
+        """Runs a worker until the sink has this many records."""
         with WorkerProcess(self.folder, {"bootstrap.servers": self.broker}, {"orders": self.pipeline()}) as worker:
             until(lambda: sum(end_offsets(self.broker, self.orders).values()) >= count, "all is offloaded")
             assert worker.terminate() == 0
@@ -98,7 +98,7 @@ def place(broker: str, make_topic: MakeTopic, tmp_path: Path) -> Place:
 
 
 def test_produce_files_with_keys_and_headers(place: Place) -> None:
-    """Each file is a message with its name as key and the headers in order; the summary says where they went."""
+    """Each file is a message with its name as key and the headers in order; the summary has partitions and offsets."""
     for name, data in (("a.bin", bytes(range(256)) * 10_000), ("b", b""), ("c ü", b"text\n")):
         (place.folder / name).write_bytes(data)
     files = [place.folder / name for name in ("a.bin", "b", "c ü")]
@@ -112,7 +112,7 @@ def test_produce_files_with_keys_and_headers(place: Place) -> None:
 
 
 def test_produce_lines_and_tombstone(place: Place) -> None:
-    """A line is a message, also an empty one and one without an end; a tombstone is a null value."""
+    """Each line is a message, even an empty one or one without a line break; a tombstone is a null value."""
     told = wideload(
         "produce", place.raw, "--lines", "-p", 0, "--tombstone", "k", "-b", place.broker, stdin=b"a\n\nb\r\nc"
     )
@@ -123,7 +123,7 @@ def test_produce_lines_and_tombstone(place: Place) -> None:
 
 
 def test_produce_folder_recursive_with_paths(place: Place) -> None:
-    """A folder needs --recursive; its files' keys may be their paths below it."""
+    """A folder needs --recursive; the keys may be the paths below the folder."""
     folder = place.folder / "in"
     (folder / "sub").mkdir(parents=True)
     (folder / "one").write_bytes(b"1")
@@ -138,7 +138,7 @@ def test_produce_folder_recursive_with_paths(place: Place) -> None:
 
 
 def test_produce_file_over_the_limit_sends_nothing(place: Place) -> None:
-    """One file too large among others: a sentence with name, size and limit, before anything is sent."""
+    """One file that is too large: a sentence with name, size and limit, before anything is sent."""
     small, large = place.folder / "small", place.folder / "large"
     small.write_bytes(b"x")
     large.write_bytes(b"x" * (LARGE + 1_001))
@@ -151,7 +151,7 @@ def test_produce_file_over_the_limit_sends_nothing(place: Place) -> None:
 
 
 def test_produce_pipe_over_the_limit(place: Place) -> None:
-    """What has no size beforehand is read no further than the limit; what came before it is sent, and said."""
+    """Input without a known size is read up to the limit; earlier messages are sent and reported."""
     options = ("-p", 0, "-b", place.broker)
     whole = wideload("produce", place.raw, "-", *options, stdin=b"x" * (LARGE + 1_000))
     assert whole.returncode == 1
@@ -175,7 +175,7 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     ],
 )
 def test_produce_mistake(place: Place, arguments: tuple[str, ...], message: str) -> None:
-    """What cannot be done is one line and status 2, and nothing is sent."""
+    """A wrong argument gives one line and status 2, and nothing is sent."""
     names = {"raw": place.raw, "folder": str(place.folder)}
     done = wideload("produce", *(text.format(**names) for text in arguments), "-b", place.broker)
     assert done.returncode == 2
@@ -203,7 +203,7 @@ def test_consume_shows_records_as_json_lines(place: Place) -> None:
 
 
 def test_consume_from_offsets_with_limits(place: Place) -> None:
-    """An offset of one partition, the last N, at most N; and only new ones without any of them."""
+    """An offset of one partition, the last N, at most N; by default only new records."""
     send(place.broker, place.raw, [(0, None, b"%d" % number, [], 1) for number in range(10)])
 
     def offsets(*arguments: object) -> list[int]:
@@ -221,7 +221,7 @@ def test_consume_from_offsets_with_limits(place: Place) -> None:
 
 
 def test_consume_group_goes_on_where_it_was(place: Place) -> None:
-    """A group's offsets are committed for exactly what was shown."""
+    """A group's offsets are committed for exactly the printed records."""
     send(place.broker, place.raw, [(0, None, b"%d" % number, [], 1) for number in range(5)])
     options = ("--group", place.group, "--from-beginning", "-b", place.broker)
     assert [line["offset"] for line in lines(wideload("consume", place.raw, *options, "-n", 2))] == [0, 1]
@@ -230,7 +230,7 @@ def test_consume_group_goes_on_where_it_was(place: Place) -> None:
 
 
 def test_consume_writes_hostile_keys_to_harmless_files(place: Place) -> None:
-    """No key leads out of the folder, and none overwrites a file; tombstones write none."""
+    """No key leads outside the folder or overwrites a file; tombstones write no file."""
     keys = [b"good.txt", b"../escape", b"/tmp/x", b"nul\0", b"x" * 900_000, None, b"good.txt", b""]
     records: list[Any] = [(0, key, b"%d" % number, [], 1) for number, key in enumerate(keys)]
     send(place.broker, place.raw, [*records, (0, b"gone", None, [], 1)])
@@ -244,7 +244,7 @@ def test_consume_writes_hostile_keys_to_harmless_files(place: Place) -> None:
 
 
 def test_consume_closed_pipe_is_quiet(place: Place) -> None:
-    """`| head` ends the command without a word."""
+    """`| head` ends the command without a message."""
     send(place.broker, place.raw, [(0, None, b"x", [("pad", b"x" * 1_000)], 1) for _ in range(500)])
     command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -257,7 +257,7 @@ def test_consume_closed_pipe_is_quiet(place: Place) -> None:
 
 
 def test_consume_ends_on_interrupt(place: Place) -> None:
-    """Ctrl-C ends a command that would go on for ever, with the shells' status and no traceback."""
+    """Ctrl-C ends an endless command with the status of shells and no traceback."""
     send(place.broker, place.raw, [(0, None, b"x", [], 1)])
     command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -273,7 +273,7 @@ def test_consume_ends_on_interrupt(place: Place) -> None:
 
 
 def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
-    """References are listed with their payloads, and inflated to the very bytes; then one is missing, one malformed."""
+    """References are listed with their payloads, and inflated exactly; then one is missing, one malformed."""
     values = {b"large": os.urandom(LARGE), b"second": os.urandom(THRESHOLD + 1), b"small": b"x" * THRESHOLD}
     send(place.broker, place.raw, [(0, key, value, [], 1) for key, value in values.items()])
     place.offload(len(values))
@@ -307,7 +307,7 @@ def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
 
 
 def test_inspect_refuses_what_is_not_signed(place: Place) -> None:
-    """With a key, a reference without a signature is bad, though its payload is there."""
+    """With a signing key, a reference without a signature is bad, though its payload exists."""
     config = place.config(None, **{"large.message.signing.key": "s" * 32})
     signature = b"hmac-sha256:" + b"0" * 8 + b":" + b"0" * 64
     forged = [("large-message", b"true"), ("large-message.signature", signature)]
@@ -320,7 +320,7 @@ def test_inspect_refuses_what_is_not_signed(place: Place) -> None:
 
 
 def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
-    """Without a configuration a payload is `unchecked`, which is no error; the table ends with the sums."""
+    """Without a configuration a payload is `unchecked`, which is no error; the table ends with totals."""
     send(
         place.broker, place.orders, [(0, b"k", b"s3://b/t/id", [("large-message", b"true")], 1), (0, b"o", b"x", [], 1)]
     )
@@ -332,7 +332,7 @@ def test_inspect_without_store_looks_at_records_only(place: Place) -> None:
 
 
 def test_inspect_looks_at_references_of_keys_too(place: Place) -> None:
-    """What a client's serializers have put away of a key is listed beside what they have put away of its value."""
+    """The reference of a key is listed beside the reference of its value."""
     config = place.config()
     store = {
         "large.message.payload.store.class": "filesystem",
@@ -357,7 +357,7 @@ def test_inspect_looks_at_references_of_keys_too(place: Place) -> None:
 
 
 def test_check_good_configuration(place: Place) -> None:
-    """A table of what would run, and OK; with --print the configuration, secrets hidden. No group is made."""
+    """A table of the pipelines, and OK; with --print the configuration, secrets hidden. No group is created."""
     config = place.config({"sasl.password": "hunter2", "client.id": "${env:WHO}"})
     done = wideload("check", "-c", config, "--print", environ={"WHO": "from-outside"})
     assert done.returncode == 0, done.stderr
@@ -370,7 +370,7 @@ def test_check_good_configuration(place: Place) -> None:
 
 
 def test_check_creates_topics_where_allowed(place: Place) -> None:
-    """With topic.creation.enable a missing sink is made, and said."""
+    """With topic.creation.enable a missing sink is created and reported."""
     config = place.config({}, **{"output.topic": f"{place.raw}-new", "topic.creation.enable": True})
     first, second = wideload("check", "-c", config), wideload("check", "-c", config)
     assert first.stdout.startswith(f"created topic {place.raw}-new\n")
@@ -459,7 +459,7 @@ def test_worker_refuses_a_port_in_use(place: Place) -> None:
 
 
 def test_check_refuses_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
-    """The line names the file, and where in it the mistake is."""
+    """The line names the file, and the place of the error in it."""
     missing = wideload("check", "-c", tmp_path / "nix.toml")
     assert (missing.returncode, missing.stderr) == (
         2, f"wideload: {tmp_path}/nix.toml: cannot be read: No such file or directory\n",
@@ -473,7 +473,7 @@ def test_check_refuses_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    """--debug, before the command or behind it, shows where an error comes from; the line comes last."""
+    """--debug, before or after the command, shows the traceback; the one line comes last."""
     for arguments in (("--debug", "check"), ("check", "--debug")):
         done = wideload(*arguments, "-c", tmp_path / "nix.toml")
         assert done.returncode == 2

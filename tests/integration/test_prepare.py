@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Setting:
-    """A configuration with names of its own, and the command to prepare for it."""
+    """A configuration with its own names, and its command."""
 
     def __init__(self, broker: str, s3: S3Server, folder: Path) -> None:
         self.broker = broker
@@ -55,7 +55,7 @@ class Setting:
         )
 
     def found(self) -> dict[str, tuple[int, int]]:
-        """Partitions and largest batch of those of the topics that there are."""
+        """Partitions and max.message.bytes of the topics that exist."""
 
         async def look() -> dict[str, tuple[int, int]]:
             async with admin(ClientSettings(self.broker)) as connection:
@@ -67,12 +67,12 @@ class Setting:
 
 @pytest.fixture
 def setting(broker: str, versitygw: S3Server, tmp_path: Path) -> Setting:
-    """Topics and a bucket that are not there yet."""
+    """Topics and a bucket that do not exist yet."""
     return Setting(broker, versitygw, tmp_path)
 
 
 def test_prepare_creates_topics_and_bucket(setting: Setting) -> None:
-    """All that the configuration names is there afterwards, with the sizes of the command."""
+    """All topics and buckets of the configuration exist afterwards, with the sizes of the command."""
     done = setting.prepare(f"{setting.raw}=33554432", f"{setting.orders}=1048576")
     assert (done.returncode, done.stderr) == (0, "")
     assert setting.found() == {setting.raw: (3, 33_554_432), setting.orders: (3, 1_048_576)}
@@ -80,7 +80,7 @@ def test_prepare_creates_topics_and_bucket(setting: Setting) -> None:
 
 
 def test_prepare_twice_changes_nothing(setting: Setting) -> None:
-    """A second run succeeds, and leaves what is there as it is."""
+    """A second run succeeds, and changes nothing."""
     assert setting.prepare(f"{setting.raw}=33554432", f"{setting.orders}=1048576").returncode == 0
     done = setting.prepare(f"{setting.raw}=2000000", f"{setting.orders}=1048576")
     assert (done.returncode, done.stderr) == (0, "")
@@ -89,7 +89,7 @@ def test_prepare_twice_changes_nothing(setting: Setting) -> None:
 
 
 def test_prepare_without_a_topic_of_the_configuration_creates_nothing(setting: Setting) -> None:
-    """A topic that the configuration uses and the command forgets is told before anything is created."""
+    """A topic of the configuration that the command does not list is an error, before anything is created."""
     done = setting.prepare(f"{setting.raw}=33554432")
     assert done.returncode == 2
     assert done.stderr == (
@@ -100,7 +100,7 @@ def test_prepare_without_a_topic_of_the_configuration_creates_nothing(setting: S
 
 
 def test_prepare_with_a_wrong_key_says_so_without_it(setting: Setting) -> None:
-    """A refused credential is one line and status 1, and the secret does not stand in it."""
+    """A refused credential gives one line without the secret, and status 1."""
     setting.environ["S3_SECRET_KEY"] = "not-the-secret"
     done = setting.prepare(f"{setting.raw}=33554432", f"{setting.orders}=1048576")
     assert done.returncode == 1
@@ -110,7 +110,7 @@ def test_prepare_with_a_wrong_key_says_so_without_it(setting: Setting) -> None:
 
 
 def test_prepare_without_a_broker_says_so(setting: Setting) -> None:
-    """A broker that is not there is one line and status 2."""
+    """A broker that does not answer gives one line and status 2."""
     nowhere = f"127.0.0.1:{free_port()}"
     setting.config.write_text(setting.config.read_text(encoding="utf-8").replace(setting.broker, nowhere))
     done = setting.prepare(f"{setting.raw}=33554432", f"{setting.orders}=1048576")

@@ -1,4 +1,4 @@
-"""The configuration page and the definitions of the keys are one."""
+"""The configuration page and the definitions of the keys agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stores.store import COMMON_KEYS
 
 
 def test_page_is_up_to_date() -> None:
-    """The page in docs/ is what the definitions give."""
+    """The page in docs/ is the one generated from the keys."""
     assert PAGE.read_text(encoding="utf-8") == page(), "docs/configuration.md is stale: run make docs"
 
 
@@ -33,7 +33,7 @@ def test_page_has_each_key_once() -> None:
 
 
 def test_page_marks_secrets() -> None:
-    """A key that is never printed is marked, and no other one."""
+    """Secret keys are marked, and no others."""
     marked = {line.split("`")[1] for line in page().splitlines() if line.startswith("| `") and "*Secret.*" in line}
     assert marked == {
         "large.message.signing.key",
@@ -46,7 +46,7 @@ def test_page_marks_secrets() -> None:
 
 
 def test_example_loads() -> None:
-    """The example of the page is a configuration that works."""
+    """The example on the page is a valid configuration."""
     document = tomllib.loads(EXAMPLE.replace("${file:/run/secrets/payloads}", "${env:PAYLOADS_KEY}"))
     settings = parse(document, {"PAYLOADS_KEY": "k"})
     assert [pipeline.name for pipeline in settings.pipelines] == ["orders-offload", "orders-inflate"]

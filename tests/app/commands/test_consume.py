@@ -1,4 +1,4 @@
-"""What `consume` does with one record, without a broker."""
+"""`consume` with single records, without a broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transforms.record import Header
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A record as it was read."""
+    """A record from the topic."""
 
     value: bytes | None
     headers: tuple[Header, ...] = ()
@@ -34,7 +34,7 @@ def printer() -> _Printer:
 
 
 async def test_consume_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """A folder that takes no file ends the command with the name of the record's file, and why."""
+    """If a file cannot be written, the command ends with the name of the file and the reason."""
     folder = Folder(str(tmp_path / "values"))
     shutil.rmtree(tmp_path / "values")
     with pytest.raises(WideloadError, match=r"^--output: orders-0-7 cannot be written: No such file or directory$"):
@@ -42,7 +42,7 @@ async def test_consume_names_the_file_that_cannot_be_written(tmp_path: Path) -> 
 
 
 async def test_consume_tombstone_is_no_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    """A tombstone is one whatever its headers say: there is no path in it."""
+    """A tombstone with the headers of a reference is still a tombstone."""
     flag = (("large-message", b"true"),)
     for value in (None, b"s3://payloads/orders/x"):
         await _Run(printer(), None, None).take(Read(value, flag))
@@ -56,7 +56,7 @@ def test_text_json() -> None:
 
 
 def test_json_line_harms_no_terminal() -> None:
-    """A line of JSON keeps its meaning and its letters; controls and marks that turn text round are escaped."""
+    """A line of JSON keeps its meaning and its letters; control characters and marks that reverse text are escaped."""
     value = ["\x1b[2J", "\x9b31m", "\x7f", "\u202egnp.exe", "\u2028", "\U000e0001", "ü 漢 \U0001f600", "a\nb"]
     line = json_line(value)
     assert json.loads(line) == value

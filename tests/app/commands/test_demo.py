@@ -1,4 +1,4 @@
-"""The demo: what it takes, how it compares, and the whole of it with a few files."""
+"""The demo: its files, its comparison, and a whole run with a few files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_folder_gives_every_file_a_key_of_its_own(tmp_path: Path) -> None:
 
 
 def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
-    """What cannot be sent is said in a sentence that names it."""
+    """A file that cannot be sent gives one sentence with its name."""
     with pytest.raises(ConfigurationError, match=r"INPUT: there is no folder .*nix"):
         from_folder(tmp_path / "nix")
     with pytest.raises(ConfigurationError, match="INPUT: there is no file in"):
@@ -54,7 +54,7 @@ def test_folder_missing_empty_or_none(tmp_path: Path) -> None:
 
 
 def test_folder_with_a_file_too_large(tmp_path: Path) -> None:
-    """A file at the limit is taken; one byte more is refused with both sizes, before anything starts."""
+    """A file at the limit is accepted; one byte more is refused with both sizes, before anything starts."""
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(LARGEST_BYTES)
@@ -65,7 +65,7 @@ def test_folder_with_a_file_too_large(tmp_path: Path) -> None:
 
 
 def test_jars_make_about_a_hundred(tmp_path: Path) -> None:
-    """The fetched jars are all sent, and PySpark's fill up to a hundred, from some KB to 16 MB."""
+    """All fetched jars are sent, with jars of PySpark to make about a hundred, from some KB to 16 MB."""
     fetched = [tmp_path / f"fetched-{number}.jar" for number in range(50)]
     for path in fetched:
         path.write_bytes(b"jar")
@@ -94,7 +94,7 @@ def digests(**values: bytes) -> dict[bytes, bytes]:
 
 
 def test_compare_identical_even_twice(tmp_path: Path) -> None:
-    """Every value that came out is the one that went in; that one came twice is no difference."""
+    """All values arrived unchanged; a duplicate is no difference."""
     found = compare(
         digests(a=b"1", b=b"", c=b"3"), parquet(tmp_path, [(b"a", b"1"), (b"b", b""), (b"c", b"3"), (b"a", b"1")])
     )
@@ -121,7 +121,7 @@ def test_compare_finds(
     missing: list[bytes],
     strange: list[bytes],
 ) -> None:
-    """Another value (also beside the right one), a null, a key that is missing, and one that nobody sent are found."""
+    """A different value (also beside the right one), a null, a missing key and an unknown key are found."""
     found = compare(digests(a=b"1", b=b"2"), parquet(tmp_path, rows))
     assert (found.different, found.missing, found.strange) == (different, missing, strange)
     assert not found.whole
@@ -132,7 +132,7 @@ def test_compare_finds(
 
 
 def test_demo_says_what_is_missing(tmp_path: Path) -> None:
-    """No files, no Java: status 2, one line, and nothing was started."""
+    """Without files or Java, the status is 2 with one line, and nothing was started."""
     empty = demo(str(tmp_path))
     assert (empty.returncode, empty.stderr) == (2, f"wideload: INPUT: there is no file in {tmp_path}\n")
     (tmp_path / "file").write_bytes(b"x")
@@ -168,7 +168,7 @@ def test_demo_whole_way(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.integration
 def test_demo_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM in the middle ends broker and worker, and removes the folders."""
+    """SIGTERM during a run ends broker and worker, and removes the folders."""
     source = tmp_path / "input"
     source.mkdir()
     (source / "file").write_bytes(b"x" * 2_000_000)

@@ -1,4 +1,4 @@
-"""`wideload job`: which jobs there are, and how one is run."""
+"""`wideload job`: the list of jobs, and a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_jobs_are_those_with_a_main() -> None:
 
 
 def test_job_lists_them() -> None:
-    """Without a name, each job stands there with one sentence; nothing of Spark is needed for that."""
+    """Without a name, the command lists the jobs, each with a sentence, and does not import Spark."""
     result = CliRunner().invoke(cli, ["job"])
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines()] == list(JOBS)
@@ -34,7 +34,7 @@ def test_job_lists_them() -> None:
 
 
 def test_job_unknown() -> None:
-    """A name that is mistyped is answered with the one that was meant, or with all."""
+    """For a mistyped name the error names the nearest job, or all jobs."""
     result = CliRunner().invoke(cli, ["job", "sweeep"])
     assert (result.exit_code, "did you mean sweep?" in result.output) == (2, True)
     result = CliRunner().invoke(cli, ["job", "xyz", "--topic", "t"])
@@ -43,7 +43,7 @@ def test_job_unknown() -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_job_takes_its_own_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What stands behind the name is the job's: its help, its errors, its exit status."""
+    """Arguments after the name go to the job; help, errors and exit status are those of the job."""
     with pytest.raises(SystemExit) as ended:
         main(["job", name, "--help"])
     assert ended.value.code == 0
@@ -55,7 +55,7 @@ def test_job_takes_its_own_options(name: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    """A job's own refusal is its one sentence, and its status that of the command."""
+    """An error of a job is one sentence, and its status is that of the command."""
     arguments = ["--bootstrap-servers", "127.0.0.1:1", "--source", "a", "--sink", "a", "--to", "plain"]
     with pytest.raises(SystemExit) as ended:
         main(["job", "backfill", *arguments])
@@ -64,7 +64,7 @@ def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_job_uses_the_jars_of_the_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The connector that is there already is used; what the user names counts more, and nothing is fetched for it."""
+    """A fetched connector is used; jars of the user take precedence, and then nothing is fetched."""
     taken: list[list[str]] = []
     monkeypatch.setattr("jobs.sweep.main", lambda arguments, _: taken.append(arguments))
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
@@ -79,7 +79,7 @@ def test_job_uses_the_jars_of_the_set_up(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where PySpark is missing, one sentence says what to install."""
+    """Without PySpark, one sentence says what to install."""
     find = importlib.util.find_spec
 
     def found(name: str, package: str | None = None) -> ModuleSpec | None:
@@ -89,5 +89,5 @@ def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         main(["job", "sweep", "--help"])
     assert ended.value.code == 2
-    said = "wideload: job: pyspark is not installed, and jobs need it: pip install '.[spark]' in the project's folder\n"
+    said = "wideload: job: pyspark is not installed; run: pip install '.[spark]' in the project's folder\n"
     assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""What `produce` says of a message that cannot be read, without a broker."""
+"""`produce` with a message that cannot be read, without a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.kafka.topics import Topic
 
 @pytest.mark.parametrize("size", [1, None])
 async def test_feed_names_what_cannot_be_read(size: int | None) -> None:
-    """A file that fails while it is read is named, whether it is read here or on a thread; nothing is sent for it."""
+    """If a file cannot be read, here or on a thread, the error names it, and nothing is sent for it."""
 
     def read(_: int) -> bytes:
         raise OSError(5, "Input/output error")

@@ -1,4 +1,4 @@
-"""The set-up, for real but small: a checkout of its own, a lock of one local package, no network."""
+"""The set-up in a small checkout: a lock with one local package, no network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a space in its path, no jars to fetch, and wheels beside it."""
+    """A checkout with a space in its path, without jars, and with local wheels."""
     folder = tmp_path_factory.mktemp("a checkout")
     for part in ("app", "transforms"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -89,7 +89,7 @@ def make(checkout: Path, *arguments: str, **environ: str) -> subprocess.Complete
 
 
 def steps(checkout: Path) -> list[str]:
-    """What a set-up does, which succeeds; each step is one line with its time."""
+    """The steps of a successful set-up; each prints one line with its time."""
     done = make(checkout, "setup-demo")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.partition(" ... ") for line in done.stdout.splitlines()]
@@ -98,7 +98,7 @@ def steps(checkout: Path) -> list[str]:
 
 
 def test_steps_are_done_once(checkout: Path) -> None:
-    """Each step is done once, and again only when something that it depends on has changed."""
+    """Each step runs once, and again only after a change of a file that it depends on."""
     assert steps(checkout) == STEPS
     assert list(checkout.glob(".venv/lib/*/site-packages/tiny.py"))
     assert steps(checkout) == []
@@ -118,14 +118,14 @@ def test_steps_are_done_once(checkout: Path) -> None:
 
 
 def test_two_at_once_do_each_step_once(checkout: Path) -> None:
-    """Two calls of make at once wait for each other, and neither repeats what the other did."""
+    """Two calls of make at once wait for each other, and each step runs once."""
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda _: steps(checkout), range(2)))
     assert sorted(done[0] + done[1]) == sorted(STEPS)
 
 
 def test_step_that_was_interrupted_is_done_again(checkout: Path) -> None:
-    """A step that did not come to its end leaves no stamp, and says what the next call does."""
+    """An interrupted step leaves no stamp, and says what the next call does."""
     command = [sys.executable, "app/local/bootstrap.py", "stamp", "Title", "sh", "-c", "kill -INT $PPID; sleep 9"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 130
@@ -134,7 +134,7 @@ def test_step_that_was_interrupted_is_done_again(checkout: Path) -> None:
 
 
 def test_package_that_is_not_the_locked_one(checkout: Path) -> None:
-    """A package with other bytes than the lock says is refused, by name, until the lock is right."""
+    """A package with a wrong hash is refused by name, until the lock is right."""
     lock(checkout, "other", "0" * 64)
     done = make(checkout, "setup-demo")
     assert done.returncode == 2
@@ -147,7 +147,7 @@ def test_package_that_is_not_the_locked_one(checkout: Path) -> None:
 
 
 def test_package_that_is_nowhere(checkout: Path) -> None:
-    """If no index has a package, the message says what to look at."""
+    """If no index has a package, the message says what to check."""
     lock(checkout, "absent", "0" * 64)
     done = make(checkout, "setup-demo")
     assert re.search(r"^Set-up: Python packages: .*package index does not answer.*PIP_INDEX_URL", done.stderr)
@@ -181,7 +181,7 @@ def test_s3_servers_are_left_out_without_go(checkout: Path, tmp_path: Path) -> N
     ],
 )
 def test_reason_says_what_to_do(lines: list[str], said: str) -> None:
-    """What a program printed becomes a sentence, without its secrets."""
+    """The output of a program becomes one sentence, without secrets."""
     assert said in reason(["pip"], lines)
     assert "secret" not in reason(["pip"], lines)
 
@@ -197,7 +197,7 @@ def test_bootstrap_is_parsed_by_old_python() -> None:
     [((3, 8, 18), "3.8.18 .* is too old"), ((3, 10, 99), "3.10.99 .* is too old"), ((3, 14, 0), "newer")],
 )
 def test_bootstrap_refuses_python(version: tuple[int, int, int], problem: str) -> None:
-    """A Python that does not do gets one sentence, with what to install."""
+    """An unsuitable Python gets one sentence, with what to install."""
     pretend = f"import runpy, sys; sys.version_info = {version}; "
     pretend += "runpy.run_path('app/local/bootstrap.py', run_name='__main__')"
     environ = {key: value for key, value in os.environ.items() if key != "PYTHON"}
@@ -209,7 +209,7 @@ def test_bootstrap_refuses_python(version: tuple[int, int, int], problem: str) -
 
 
 def test_make_without_java(checkout: Path) -> None:
-    """`make demo` without Java is one sentence and no traceback."""
+    """`make demo` without Java prints one sentence and no traceback."""
     done = make(checkout, "demo", JAVA_HOME=str(checkout / "none"))
     assert done.returncode == 2
     assert done.stderr.startswith("Set-up: Java: JAVA_HOME is ")
@@ -217,13 +217,13 @@ def test_make_without_java(checkout: Path) -> None:
 
 
 def test_make_python_not_there(checkout: Path) -> None:
-    """A Python that the user names and that is not there is named."""
+    """The message names a Python that does not exist."""
     done = make(checkout, "test", PYTHON="/no/python")
     assert done.stderr.startswith("Set-up: /no/python was not found.")
 
 
 def test_make_help_lists_targets(checkout: Path) -> None:
-    """`make` alone lists what there is to do, and does nothing else."""
+    """`make` without a target lists the targets, and does nothing else."""
     done = make(checkout)
     assert (done.returncode, done.stderr) == (0, "")
     assert {"make demo", "make test", "make bench"} <= set(re.findall(r"make [a-z]+", done.stdout))

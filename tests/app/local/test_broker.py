@@ -1,4 +1,4 @@
-"""The embedded broker, for real: it keeps what it was given, and it is gone when its parent is."""
+"""The embedded broker: it keeps its records, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 30
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[EmbeddedBroker]:
-    """A broker of this module's own, which tests may stop and kill."""
+    """A broker for this module, which tests may stop and kill."""
     with EmbeddedBroker() as broker:
         yield broker
 
@@ -89,14 +89,14 @@ def test_broker_restart_is_another_process(node: EmbeddedBroker) -> None:
 
 
 def test_broker_start_twice(node: EmbeddedBroker) -> None:
-    """`start` of a broker that runs changes nothing."""
+    """`start` does nothing if the broker runs."""
     before = node.pid
     node.start()
     assert node.pid == before
 
 
 def test_broker_close_leaves_nothing() -> None:
-    """After `close` neither the process nor the folder is there; a second `close` is harmless."""
+    """`close` ends the process and removes the folder; a second `close` is harmless."""
     broker = EmbeddedBroker()
     broker.start()
     pid, folder = broker.pid, broker.log_path.parent
@@ -110,13 +110,13 @@ def test_broker_close_leaves_nothing() -> None:
 
 
 def test_broker_takes_properties() -> None:
-    """Properties of the caller win over ours."""
+    """Properties of the caller replace ours."""
     with EmbeddedBroker({"auto.create.topics.enable": "true"}) as broker:
         assert "auto.create.topics.enable = true" in broker.log_path.read_text()
 
 
 def test_broker_that_cannot_start_says_why() -> None:
-    """The error has the broker's own words, and nothing is left running."""
+    """The error has the message of the broker, and no process is left."""
     broker = EmbeddedBroker({"num.network.threads": "none"})
     with pytest.raises(BrokerError, match=r"Invalid value none for configuration num\.network\.threads"):
         broker.start()
@@ -124,7 +124,7 @@ def test_broker_that_cannot_start_says_why() -> None:
 
 
 def test_broker_port_in_use() -> None:
-    """A port that is taken gives one sentence that names it."""
+    """A port in use gives one sentence with the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BrokerError, match=rf"^port {port} is in use"):
@@ -143,7 +143,7 @@ def command(*arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_broker_ends_with_its_parent(number: signal.Signals) -> None:
-    """However the parent ends, the broker's process and its folder are gone soon after."""
+    """After any end of the parent, the broker ends and its folder is removed."""
     with command() as parent:
         assert parent.stdout is not None
         assert parent.stderr is not None
@@ -160,7 +160,7 @@ def test_broker_ends_with_its_parent(number: signal.Signals) -> None:
 
 
 def test_broker_command_port_in_use() -> None:
-    """The command says it in one line, without a traceback, and its status is 1."""
+    """The command prints one line, without a traceback, and its status is 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with command("--port", str(port)) as parent:

@@ -1,4 +1,4 @@
-"""The jars, fetched by the real Ivy from a registry of the tests' own, which has what the set-up fetched."""
+"""The jars, fetched by the real Ivy from a local registry of the tests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 
 def test_ensure_fetches_once(registry: Registry) -> None:
-    """The first call fetches what the lock names and says how far it is; the second makes no request."""
+    """The first call fetches the jars of the lock and reports progress; the second makes no request."""
     said: list[str] = []
     paths = ensure(SET, said.append)
     locked = jars.read_lock(SET)
@@ -85,7 +85,7 @@ def test_ensure_fetches_once(registry: Registry) -> None:
 
 
 def test_ensure_refuses_other_bytes(registry: Registry) -> None:
-    """A jar that is not the one of the lock is an error that names it, and nothing of the set is kept."""
+    """A jar with a wrong hash is an error with its name, and no jar of the set is kept."""
     jar = jars.read_lock(SET)[0]
     data = bytearray(registry.path(jar).read_bytes())
     data[len(data) // 2] ^= 1
@@ -105,7 +105,7 @@ def test_ensure_jar_not_on_registry(registry: Registry) -> None:
 
 
 def test_ensure_mends_damaged_set(registry: Registry) -> None:
-    """A set with a jar that was cut short is fetched again."""
+    """A set with a truncated jar is fetched again."""
     paths = ensure(SET)
     paths[0].write_bytes(b"")
     registry.requests.clear()
@@ -114,7 +114,7 @@ def test_ensure_mends_damaged_set(registry: Registry) -> None:
 
 
 def test_ensure_from_two_processes(registry: Registry) -> None:
-    """Of several processes at once, one fetches and all have the jars."""
+    """If several processes need the jars at once, one of them fetches them for all."""
     command = [sys.executable, "-m", "app.local.jars", SET]
     processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
@@ -123,7 +123,7 @@ def test_ensure_from_two_processes(registry: Registry) -> None:
 
 
 def test_ensure_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing answers, the error says so and what to do."""
+    """If the registry does not answer, the error says what to do."""
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
     monkeypatch.delenv("WIDELOAD_IVY_SETTINGS", raising=False)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
@@ -132,7 +132,7 @@ def test_ensure_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ensure_cache_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder that cannot be made is named, with the way out."""
+    """If the cache folder cannot be created, the error names it and says what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(JarsError, match=r"cannot be kept in .*file/cache/jars: Not a directory.*WIDELOAD_CACHE"):
@@ -140,7 +140,7 @@ def test_ensure_cache_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_command_says_error_in_one_line(tmp_path: Path) -> None:
-    """The command prints the sentence alone, and its status is 1."""
+    """The command prints only the sentence, and its status is 1."""
     environ = {**os.environ, "WIDELOAD_CACHE": str(tmp_path), "JAVA_HOME": str(tmp_path / "none")}
     done = subprocess.run(
         [sys.executable, "-m", "app.local.jars"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
@@ -151,7 +151,7 @@ def test_command_says_error_in_one_line(tmp_path: Path) -> None:
 
 
 def test_lock_names_each_jar_once() -> None:
-    """In a set no two jars share a file name, and no jar of Spark's set is one that PySpark ships."""
+    """File names in a set are unique, and Spark's set has no jar that is part of PySpark."""
     for name in jars.SETS:
         files = [jar.file for jar in jars.read_lock(name)]
         assert len(files) == len(set(files)) > 0
@@ -169,5 +169,5 @@ def test_lock_names_each_jar_once() -> None:
     ],
 )
 def test_proxy_is_handed_to_java(environ: dict[str, str], options: list[str]) -> None:
-    """The proxy variables that other programs know work for Java as well."""
+    """The usual proxy variables work for Java as well."""
     assert jars._java_network_options(environ)[2:] == options

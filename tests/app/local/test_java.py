@@ -1,4 +1,4 @@
-"""Where Java is looked for, and what is said of one that does not do."""
+"""The search for Java, and the errors for an unsuitable one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.local.java import JavaMissingError, find, locate, parse_version
     ],
 )
 def test_parse_version(output: str, version: int | None) -> None:
-    """The major version, in the old and the new way to write it."""
+    """The major version, in the old and the new notation."""
     assert parse_version(output) == version
 
 
@@ -36,7 +36,7 @@ def java_that_prints(folder: Path, text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", [17, 22])
 def test_find_takes_java(tmp_path: Path, version: int) -> None:
-    """The oldest and the newest Java that do are taken."""
+    """The oldest and the newest supported Java are accepted."""
     environ = java_that_prints(tmp_path, f'openjdk version "{version}.0.1"')
     assert find(environ).version == version
     assert find(environ).path == tmp_path / "bin" / "java"
@@ -51,7 +51,7 @@ def test_find_takes_java(tmp_path: Path, version: int) -> None:
     ],
 )
 def test_find_refuses_java(tmp_path: Path, text: str, said: str) -> None:
-    """A Java that is too old, too new or none at all is refused, with what to install."""
+    """A missing Java, or one that is too old or too new, is refused, with what to install."""
     with pytest.raises(JavaMissingError) as caught:
         find(java_that_prints(tmp_path, text))
     assert said in str(caught.value)
@@ -59,13 +59,13 @@ def test_find_refuses_java(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_locate_prefers_java_home(tmp_path: Path) -> None:
-    """JAVA_HOME wins over PATH, as it does for Spark."""
+    """JAVA_HOME takes precedence over PATH, as in Spark."""
     environ = java_that_prints(tmp_path, "") | {"PATH": "/usr/bin"}
     assert locate(environ) == tmp_path / "bin" / "java"
 
 
 @pytest.mark.parametrize("variable", ["JAVA_HOME", "PATH"])
 def test_locate_finds_none(tmp_path: Path, variable: str) -> None:
-    """Without Java the message names the variable that was looked at."""
+    """Without Java the message names the variable that was read."""
     with pytest.raises(JavaMissingError, match=variable):
         locate({variable: str(tmp_path)})

@@ -1,4 +1,4 @@
-"""The archive of the jobs' code: what is in it, and that a job runs with nothing else."""
+"""The archive of the jobs: its content, and a job that runs with nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.exit(backfill.main())
 
 
 def test_archive_is_the_same_each_time(tmp_path: Path) -> None:
-    """It holds every module of the packages, in order, and does not hang on the time when it is made."""
+    """The archive has all modules of the packages, in order, and does not depend on the time."""
     number = write(tmp_path / "one" / "jobs.zip")
     os.utime(REPOSITORY / "jobs" / "__init__.py")
     assert write(tmp_path / "two.zip") == number
@@ -48,7 +48,7 @@ def test_archive_is_the_same_each_time(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_job_runs_with_the_archive_alone(broker: str, make_topic: Callable[..., str], tmp_path: Path) -> None:
-    """In a folder with nothing but the archive, driver and executors take the jobs' code from it."""
+    """In a folder with only the archive, driver and executors read the jobs from it."""
     folder = tmp_path / "submit"
     write(folder / "jobs.zip")
     (folder / "run.py").write_text(JOB)

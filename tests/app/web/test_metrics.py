@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' form, as Prometheus' own parser reads them."""
+"""The metrics, as Prometheus' own parser reads them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.app.reports import Flow, Pipeline
 
 
 def families_of(*pipelines: Pipeline, limit: int = 1_000) -> dict[str, Metric]:
-    """What a scrape reads."""
+    """The result of a scrape."""
     text = Metrics(pipelines, limit).text().decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def samples_of(family: Metric) -> dict[tuple[str, ...], float]:
-    """Value by the values of the labels, in the order of their names."""
+    """The values by label values, in the order of the label names."""
     return {tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in family.samples}
 
 
 def test_every_number_of_the_stats_is_a_metric() -> None:
-    """A counter that is added to PipelineStats appears on the page, under its own name."""
+    """Each counter of PipelineStats appears on the page, under its own name."""
     numbers = {field.name for field in dataclasses.fields(PipelineStats) if field.type == "int"}
     assert {attribute for _, attribute, _ in COUNTERS} == numbers
     stats = PipelineStats()
@@ -43,7 +43,7 @@ def test_every_number_of_the_stats_is_a_metric() -> None:
 
 
 def test_store_seconds_is_a_histogram() -> None:
-    """Buckets are cumulative, the last holds all, and a value on a bound belongs below it."""
+    """Buckets are cumulative, the last one counts all, and a value on a bound belongs to the lower bucket."""
     stats = PipelineStats()
     for seconds in (0.0, 0.001, 0.0011, 59.9, 60.0, 61.0, 0.2):
         stats.publish.observe(seconds)
@@ -61,7 +61,7 @@ def test_store_seconds_is_a_histogram() -> None:
 
 
 def test_latency_before_the_first_call() -> None:
-    """An empty histogram is one, too."""
+    """An empty histogram is valid."""
     assert sum(Latency().counts) == 0
     family = families_of(Pipeline())["wideload_store_seconds"]
     assert {sample.value for sample in family.samples} == {0}
@@ -74,7 +74,7 @@ def test_latency_before_the_first_call() -> None:
 def test_lag_is_the_end_less_the_committed_offset(
     position: tuple[int | None, int | None, int | None], lag: int | None, committed: int | None
 ) -> None:
-    """What is not known is absent, and a lag is never below zero."""
+    """Unknown values are absent, and a lag is never negative."""
     families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 3): position})))
     labels = ("3", "p", "raw")
     assert samples_of(families["wideload_lag_records"]).get(labels) == lag
@@ -82,7 +82,7 @@ def test_lag_is_the_end_less_the_committed_offset(
 
 
 def test_pipelines_are_told_apart() -> None:
-    """Each has its own label; what is in flight is by pipeline, the limit is the worker's."""
+    """Each pipeline has its own label; bytes in flight are by pipeline, the limit is that of the worker."""
     families = families_of(
         Pipeline("a", flow=Flow(in_flight_bytes=5), degraded="the store is down"),
         Pipeline("b", status="RESTARTING"),
@@ -95,14 +95,14 @@ def test_pipelines_are_told_apart() -> None:
 
 
 def test_labels_are_escaped() -> None:
-    """Names that a broker would not take still cannot break the page."""
+    """Names that a broker would refuse cannot break the page."""
     topic = 'a"b\\c\nd'
     families = families_of(Pipeline(flow=Flow(partitions={TopicPartition(topic, 0): (1, 1, 1)})))
     assert samples_of(families["wideload_lag_records"]) == {("0", "p", topic): 0}
 
 
 def test_names_follow_the_conventions() -> None:
-    """All are ours or the process's; units are base units; counters end in _total; every metric has its help."""
+    """All metrics are ours or the process's; units are base units; counters end in _total; all have a help text."""
     families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)})))
     ours = [family for name, family in families.items() if name.startswith("wideload_")]
     others = {name.partition("_")[0] for name in families if not name.startswith("wideload_")}
@@ -114,7 +114,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_producer_numbers_have_kafkas_names() -> None:
-    """Splits, sizes and records of the pipeline, compression and errors by topic; nothing where nothing was sent."""
+    """Splits, sizes and records of the pipeline, compression and errors by topic; nothing if nothing was sent."""
     stats = PipelineStats(batches=BatchNumbers(lambda: 7.0))
     stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
     stats.batches.delivered("a", wire_bytes=300, uncompressed_bytes=400, records=5)
@@ -140,7 +140,7 @@ def test_producer_numbers_have_kafkas_names() -> None:
 
 
 def test_scrapes_do_not_add_up() -> None:
-    """A second scrape says the same, and two workers in a process do not share a registry."""
+    """A second scrape gives the same result, and two workers in a process do not share a registry."""
     metrics = Metrics([Pipeline()], 1)
     first, second = (metrics.text().decode().count("wideload_records_in_total{") for _ in range(2))
     assert (first, second) == (1, 1)

@@ -1,4 +1,4 @@
-"""The worker's pages, and what they say of its health."""
+"""The worker's pages, and its health."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_health_is_that_of_the_worst_pipeline(
     ready: bool,  # noqa: FBT001
     reasons: dict[str, str],
 ) -> None:
-    """Failed goes before degraded, degraded before ok; ready only where every pipeline runs; reasons by name."""
+    """Failed takes precedence over degraded, degraded over ok; ready only if all pipelines run; reasons by name."""
     assert health(pipelines) == {"status": status, "live": True, "ready": ready, "reasons": reasons}
 
 
 def test_pipeline_page_says_where_it_stands() -> None:
-    """State, settings, counts, and each partition in order, with what is not known as null."""
+    """State, settings, counts, and each partition in order, with null for unknown values."""
     partitions = {
         TopicPartition("raw", 10): (7, 5, 12),
         TopicPartition("raw", 2): (None, None, None),
@@ -164,7 +164,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
 
 
 def test_pipeline_page_before_the_first_flow() -> None:
-    """A pipeline that has not begun has a page, too."""
+    """A pipeline that has not started has a page, too."""
     page = pipeline_page(Pipeline(status="STARTING"))
     assert (page["state"], page["partitions"], page["in_flight_bytes"]) == ("STARTING", [], 0)
     assert (page["last_error"], page["last_error_at"]) == (None, None)
@@ -175,7 +175,7 @@ def test_pipeline_page_before_the_first_flow() -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port
@@ -227,7 +227,7 @@ async def get(url: str) -> tuple[int, str, bytes]:
     ],
 )
 async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_path: Path) -> None:
-    """A worker that is not ready answers 503 with the reasons; that it lives it says at /health/live with 200."""
+    """A worker that is not ready answers 503 with the reasons, and 200 on /health/live."""
     async with served([pipeline], free_port, tmp_path) as address:
         for path in ("/health", "/health/ready", "/"):
             status, kind, body = await get(address + path)
@@ -238,7 +238,7 @@ async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_p
 
 
 async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:
-    """/pipelines is a list in the file's order, /metrics what Prometheus scrapes, another path is not there."""
+    """/pipelines is a list in the order of the file, /metrics is for Prometheus, other paths do not exist."""
     pipelines = [Pipeline("b"), Pipeline("a", flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)}))]
     async with served(pipelines, free_port, tmp_path) as address:
         status, _, body = await get(address + "/pipelines")
@@ -252,7 +252,7 @@ async def test_pages_are_served(free_port: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("agents", [False, True])
 @pytest.mark.parametrize("debug", [False, True])
 async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debug: bool) -> None:
-    """Neither tables nor routes, graphs and assignments are shown, also beside agents and when debugging."""
+    """Tables, routes, graphs and assignments are not shown, even with agents or debugging."""
     settings = settings_of(f"web.port = {free_port}\n" + HEAD + ORDERS)
     app = Application(settings)
     app.conf.debug = debug
@@ -280,7 +280,7 @@ async def test_pages_of_fausts_own_are_off(free_port: int, *, agents: bool, debu
 
 @pytest.mark.parametrize(("name", "shown"), [("p", "p:raw:3"), ("p" * 200, "p" * 200)])
 def test_pipeline_page_has_transactional_ids(name: str, shown: str) -> None:
-    """With exactly once each partition says with which id it writes, in its short form too: brokers list them so."""
+    """With exactly once each partition has its transactional id, in its short form too, as brokers list it."""
     topic = "raw" if name == "p" else "raw" * 60
     flow = Flow(partitions={TopicPartition(topic, 3): (1, 1, 1)})
     settings = pipeline_settings(name, **{"processing.guarantee": "exactly_once"})

@@ -32,7 +32,7 @@ async def opened() -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def connected(port: int, said: bytes = b"") -> AsyncIterator[_Stream]:
-    """A connection over which so much was said."""
+    """A connection that has sent these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(said)
@@ -64,14 +64,14 @@ async def test_silent_connections_make_room() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 async def test_a_request_that_does_not_end_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection without a whole request is closed after a while, whether it is silent or slow."""
+    """A silent or slow connection without a complete request is closed after a while."""
     monkeypatch.setattr(server, "_IDLE_S", 0.2)
     async with opened() as port, connected(port, said) as (reader, _):
         assert await closed(reader)
 
 
 async def test_a_large_request_is_refused() -> None:
-    """Neither a long line nor a body without end is kept; the answer comes, or the connection is closed."""
+    """A long line or an endless head is not kept in memory; the server answers 400."""
     async with opened() as port:
         for said in (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000):
             async with connected(port, said) as (reader, _):
