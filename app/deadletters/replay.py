@@ -10,8 +10,8 @@ Letters may be forged. A letter decides about itself only: none keeps the others
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -24,7 +24,6 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.replay_offsets import ReplayedOffsets
-from app.kafka.batches.batch import Builder
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import translated, writing_producer
 from app.kafka.sender import BATCH_BYTES, find_topic
@@ -121,40 +120,37 @@ class RecordWriter:
         Raises:
             ClusterError: some may not be durable.
         """
-        batches: dict[tuple[str, int], Builder] = {}
-        futures = []
-
-        async def send(topic: str, partition: int, batch: Builder) -> None:
-            futures.append(await self._producer.send_batch(batch, topic, partition=partition))
-
         try:
-            for topic, partition, record in records:
-                key = topic.name, partition
-                if not is_writable(record):
-                    if key in batches:
-                        await send(*key, batches.pop(key))
-                    await send(*key, raw_batch([record]))
-                    continue
-                batch = batches.get(key)
-                if batch is None or not _append(batch, record):
-                    if batch is not None:
-                        await send(*key, batch)
-                    room = min(BATCH_BYTES, topic.max_message_bytes)
-                    batch = batches[key] = Builder(room, 0, transactional=False)
-                    _append(batch, record)
-            for key, batch in batches.items():
-                batch.close()
-                await send(*key, batch)
+            futures = [
+                await self._producer.send_batch(raw_batch(batch), topic.name, partition=partition)
+                for topic, partition, batch in _batches(records)
+            ]
             await asyncio.gather(*futures)
         except KafkaError as exc:
             raise translated(exc, "writing") from exc
 
 
-def _append(batch: Builder, record: RecordLike) -> bool:
-    appended = batch.append(
-        timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
-    )
-    return appended is not None
+def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:
+    """The records in batches that their topics take; those of a partition stay in order."""
+    batches: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
+    sizes: Counter[tuple[Topic, int]] = Counter()
+    for topic, partition, record in records:
+        key = topic, partition
+        size = _batch_of_one_bytes(record)
+        if sizes[key] + size > min(BATCH_BYTES, topic.max_message_bytes) and batches[key]:
+            yield *key, batches.pop(key)
+            sizes[key] = 0
+        batches[key].append(record)
+        sizes[key] += size
+    for key, batch in batches.items():
+        yield *key, batch
+
+
+def _batch_of_one_bytes(record: RecordLike) -> int:
+    """As the function of `transforms.size`, also for a record that has a header whose name is not UTF-8."""
+    if is_writable(record):
+        return batch_of_one_bytes(record)
+    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
 
 
 @asynccontextmanager
@@ -324,12 +320,16 @@ class Replay:
             partition %= topic.partitions
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
-        writable = is_writable(record)
-        size = batch_of_one_bytes(record) if writable else _raw_batch_of_one_bytes(record)
+        size = _batch_of_one_bytes(record)
         if size > limit:
-            if self._to is not None or not self._settings.chunks.assembles or not record.value or not writable:
+            if (
+                self._to is not None
+                or not self._settings.chunks.assembles
+                or not record.value
+                or not is_writable(record)
+            ):
                 raise RecordTooLargeError(topic.name, size, limit)
-            # It was assembled from chunks, and is split into chunks again.
+            # It was assembled from chunks: split it into chunks again.
             chunking, digest = Chunking(limit), checksum(record.value)
             origin = ("replay", self._log.topic.name, found.partition, found.offset)
             records = tuple(chunking.split(record, chunking.uuid(record, digest, origin), digest))
@@ -395,11 +395,6 @@ class Replay:
             self.tally.targets[each.topic.name, each.partition] += 1
             self.tally.errors[each.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
         self._done(len(letters))
-
-
-def _raw_batch_of_one_bytes(record: RecordLike) -> int:
-    """As `batch_of_one_bytes`, for a record that has a header whose name is not UTF-8."""
-    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
 
 
 def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:
