@@ -38,7 +38,7 @@ _MEMBERS: Mapping[str, type[DescribeGroups]] = {
     "share": DescribeShareGroups,
 }
 _OFFSET_TYPES = ("classic", "consumer", "streams")
-_DESCRIBE = 1 << 8  # the bit of this operation among those that the user may do
+_DESCRIBE = 1 << 8  # the bit of this operation in the operations that the user may do
 _TOPIC = 2
 _RESOURCES: Mapping[int, str] = {4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 _ACL_RESOURCES: Mapping[int, str] = {
@@ -258,7 +258,7 @@ class _Reading:
                 await self._offsets(node, batch)
 
     def _refused(self, what: str, groups: Iterable[tuple[str, int, str | None]]) -> None:
-        """Notes the groups that brokers refuse to describe, those with the same reason together."""
+        """Notes the groups that brokers refuse to describe; groups with the same reason make one note."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for group, code, message in groups:
             if code:

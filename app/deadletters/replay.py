@@ -131,7 +131,7 @@ class RecordWriter:
 
 
 def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:
-    """The records in batches that their topics take; those of a partition stay in order."""
+    """The records in batches that their topics take; the records of a partition stay in order."""
     batches: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
     sizes: Counter[tuple[Topic, int]] = Counter()
     for topic, partition, record in records:
@@ -279,7 +279,7 @@ class Replay:
             return f"replayed {letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
         if topic is None:
-            return "the letter does not say of which topic (--to)"
+            return "the letter does not name the topic of its record (--to)"
         if self.to is None and topic not in self.settings.topics:
             return f"of topic {topic}, which this pipeline does not read (--to)"
         return None
