@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
@@ -15,7 +15,7 @@ from app.config.settings import ClientSettings
 from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
 from app.kafka.clients import translated
-from app.kafka.topic_reader import TopicConsumer
+from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
@@ -93,7 +93,7 @@ class LetterLog:
     # State that changes: `_commits`, the last commit of each partition that this run has read or made, and `_claimed`,
     # the partitions whose last commit bears the id of this run. For one caller.
 
-    def __init__(self, consumer: TopicConsumer, topic: Topic, group: str | None) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
         self.topic = topic
         self._consumer = consumer
         self._group = group
@@ -144,7 +144,7 @@ class LetterLog:
         Raises:
             ConfigurationError: the commit is of another program.
         """
-        commit = self._commits[partition] = await self._consumer.last_commit(self._partitions[partition])
+        commit = self._commits[partition] = await self._committed(partition)
         if commit is None or commit.offset > end:
             return ReplayedOffsets(first)
         found = ReplayedOffsets.parse(commit.offset, commit.metadata)
@@ -206,8 +206,15 @@ class LetterLog:
         return metadata
 
     async def _check(self, partition: int, written: int = 0) -> None:
-        if await self._consumer.last_commit(self._partitions[partition]) != self._commits[partition]:
+        if await self._committed(partition) != self._commits[partition]:
             raise ReplayTakenOverError(self.topic.name, partition, str(self._group), written)
+
+    async def _committed(self, partition: int) -> OffsetAndMetadata | None:
+        wanted = self._partitions[partition]
+        # `committed` keeps the metadata to itself.
+        commits = await self._consumer._coordinator.fetch_committed_offsets([wanted])  # noqa: SLF001
+        commit: OffsetAndMetadata | None = commits.get(wanted)
+        return commit
 
 
 @asynccontextmanager
@@ -222,7 +229,7 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     Raises:
         ClusterError: the cluster failed.
     """
-    consumer = TopicConsumer(client, group)
+    consumer = topic_consumer(client, group)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()
