@@ -127,7 +127,7 @@ def mark_of(form: Form, context: Sequence[Header] = ()) -> Header:
 
 
 def is_bare(mark: Header) -> bool:
-    """Whether the letter has no headers of Connect: those that look so are the record's own."""
+    """Whether the letter has no headers of Connect: headers of these names are the record's own."""
     return (mark[1] or b"").startswith(_BARE.encode())
 
 

@@ -26,9 +26,9 @@ __all__ = ["check_transactions"]
 
 _GUARANTEE = "processing.guarantee"
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
-_TRANSACTION = 1  # the type of the coordinator
 _PATIENCE_S = 15.0  # the first request makes the brokers create the topic __transaction_state
 _PAUSE_S = 0.1
+_TRANSACTION = 1  # the type of coordinator, in Kafka's protocol
 _NOT_YET = (CoordinatorNotAvailableError, GroupCoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 
@@ -87,8 +87,8 @@ async def _find_coordinator(connection: AdminClient, name: str) -> None:
 
 async def _longest_ms(connection: AdminClient) -> int | None:
     """The brokers' `transaction.max.timeout.ms`; None if the user may not see it."""
-    node = (await connection.describe_cluster())["brokers"][0]["node_id"]
-    resource = ConfigResource(ConfigResourceType.BROKER, str(node), {_MAX_TIMEOUT: None})
+    broker, *_ = (await connection.describe_cluster())["brokers"]
+    resource = ConfigResource(ConfigResourceType.BROKER, str(broker["node_id"]), {_MAX_TIMEOUT: None})
     (response,) = await connection.describe_configs([resource])
     (found,) = response.to_object()["resources"]
     values = {entry["config_names"]: entry["config_value"] for entry in found["config_entries"]}

@@ -50,7 +50,7 @@ class TopicExpiry:
         topic: the topic's name.
         retention: how long the topic keeps records; None if the topic does not exist.
         payloads: where they are.
-        rules: those that may delete the payloads; empty if the store did not return them.
+        rules: the rules that may delete the payloads; empty if the store did not return them.
         state: of `Verdict`. `no-rules`: the store has no expiry rules; `unknown`: the store, or the cluster, did not
             answer.
         message: explains the state.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -39,7 +38,7 @@ _MEMBERS: Mapping[str, type[DescribeGroups]] = {
     "share": DescribeShareGroups,
 }
 _OFFSET_TYPES = ("classic", "consumer", "streams")
-_DESCRIBE = 1 << 8  # the bit of this operation among those that the user may do
+_DESCRIBE = 1 << 8  # the bit of this operation in the operations that the user may do
 _TOPIC = 2
 _RESOURCES: Mapping[int, str] = {4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 _ACL_RESOURCES: Mapping[int, str] = {
@@ -71,12 +70,6 @@ async def audit(client: ClientSettings) -> Audit:
         return await _Reading(connection).read()
 
 
-@dataclass(slots=True)
-class _Seen:
-    where: str
-    count: int = 0
-
-
 class _RefusedError(Exception):
     """The broker answered with an error.
 
@@ -94,7 +87,8 @@ class _Reading:
 
     def __init__(self, connection: AdminClient) -> None:
         self._connection = connection
-        self._seen: dict[tuple[Kind, bool], dict[str, _Seen]] = defaultdict(dict)
+        self._first: dict[tuple[Kind, str, bool], str] = {}  # the first place of a name, by kind and if it is limited
+        self._counts: Counter[tuple[Kind, str, bool]] = Counter()
         self._not_read: list[NotRead] = []
         self._nodes: list[int] = []
         self._enforced: bool | None = None
@@ -128,18 +122,18 @@ class _Reading:
         return Audit(tuple(self._uses()), tuple(self._not_read), self._enforced)
 
     def _uses(self) -> Iterable[Use]:
-        for kind, identifier in IDENTIFIERS.items():
-            limit = self._metadata_limit if kind == "offset-metadata" else identifier.limit
-            found = [
-                Use(kind, text, limit, seen.where, seen.count, limited)
-                for limited in (True, False)
-                for text, seen in self._seen[kind, limited].items()
-            ]
-            yield from sorted(found, key=lambda use: (-use.length, use.text))
+        limits = {kind: each.limit for kind, each in IDENTIFIERS.items()} | {"offset-metadata": self._metadata_limit}
+        uses = [
+            Use(kind, text, limits[kind], where, self._counts[kind, text, limited], limited)
+            for (kind, text, limited), where in self._first.items()
+        ]
+        kinds = list(IDENTIFIERS)
+        return sorted(uses, key=lambda use: (kinds.index(use.kind), -use.length, use.text))
 
     def _note(self, kind: Kind, text: str | None, where: str, *, limited: bool = True) -> None:
         if text:
-            self._seen[kind, limited].setdefault(text, _Seen(where)).count += 1
+            self._first.setdefault((kind, text, limited), where)
+            self._counts[kind, text, limited] += 1
 
     def _miss(self, what: str, reason: str) -> None:
         self._not_read.append(NotRead(what, reason))
@@ -264,7 +258,7 @@ class _Reading:
                 await self._offsets(node, batch)
 
     def _refused(self, what: str, groups: Iterable[tuple[str, int, str | None]]) -> None:
-        """Notes the groups that brokers refuse to describe, those with the same reason together."""
+        """Notes the groups that brokers refuse to describe; groups with the same reason make one note."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for group, code, message in groups:
             if code:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TextIO
 
-__all__ = ["Column", "Progress", "Rows", "Unit", "progress"]
+__all__ = ["Column", "Progress", "Rows", "Unit", "print_table", "progress"]
 
 Unit = Literal["bytes", "messages"] | None
 
@@ -107,3 +107,27 @@ def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -
                 bar.advance(task, amount)
 
         yield Shown()
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()) -> None:
+    """Prints a table; without a terminal it is 160 columns wide.
+
+    Args:
+        titles: of the columns.
+        rows: the cells of each row, in printable characters.
+        right: the titles of the columns that are aligned to the right.
+    """
+    import click
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for title in titles:
+        table.add_column(title, overflow="fold", justify="right" if title in right else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))  # rich parses a string as markup, with emoji codes
+    out = Console() if sys.stdout.isatty() else Console(width=160)
+    with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
+        out.print(table)
+    click.echo(text.get(), nl=False)

@@ -11,6 +11,7 @@ import click
 
 from app.cluster.expiry import TopicExpiry, carriers, references, survey, with_carriers
 from app.commands.connection import config_option
+from app.commands.console import print_table
 from app.commands.consume import json_line
 from app.config.parsing import load
 from app.config.settings import ClientSettings
@@ -65,19 +66,8 @@ def _cells(row: TopicExpiry) -> Iterator[str]:
 
 
 def _show(rows: Sequence[TopicExpiry]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for title in ("pipeline", "topic", "retention.ms", "cleanup.policy", "payloads", "rules", "recommended", "verdict"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_printable(cell)) for cell in _cells(row)))
-    out = Console() if sys.stdout.isatty() else Console(width=160)
-    with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
-        out.print(table)
-    click.echo(text.get(), nl=False)
+    titles = ("pipeline", "topic", "retention.ms", "cleanup.policy", "payloads", "rules", "recommended", "verdict")
+    print_table(titles, (map(_printable, _cells(row)) for row in rows))
     told: dict[str, list[str]] = {}
     for row in rows:
         changed = [] if row.changed is None else [row.changed]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast, get_args
 
 import click
@@ -13,7 +12,7 @@ import click
 from app.cluster import names_audit as cluster
 from app.cluster.name_uses import Audit, Use
 from app.commands.connection import client_of, connection_options
-from app.commands.console import progress
+from app.commands.console import print_table, progress
 from transforms.errors import ResourceIdentifierTooLargeError
 from transforms.identifiers import FIRST_VERSION, IDENTIFIERS, LIMIT_KEY, Identifier, Kind, check
 from transforms.text import brief
@@ -164,18 +163,7 @@ def _longest(found: Audit) -> Iterator[tuple[str, ...]]:
             yield kind, "0", "-", "-", "-", "-"
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterator[tuple[str, ...]] | map[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     click.echo(f"{title}:")
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in ("names", "length", "limit") else "left")
-    for row in rows:
-        table.add_row(*(Text(brief(cell, 200)) for cell in row))  # rich parses a string as markup, with emoji codes
-    out = Console() if sys.stdout.isatty() else Console(width=160)
-    with out.capture() as text:  # on a closed pipe rich would end the process with a status of its own
-        out.print(table)
-    click.echo(text.get(), nl=False)
+    shown = ([brief(cell, 200) for cell in row] for row in rows)
+    print_table(columns, shown, right=("names", "length", "limit"))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
@@ -16,7 +16,7 @@ from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay_offsets import ReplayedOffsets, TooManyGapsError
 from app.kafka.clients import translated
 from app.kafka.consumer_controls import ConsumerControls
-from app.kafka.topic_reader import TopicConsumer
+from app.kafka.topic_reader import topic_consumer
 from app.kafka.topics import Topic
 from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError, WideloadError
@@ -94,7 +94,7 @@ class LetterLog:
     # State that changes: `_commits`, the last commit of each partition that this run has read or made, and `_claimed`,
     # the partitions whose last commit bears the id of this run. For one caller.
 
-    def __init__(self, consumer: TopicConsumer, topic: Topic, group: str | None) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, topic: Topic, group: str | None) -> None:
         self.topic = topic
         self._consumer = consumer
         self._group = group
@@ -228,7 +228,7 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     Raises:
         ClusterError: the cluster failed.
     """
-    consumer = TopicConsumer(client, group)
+    consumer = topic_consumer(client, group)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()

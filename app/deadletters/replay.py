@@ -10,8 +10,8 @@ Letters may be forged. A letter decides about itself only: none keeps the others
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -24,7 +24,6 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.replay_offsets import ReplayedOffsets
-from app.kafka.batches.batch import Builder
 from app.kafka.batches.raw import raw_batch
 from app.kafka.clients import translated, writing_producer
 from app.kafka.sender import BATCH_BYTES, find_topic
@@ -121,40 +120,37 @@ class RecordWriter:
         Raises:
             ClusterError: some may not be durable.
         """
-        batches: dict[tuple[str, int], Builder] = {}
-        futures = []
-
-        async def send(topic: str, partition: int, batch: Builder) -> None:
-            futures.append(await self._producer.send_batch(batch, topic, partition=partition))
-
         try:
-            for topic, partition, record in records:
-                key = topic.name, partition
-                if not is_writable(record):
-                    if key in batches:
-                        await send(*key, batches.pop(key))
-                    await send(*key, raw_batch([record]))
-                    continue
-                batch = batches.get(key)
-                if batch is None or not _append(batch, record):
-                    if batch is not None:
-                        await send(*key, batch)
-                    room = min(BATCH_BYTES, topic.max_message_bytes)
-                    batch = batches[key] = Builder(room, 0, transactional=False)
-                    _append(batch, record)
-            for key, batch in batches.items():
-                batch.close()
-                await send(*key, batch)
+            futures = [
+                await self._producer.send_batch(raw_batch(batch), topic.name, partition=partition)
+                for topic, partition, batch in _batches(records)
+            ]
             await asyncio.gather(*futures)
         except KafkaError as exc:
             raise translated(exc, "writing") from exc
 
 
-def _append(batch: Builder, record: RecordLike) -> bool:
-    appended = batch.append(
-        timestamp=record.timestamp, key=record.key, value=record.value, headers=list(record.headers)
-    )
-    return appended is not None
+def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple[Topic, int, Sequence[RecordLike]]]:
+    """The records in batches that their topics take; the records of a partition stay in order."""
+    batches: dict[tuple[Topic, int], list[RecordLike]] = defaultdict(list)
+    sizes: Counter[tuple[Topic, int]] = Counter()
+    for topic, partition, record in records:
+        key = topic, partition
+        size = _batch_of_one_bytes(record)
+        if sizes[key] + size > min(BATCH_BYTES, topic.max_message_bytes) and batches[key]:
+            yield *key, batches.pop(key)
+            sizes[key] = 0
+        batches[key].append(record)
+        sizes[key] += size
+    for key, batch in batches.items():
+        yield *key, batch
+
+
+def _batch_of_one_bytes(record: RecordLike) -> int:
+    """As the function of `transforms.size`, also for a record that has a header whose name is not UTF-8."""
+    if is_writable(record):
+        return batch_of_one_bytes(record)
+    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
 
 
 @asynccontextmanager
@@ -174,10 +170,11 @@ def letter_reader(store: PayloadStore | None, settings: PipelineSettings, topic:
     return LetterReader(store, settings.max_bytes, settings.signing, topics=topics)
 
 
+@dataclass(slots=True)
 class Replay:
     """One run.
 
-    Args:
+    Attributes:
         client: how to reach the cluster.
         settings: of the pipeline.
         log: its dead-letter topic, with a group.
@@ -186,36 +183,20 @@ class Replay:
         to: a topic for all records; None to write each to the topic that it came from.
         max_replays: a record that was replayed so often is skipped.
         done: called with the number of letters after each batch.
-
-    Attributes:
         tally: counts the letters.
     """
 
-    # State that changes: `tally`, `_topics`, and `_batch`, the letters that are written next. For one caller.
-
-    def __init__(
-        self,
-        client: ClientSettings,
-        settings: PipelineSettings,
-        log: LetterLog,
-        store: PayloadStore | None,
-        filters: Filters,
-        *,
-        to: str | None,
-        max_replays: int,
-        done: Callable[[int], None],
-    ) -> None:
-        self.tally = Tally()
-        self._client = client
-        self._settings = settings
-        self._log = log
-        self._store = store
-        self._filters = filters
-        self._to = to
-        self._max_replays = max_replays
-        self._done = done
-        self._topics: dict[str, Topic | ConfigurationError] = {}
-        self._batch: list[_Replayable] = []
+    client: ClientSettings
+    settings: PipelineSettings
+    log: LetterLog
+    store: PayloadStore | None
+    filters: Filters
+    to: str | None
+    max_replays: int
+    done: Callable[[int], None]
+    tally: Tally = field(default_factory=Tally, init=False)
+    _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
+    _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
 
     async def run(self, writer: RecordWriter | None) -> None:
         """Replays partition by partition; without a writer it writes and commits nothing.
@@ -226,26 +207,26 @@ class Replay:
             TooManyGapsError: the offsets of a batch could not be committed; none of it was written.
             ReplayTakenOverError: another replay with the same group has begun.
         """
-        if self._to is not None:
-            await self._check_target(self._to)
-        for partition, (first, end) in (await self._log.ranges(self._filters)).items():
-            replayed = await self._log.replayed(partition, first, end)
+        if self.to is not None:
+            await self._check_target(self.to)
+        for partition, (first, end) in (await self.log.ranges(self.filters)).items():
+            replayed = await self.log.replayed(partition, first, end)
             if self._limit_reached:
                 return
             await self._replay_partition(writer, partition, replayed, end)
 
     @property
     def _limit_reached(self) -> bool:
-        limit = self._filters.limit
+        limit = self.filters.limit
         return limit is not None and self.tally.replayed + len(self._batch) >= limit
 
     async def _replay_partition(
         self, writer: RecordWriter | None, partition: int, replayed: ReplayedOffsets, end: int
     ) -> None:
-        reader = letter_reader(self._store, self._settings, self._log.topic.name)
-        start = max(replayed.offset, self._filters.start)
+        reader = letter_reader(self.store, self.settings, self.log.topic.name)
+        start = max(replayed.offset, self.filters.start)
         last = replayed.offset - 1 if start == replayed.offset else None
-        async for records in self._log.records(partition, start, end):
+        async for records in self.log.records(partition, start, end):
             for record in records:
                 if last is not None:
                     replayed.add(last + 1, record.offset)  # an offset without a record needs no replay
@@ -264,12 +245,12 @@ class Replay:
         return await self._flush(writer, partition, replayed)
 
     def _past_end(self, offset: int, reader: LetterReader) -> bool:
-        end = self._filters.end
+        end = self.filters.end
         return end is not None and offset >= end and not reader.pending
 
     async def _take(self, reader: LetterReader, found: FoundLetter, replayed: ReplayedOffsets) -> None:
         summary = await asyncio.to_thread(reader.summarize, found)
-        if self._limit_reached or not self._filters.match(found, summary):
+        if self._limit_reached or not self.filters.match(found, summary):
             return
         if found.offset in replayed:
             self.tally.skipped["replayed before"] += 1
@@ -294,21 +275,21 @@ class Replay:
             self.tally.fail(found, exc.reason)
 
     def _skip_reason(self, letter: Letter) -> str | None:
-        if letter.replays >= self._max_replays:
+        if letter.replays >= self.max_replays:
             return f"replayed {letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
         if topic is None:
-            return "the letter does not say of which topic (--to)"
-        if self._to is None and topic not in self._settings.topics:
+            return "the letter does not name the topic of its record (--to)"
+        if self.to is None and topic not in self.settings.topics:
             return f"of topic {topic}, which this pipeline does not read (--to)"
         return None
 
     def _target(self, letter: Letter) -> str | None:
-        if self._to is not None:
-            return self._to
+        if self.to is not None:
+            return self.to
         if letter.origin is not None:
             return letter.origin[0]
-        return self._settings.topics[0] if len(self._settings.topics) == 1 else None
+        return self.settings.topics[0] if len(self.settings.topics) == 1 else None
 
     async def _replayable(self, found: FoundLetter, letter: Letter) -> _Replayable:
         name = self._target(letter)
@@ -324,14 +305,13 @@ class Replay:
             partition %= topic.partitions
         records: Sequence[RecordLike] = (record,)
         limit = topic.max_message_bytes
-        writable = is_writable(record)
-        size = batch_of_one_bytes(record) if writable else _raw_batch_of_one_bytes(record)
+        size = _batch_of_one_bytes(record)
         if size > limit:
-            if self._to is not None or not self._settings.chunks.assembles or not record.value or not writable:
+            if self.to is not None or not self.settings.chunks.assembles or not record.value or not is_writable(record):
                 raise RecordTooLargeError(topic.name, size, limit)
-            # It was assembled from chunks, and is split into chunks again.
+            # It was assembled from chunks: split it into chunks again.
             chunking, digest = Chunking(limit), checksum(record.value)
-            origin = ("replay", self._log.topic.name, found.partition, found.offset)
+            origin = ("replay", self.log.topic.name, found.partition, found.offset)
             records = tuple(chunking.split(record, chunking.uuid(record, digest, origin), digest))
         return _Replayable(found, letter, topic, partition, records, sum(len(each.value or b"") for each in records))
 
@@ -339,7 +319,7 @@ class Replay:
         """The topic as the cluster describes it; asked for once, not for each letter."""
         if name not in self._topics:
             try:
-                self._topics[name] = await find_topic(self._client, name)
+                self._topics[name] = await find_topic(self.client, name)
             except ConfigurationError as exc:
                 self._topics[name] = exc
         topic = self._topics[name]
@@ -348,7 +328,7 @@ class Replay:
         return topic
 
     async def _check_target(self, name: str) -> None:
-        if name == self._log.topic.name:
+        if name == self.log.topic.name:
             raise ConfigurationError("--to", f"found {name}, the topic of the dead letters itself; give another one")
         try:
             await self._describe(name)
@@ -382,10 +362,10 @@ class Replay:
         after = deepcopy(replayed)
         for offset in offsets:
             after.add(offset, offset + 1)
-        self._log.check_room(partition, after)
-        await self._log.claim(partition, replayed)
+        self.log.check_room(partition, after)
+        await self.log.claim(partition, replayed)
         await writer.write([(each.topic, each.partition, record) for each in letters for record in each.records])
-        await self._log.commit(partition, after, len(letters))
+        await self.log.commit(partition, after, len(letters))
         for offset in offsets:
             replayed.add(offset, offset + 1)
         self._count(letters)
@@ -394,12 +374,7 @@ class Replay:
         for each in letters:
             self.tally.targets[each.topic.name, each.partition] += 1
             self.tally.errors[each.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
-        self._done(len(letters))
-
-
-def _raw_batch_of_one_bytes(record: RecordLike) -> int:
-    """As `batch_of_one_bytes`, for a record that has a header whose name is not UTF-8."""
-    return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))
+        self.done(len(letters))
 
 
 def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:

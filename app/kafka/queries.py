@@ -1,6 +1,6 @@
 """Requests to a broker that aiokafka does not have, or has only in versions that lack a field.
 
-The fields are those of Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AdminClient.send`
+The fields are as in Apache Kafka's `clients/src/main/resources/common/message`, as of 4.1. `AdminClient.send`
 sends a `Query` as it sends requests of aiokafka.
 """
 
@@ -50,7 +50,7 @@ def version(key: int, number: int, request: Schema, response: Schema, *, flexibl
         key: of the API.
         number: of the version.
         request: its fields.
-        response: its fields; those at the end that nobody reads may be left out.
+        response: its fields; fields at the end that nobody reads may be left out.
         flexible: whether the version has compact types and tagged fields (KIP-482). They are put into the schemas here:
             each row of an array ends with its tagged fields, and so does the request.
     """
@@ -82,7 +82,7 @@ class Query:
     """A request for `AdminClient.send`, in the newest version that the broker knows too.
 
     Args:
-        values: of the fields, by name. A version takes those that it has. Tagged fields of the request are empty.
+        values: of the fields, by name. A version takes the fields that it has. Tagged fields of the request are empty.
     """
 
     VERSIONS: Sequence[type[RequestStruct]] = ()  # the newest last

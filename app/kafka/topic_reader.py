@@ -20,7 +20,7 @@ from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
-__all__ = ["Reader", "Selection", "TopicConsumer", "open_reader"]
+__all__ = ["Reader", "Selection", "open_reader", "topic_consumer"]
 
 _POLL_MS = 200
 _MAX_RECORDS = 500  # of one batch, so that a command shows and commits often enough
@@ -47,26 +47,24 @@ class Selection:
     timeout_ms: int | None = None
 
 
-class TopicConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
-    """A consumer that reads committed records, and commits only what it is told to.
+def topic_consumer(
+    client: ClientSettings, group: str | None, reset: Literal["earliest", "latest"] = "earliest"
+) -> AIOKafkaConsumer:
+    """A consumer of a command, not started: it reads committed records, and commits only what it is told to.
 
     Args:
         client: how to reach the cluster.
         group: its id; None for no group.
         reset: where to begin without a committed offset.
     """
-
-    def __init__(
-        self, client: ClientSettings, group: str | None, reset: Literal["earliest", "latest"] = "earliest"
-    ) -> None:
-        super().__init__(
-            **security_arguments(client),
-            client_id=client.client_id,
-            group_id=group,
-            enable_auto_commit=False,
-            auto_offset_reset=reset,
-            isolation_level="read_committed",
-        )
+    return AIOKafkaConsumer(
+        **security_arguments(client),
+        client_id=client.client_id,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset=reset,
+        isolation_level="read_committed",
+    )
 
 
 class Reader:
@@ -76,7 +74,7 @@ class Reader:
         waiting: how many offsets lie between the start and the end of the log as it was; None for a group.
     """
 
-    def __init__(self, consumer: TopicConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
         self.waiting: int | None = None
         self._consumer = consumer
         self._selection = selection
@@ -176,7 +174,7 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
         )
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
-    consumer = TopicConsumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")
+    consumer = topic_consumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")
     if selection.group is None:
         consumer.assign(partitions)
     else:

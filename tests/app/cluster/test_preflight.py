@@ -1,0 +1,86 @@
+"""The preflight of stores: one that fails, or that hangs, is told with its pipeline and a key."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from app.cluster import preflight
+from app.cluster.preflight import check_stores
+from app.config.parsing import parse
+from app.config.settings import PipelineSettings
+from stores.store import Check
+from transforms.errors import ConfigurationError, PayloadStoreError
+
+
+class Checked(Check):
+    """A user's store that answers a check as a test wants it."""
+
+    error: Exception | None = None
+    may_answer = threading.Event()
+
+    def publish(self, topic: str, data: bytes) -> str:
+        return topic
+
+    def download(self, full_path: str) -> bytes:
+        return b""
+
+    def check(self, *, writing: bool = True) -> None:
+        assert writing
+        self.may_answer.wait(30)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> PipelineSettings:
+    """A pipeline with that store, which answers at once."""
+    monkeypatch.setattr(preflight, "_STORE_GRACE_S", 0.0)
+    monkeypatch.setattr(Checked, "error", None)
+    Checked.may_answer.set()
+    table = {
+        "topics": ["raw"],
+        "output.topic": "orders",
+        "transforms": ["offload"],
+        "large.message.payload.store.class": "tests.app.cluster.test_preflight:Checked",
+        "large.message.store.timeout.ms": 1_000,
+    }
+    return parse({"bootstrap.servers": "b:1", "pipeline": {"p": table}}, {}).pipelines[0]
+
+
+def test_store_that_works(pipeline: PipelineSettings) -> None:
+    """Nothing is said of it."""
+    asyncio.run(check_stores([pipeline]))
+
+
+def test_store_that_fails(pipeline: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told with the pipeline and the key of the store."""
+    monkeypatch.setattr(Checked, "error", PayloadStoreError("no such bucket"))
+    with pytest.raises(
+        ConfigurationError, match=r"\[pipeline\.p\] large\.message\..*: the store cannot be used: no such b"
+    ):
+        asyncio.run(check_stores([pipeline]))
+
+
+def test_time_out_of_the_store_itself(pipeline: PipelineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as what the store raised, and not as our own time-out."""
+    monkeypatch.setattr(Checked, "error", TimeoutError("of a socket"))
+    with pytest.raises(ConfigurationError, match=r"Checked\.check raised TimeoutError: of a socket"):
+        asyncio.run(check_stores([pipeline]))
+
+
+def test_store_that_hangs(pipeline: PipelineSettings) -> None:
+    """It is refused after its time-out; its late answer harms nobody."""
+    Checked.may_answer.clear()
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError, match="the store did not answer within 1,000 ms"):
+        asyncio.run(check_stores([pipeline]))
+    assert time.monotonic() - began < 10
+    Checked.may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "check-p":
+            assert thread.daemon
+            thread.join(10)
