@@ -93,6 +93,8 @@ _FENCED = (
     "name reads the same topic; or the transaction took longer than producer.transaction.timeout.ms"
 )
 
+_NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
+
 # What the user can do about an error.
 _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.TopicAuthorizationFailedError: (
@@ -108,8 +110,7 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "producer.transaction.timeout.ms is over the brokers' transaction.max.timeout.ms"
     ),
     **dict.fromkeys((kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch), _FENCED),
-    kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
-    kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
+    **dict.fromkeys((kafka_errors.AuthenticationFailedError, kafka_errors.SaslAuthenticationFailed), _NOT_ACCEPTED),
     kafka_errors.InvalidSessionTimeoutError: (
         "consumer.session.timeout.ms is outside the brokers' group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
@@ -183,29 +184,16 @@ def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
 
 def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
     """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets itself."""
-    values: Mapping[str, Any] = pipeline.consumer
+    # The name of each key is that of aiokafka's argument.
+    own = {name.removeprefix("consumer.").replace(".", "_"): value for name, value in pipeline.consumer.items()}
+    own["auto_offset_reset"] = "none"  # any other skips records silently; see `OffsetReset`
     return AIOKafkaConsumer(
         **security_arguments(settings),
+        **own,
         client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
-        auto_offset_reset="none",  # any other skips records silently; see `OffsetReset`
-        check_crcs=values["consumer.check.crcs"],
-        client_rack=values["consumer.client.rack"],
-        fetch_max_bytes=values["consumer.fetch.max.bytes"],
-        fetch_max_wait_ms=values["consumer.fetch.max.wait.ms"],
-        fetch_min_bytes=values["consumer.fetch.min.bytes"],
-        group_instance_id=values["consumer.group.instance.id"],
-        heartbeat_interval_ms=values["consumer.heartbeat.interval.ms"],
-        isolation_level=values["consumer.isolation.level"],
-        max_partition_fetch_bytes=values["consumer.max.partition.fetch.bytes"],
-        max_poll_interval_ms=values["consumer.max.poll.interval.ms"],
-        max_poll_records=values["consumer.max.poll.records"],
-        metadata_max_age_ms=values["consumer.metadata.max.age.ms"],
-        rebalance_timeout_ms=values["consumer.max.poll.interval.ms"],  # as Kafka's own consumer has it
-        request_timeout_ms=values["consumer.request.timeout.ms"],
-        retry_backoff_ms=values["consumer.retry.backoff.ms"],
-        session_timeout_ms=values["consumer.session.timeout.ms"],
+        rebalance_timeout_ms=own["max_poll_interval_ms"],  # as Kafka's own consumer has it
     )
 
 

@@ -31,20 +31,6 @@ class Outbox(Generic[L]):
         answered_s: when the broker last answered for a batch, on the loop's clock.
     """
 
-    __slots__ = (
-        "_clock",
-        "_make_builder",
-        "_make_load",
-        "_roused",
-        "answered_s",
-        "filling",
-        "full",
-        "partition",
-        "pressed",
-        "send",
-        "sender",
-    )
-
     def __init__(
         self,
         partition: TopicPartition,
