@@ -19,7 +19,7 @@ class _Second(NamedTuple):
 
 
 class Average:
-    """Adds numbers, and tells of the last minute how many there were a second, and their average.
+    """The average of the numbers of the last minute, and how many there were a second.
 
     Args:
         clock: seconds that do not go back.
@@ -31,7 +31,7 @@ class Average:
         self._seconds: deque[_Second] = deque()
 
     def add(self, number: float = 1.0, count: int = 1) -> None:
-        """Takes in `number`, as so many times one."""
+        """Adds `number`, which is the sum of `count` numbers."""
         second = int(self._clock())
         if self._seconds and self._seconds[-1].second == second:
             _, total, before = self._seconds.pop()
@@ -41,13 +41,13 @@ class Average:
         self._trim()
 
     def average(self) -> float | None:
-        """None where there was none."""
+        """None if there was no number."""
         self._trim()
         count = sum(each.number for each in self._seconds)
         return sum(each.total for each in self._seconds) / count if count else None
 
     def per_second(self) -> float:
-        """How many a second; since the beginning where that is less than a minute ago."""
+        """How many there were a second, of the last minute or since a later beginning."""
         self._trim()
         span_s = min(max(self._clock() - self._began_s, 1.0), float(_WINDOW_S))
         return sum(each.number for each in self._seconds) / span_s

@@ -1,7 +1,7 @@
-"""The brokers as the clients of a flow find them: which of them do not answer, and since when.
+"""Which brokers do not answer the clients of a flow, and since when.
 
-aiokafka waits for a broker that is away, tries again, and tells nobody but its log. So a client is watched in what it
-does: a connection that fails, a request that fails or is not answered; and the next one that is.
+aiokafka waits for a broker that is down and tries again, and only its log says so. So each connection and each request
+of a client is watched.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from app.kafka.watched_client import Send, WatchedClient
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
 UNANSWERED_S = 10.0
-"""How long whoever is asked may take, before it is told."""
+"""A broker or group that takes longer to answer is reported."""
 _LOOK_S = 0.5
-# Whoever needs a broker asks it again sooner than that; of one that nobody asks it is not known whether it is away.
+# A client that needs a broker asks it again sooner. If no client asks, it is not known whether the broker is down.
 _FORGOTTEN_S = 60.0
-# Requests that a broker answers when others have done something.
+# Requests that a broker answers when other members of a group have done something.
 _PATIENT = ("JoinGroupRequest", "SyncGroupRequest")
 
 
@@ -39,8 +39,8 @@ class BrokerHealth:
     """Which brokers answer the clients of one flow. Belongs to its event loop.
 
     Args:
-        topics: those of which each partition must have a leader.
-        fetch_wait_s: how long a broker may hold a fetch back.
+        topics: each of their partitions must have a leader.
+        fetch_wait_s: how long a broker may wait before it answers a fetch.
         clock: seconds that do not go back.
     """
 
@@ -57,7 +57,7 @@ class BrokerHealth:
         self._silent_since_s: float | None = None
 
     def watch(self, client: AIOKafkaClient) -> None:
-        """Watches a client, which must not have been started, for as long as it lives."""
+        """Watches a client that has not been started, for as long as it lives."""
         self._clients.append(client)
         watched = WatchedClient(client)
         watched.connections(lambda address, reached: self._answered(address) if reached else self._missed(address))
@@ -78,12 +78,12 @@ class BrokerHealth:
         return answer
 
     def forget(self, client: AIOKafkaClient) -> None:
-        """Watches a client no more, which is about to be stopped."""
+        """Drops a client that is about to be stopped."""
         self._clients.remove(client)
 
     @property
     def trouble(self) -> str | None:
-        """Which brokers do not answer, or what has no leader, and since when; None where all is well."""
+        """Which brokers do not answer, or which partitions have no leader, and since when; None if all is well."""
         now_s = self._clock()
         away = {
             address: absence.since_s for address, absence in self._away.items() if now_s - absence.seen_s < _FORGOTTEN_S
@@ -112,7 +112,7 @@ class BrokerHealth:
         return [f"{names[0]}{others} without a leader since {ago(now_s - min(self._leaderless.values()))}"]
 
     async def silent(self, seconds: float) -> str:
-        """Waits until none of them has answered for so long, though asked; says so."""
+        """Waits until no broker has answered for so many seconds, though some were asked; says so."""
         while True:
             since_s = self._silent_since_s
             if since_s is not None and self._clock() - since_s >= seconds:
@@ -139,5 +139,5 @@ def _addresses(client: AIOKafkaClient) -> list[str]:
 
 
 def ago(seconds: float) -> str:
-    """The time of day, for people: what it was so many seconds ago, by the clock as it is now."""
+    """The time so many seconds ago, for people, by the clock as it is now."""
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")

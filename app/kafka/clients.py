@@ -32,18 +32,18 @@ __all__ = [
     "writing_producer",
 ]
 
-# aiokafka checks `max_request_size` on the uncompressed size of single sends; the worker checks the sink's own limit.
+# aiokafka compares `max_request_size` with uncompressed records; the worker checks the limit of the sink itself.
 _UNLIMITED_BYTES = 2**31 - 1
 
 _PROBE_S = 5.0
 
 
 class ClusterError(WideloadError):
-    """The cluster did not do what it was asked.
+    """The cluster refused a request, or did not answer it.
 
     Attributes:
-        retriable: True for what may pass by itself.
-        forbidden: True for what the user may not do, or not any more.
+        retriable: True if another try may succeed.
+        forbidden: True if the user lacks a right, or has lost it.
     """
 
     def __init__(self, message: str, *, retriable: bool, forbidden: bool = False) -> None:
@@ -52,7 +52,7 @@ class ClusterError(WideloadError):
         self.forbidden = forbidden
 
 
-# What aiokafka marks as final, or does not mark, though another try with new clients may succeed.
+# Errors that aiokafka does not mark as retriable, though another try with new clients may succeed.
 _PASSING = (
     kafka_errors.KafkaConnectionError,
     kafka_errors.KafkaTimeoutError,
@@ -64,7 +64,7 @@ _PASSING = (
     kafka_errors.InvalidTxnState,
     kafka_errors.InvalidProducerIdMapping,
     kafka_errors.ConcurrentTransactions,
-    kafka_errors.IllegalOperation,  # a transaction has failed already; what with, the next try meets as the first
+    kafka_errors.IllegalOperation,  # a transaction has failed already; the next try meets the first error
     kafka_errors.ProducerClosed,
     kafka_errors.UnknownMemberIdError,
     kafka_errors.IllegalGenerationError,
@@ -75,10 +75,10 @@ _PASSING = (
     kafka_errors.IllegalStateError,
     kafka_errors.KafkaUnavailableError,
     kafka_errors.InvalidTimestampError,  # of a broker's own record, such as a commit: its clock was set back
-    kafka_errors.UnknownError,  # also each error code that is newer than aiokafka: fenced and unknown leader epochs
+    kafka_errors.UnknownError,  # also an error code that is newer than aiokafka: fenced and unknown leader epochs
 )
 
-# What a right or a password mends, while the pipeline waits.
+# Errors that a new right or password mends while the pipeline waits.
 _FORBIDDEN = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.GroupAuthorizationFailedError,
@@ -93,7 +93,9 @@ _FENCED = (
     "name reads the same topic; or the transaction took longer than producer.transaction.timeout.ms"
 )
 
-# A few that another try does not mend, with what the user can do about it.
+_NOT_ACCEPTED = "the brokers do not accept sasl.username and sasl.password"
+
+# What the user can do about an error.
 _ADVICE: Mapping[type[BaseException], str] = {
     kafka_errors.TopicAuthorizationFailedError: (
         "the user may not use this topic; grant Read on sources, Write on sinks"
@@ -108,8 +110,7 @@ _ADVICE: Mapping[type[BaseException], str] = {
         "producer.transaction.timeout.ms is over the brokers' transaction.max.timeout.ms"
     ),
     **dict.fromkeys((kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch), _FENCED),
-    kafka_errors.AuthenticationFailedError: "the brokers do not accept sasl.username and sasl.password",
-    kafka_errors.SaslAuthenticationFailed: "the brokers do not accept sasl.username and sasl.password",
+    **dict.fromkeys((kafka_errors.AuthenticationFailedError, kafka_errors.SaslAuthenticationFailed), _NOT_ACCEPTED),
     kafka_errors.InvalidSessionTimeoutError: (
         "consumer.session.timeout.ms is outside the brokers' group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
@@ -122,7 +123,7 @@ _ADVICE: Mapping[type[BaseException], str] = {
 
 
 def describe(error: BaseException) -> str:
-    """What happened, in words, with advice where there is some."""
+    """An error for people, with advice if there is some."""
     text = str(error).strip()
     name = type(error).__name__
     told = text if name in text else f"{name}: {text}" if text else name
@@ -131,17 +132,17 @@ def describe(error: BaseException) -> str:
 
 
 def translated(error: BaseException, doing: str) -> ClusterError:
-    """aiokafka's error as ours; `doing` says what was being done, with names."""
+    """A `ClusterError` for an error of aiokafka; `doing` says what the client was doing, with names."""
     retriable = (
         isinstance(error, (*_PASSING, asyncio.TimeoutError, OSError))
-        or type(error) is kafka_errors.KafkaError  # a task of aiokafka that died of something unforeseen
+        or type(error) is kafka_errors.KafkaError  # a task of aiokafka has failed
         or bool(getattr(error, "retriable", False))
     )
     return ClusterError(f"{doing}: {describe(error)}", retriable=retriable, forbidden=isinstance(error, _FORBIDDEN))
 
 
 def security_arguments(settings: ClientSettings) -> dict[str, Any]:
-    """What every aiokafka client takes to reach and to trust the brokers.
+    """The arguments of every aiokafka client: addresses, and how to trust the brokers.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -182,37 +183,24 @@ def _ssl_context(security: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def consumer(settings: ClientSettings, pipeline: PipelineSettings) -> AIOKafkaConsumer:
-    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets by itself."""
-    values: Mapping[str, Any] = pipeline.consumer
+    """The consumer of a pipeline, not started and not subscribed; it never commits or resets offsets itself."""
+    # The name of each key is that of aiokafka's argument.
+    own = {name.removeprefix("consumer.").replace(".", "_"): value for name, value in pipeline.consumer.items()}
+    own["auto_offset_reset"] = "none"  # any other skips records silently; see `OffsetReset`
     return AIOKafkaConsumer(
         **security_arguments(settings),
+        **own,
         client_id=client_id(settings, pipeline.name),
         group_id=pipeline.group_id,
         enable_auto_commit=False,
-        auto_offset_reset="none",  # it would pass records over in silence; see `OffsetReset`
-        check_crcs=values["consumer.check.crcs"],
-        client_rack=values["consumer.client.rack"],
-        fetch_max_bytes=values["consumer.fetch.max.bytes"],
-        fetch_max_wait_ms=values["consumer.fetch.max.wait.ms"],
-        fetch_min_bytes=values["consumer.fetch.min.bytes"],
-        group_instance_id=values["consumer.group.instance.id"],
-        heartbeat_interval_ms=values["consumer.heartbeat.interval.ms"],
-        isolation_level=values["consumer.isolation.level"],
-        max_partition_fetch_bytes=values["consumer.max.partition.fetch.bytes"],
-        max_poll_interval_ms=values["consumer.max.poll.interval.ms"],
-        max_poll_records=values["consumer.max.poll.records"],
-        metadata_max_age_ms=values["consumer.metadata.max.age.ms"],
-        rebalance_timeout_ms=values["consumer.max.poll.interval.ms"],  # as Kafka's own consumer has it
-        request_timeout_ms=values["consumer.request.timeout.ms"],
-        retry_backoff_ms=values["consumer.retry.backoff.ms"],
-        session_timeout_ms=values["consumer.session.timeout.ms"],
+        rebalance_timeout_ms=own["max_poll_interval_ms"],  # as Kafka's own consumer has it
     )
 
 
 def producer(
     settings: ClientSettings, pipeline: PipelineSettings, transactional_id: str | None = None
 ) -> AIOKafkaProducer:
-    """The producer of a pipeline, not started: idempotent, so that a batch that fails lets none behind it pass."""
+    """The producer of a pipeline, not started: idempotent, so that no batch overtakes one that has failed."""
     values: Mapping[str, Any] = pipeline.producer
     codec = values["producer.compression.type"]
     return AIOKafkaProducer(
@@ -231,7 +219,7 @@ def producer(
 
 
 def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
-    """How the producer of a pipeline makes and sends batches."""
+    """The settings of a pipeline's batches."""
     values: Mapping[str, Any] = pipeline.producer
     linger_ms, request_ms = values["producer.linger.ms"], values["producer.request.timeout.ms"]
     return BatchSettings(
@@ -243,7 +231,7 @@ def batch_settings(pipeline: PipelineSettings) -> BatchSettings:
 
 @asynccontextmanager
 async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterator[AIOKafkaProducer]:
-    """An idempotent producer of a command, started; stopped at the end.
+    """An idempotent producer of a command, started, for the length of a block.
 
     Raises:
         ClusterError: it cannot start.
@@ -269,11 +257,11 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
 
 @asynccontextmanager
 async def admin(settings: ClientSettings, timeout_s: float = 15.0) -> AsyncIterator[AdminClient]:
-    """An admin client, started; closed at the end.
+    """An admin client, started, for the length of a block.
 
     Raises:
-        ConfigurationError: no broker of `bootstrap.servers` answers, or none lets the user in, or those that they name
-            cannot be reached.
+        ConfigurationError: no broker of `bootstrap.servers` answers or lets the user in, or the addresses that the
+            brokers give cannot be reached.
     """
     arguments = security_arguments(settings)
     client = AdminClient(**arguments, client_id=settings.client_id, request_timeout_ms=int(timeout_s * 1000))
@@ -324,10 +312,7 @@ async def _unreachable(settings: ClientSettings, arguments: Mapping[str, Any], e
 
 
 async def _probed(arguments: Mapping[str, Any]) -> str | None:
-    """What connecting fails with: aiokafka writes that to the log, and raises that it has failed everywhere.
-
-    None where it does not fail.
-    """
+    """Why no address can be connected to, which aiokafka only logs; None if one can."""
     rest = {name: value for name, value in arguments.items() if name != "bootstrap_servers"}
     reasons: list[str] = []
     for host, port, _ in collect_hosts(arguments["bootstrap_servers"], randomize=False):

@@ -127,13 +127,12 @@ class GroupConsumer(ConsumerControls):
 
     def ends(self) -> dict[TopicPartition, int | None]:
         """For each assigned partition the end of what can be read; None before the first answer from its leader."""
-        return {partition: self._end(partition) for partition in self.consumer.assignment()}
-
-    def _end(self, partition: TopicPartition) -> int | None:
-        # Below the end of the log if a transaction is open; -1 if transactions do not count.
-        stable: int | None = self.consumer.last_stable_offset(partition)
-        highwater: int | None = self.consumer.highwater(partition)
-        return highwater if stable is None or stable < 0 else stable
+        ends = {}
+        for partition in self.consumer.assignment():
+            # Below the end of the log if a transaction is open; -1 if transactions do not count.
+            stable: int | None = self.consumer.last_stable_offset(partition)
+            ends[partition] = self.consumer.highwater(partition) if stable is None or stable < 0 else stable
+        return ends
 
     async def send(self, request: Any) -> Any:
         """Sends a request to any broker, and returns the response."""

@@ -96,7 +96,8 @@ class ConsumerControls:
 
     def interrupt(self, error: KafkaError) -> None:
         """Lets a poll raise `error` if it waits for the end of a rebalance."""
-        self.consumer._subscription.abort_waiters(error)
+        if self._fetcher is not None:  # else the consumer still starts, and nothing waits
+            self.consumer._subscription.abort_waiters(error)
 
     # --- the group ---------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""Fetches that a broker refuses for reasons which aiokafka's consumer does not foresee.
+"""Fetches that a broker refuses with an error for which aiokafka's consumer has no rule.
 
-Of such an answer it writes a line to the log, and asks the same broker again at once, without end: also where a disk of
-that broker has failed (KAFKA_STORAGE_ERROR), and another one leads the partition by now. So it is held up for a moment,
-lets the client look for the leaders, and tells what cannot be read.
+The consumer logs such an error, and asks the same broker again at once, without end. Its disk may have failed
+(KAFKA_STORAGE_ERROR), and another broker may lead the partition by now. So the response is held back for a moment, the
+client looks for the leaders again, and the error is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.kafka.watched_client import Send, WatchedClient
 __all__ = ["FetchErrors"]
 
 _NONE = 0
-# With these the consumer does what is right.
+# The consumer handles these.
 _FORESEEN = {
     each.errno
     for each in (
@@ -43,11 +43,11 @@ _FORESEEN = {
 
 
 class FetchErrors:
-    """Watches what brokers answer to the fetches of one client. Belongs to its event loop.
+    """Watches the responses to the fetches of one client. Belongs to its event loop.
 
     Args:
-        client: of a consumer; must not have been started.
-        pause_s: how long an answer with a refusal is held back.
+        client: of a consumer that has not been started.
+        pause_s: how long a response with such an error is held back.
         clock: seconds that do not go back.
     """
 
@@ -66,7 +66,7 @@ class FetchErrors:
         return answer
 
     def _note(self, answer: Any) -> bool:
-        """Notes which partitions an answer refuses; whether there are any."""
+        """Notes the partitions that a response refuses; True if there are any."""
         refuses = False
         for topic, partitions in answer.topics:
             for number, code, *_ in partitions:
@@ -81,7 +81,7 @@ class FetchErrors:
         return refuses
 
     def trouble(self, assigned: Collection[TopicPartition]) -> str | None:
-        """Which of these partitions cannot be read, why, and since when; None where all can be."""
+        """Which of these partitions cannot be read, why, and since when; None if all can be read."""
         self._refused = {place: refused for place, refused in self._refused.items() if place in assigned}
         told = [
             f"partition {place.partition} of topic {place.topic} cannot be read: {_name(code)} since "

@@ -37,6 +37,7 @@ class ProducerControls:
         codec: the name of the compression; None for none.
         codec_number: the same, as record batches have it.
         acknowledged: False with `acks=0`.
+        max_request_bytes: `max.request.size`.
         transactional: True if the producer has a `transactional.id`.
     """
 
@@ -46,13 +47,8 @@ class ProducerControls:
         self.codec: str | None = producer._compression_type
         self.codec_number: int = producer._message_accumulator._compression_type
         self.acknowledged: bool = producer._sender._acks != 0
+        self.max_request_bytes: int = producer._max_request_size
         self.transactional = self._transactions is not None and self._transactions.transactional_id is not None
-
-    @property
-    def max_request_bytes(self) -> int:
-        """`max.request.size`."""
-        size: int = self._producer._max_request_size
-        return size
 
     @property
     def closed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Sending records to one topic, many at once, within a bound of bytes."""
+"""Sends the records of a command to one topic, with a limit of the bytes in flight."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SendError(WideloadError):
 
 @dataclass(slots=True)
 class Sent:
-    """What the cluster has acknowledged.
+    """The messages that the cluster has acknowledged.
 
     Attributes:
         size: bytes of keys and values.
@@ -53,14 +53,14 @@ class Sent:
 
 
 class Sender:
-    """Sends records to one topic in order, with at most `window_bytes` and one record on their way.
+    """Sends records to one topic in order, with at most `window_bytes` and one record in flight.
 
     Args:
-        producer: started; acknowledged by all replicas.
-        topic: where to.
-        limit_bytes: the most that a record may take as a batch of one; None where only the broker can say.
-        window_bytes: the bound.
-        done: hears of the bytes that were acknowledged.
+        producer: started, with `acks=all`.
+        topic: the topic.
+        limit_bytes: the greatest size of a record as a batch of one; None if only the broker knows it.
+        window_bytes: the limit of the bytes in flight.
+        done: called with the number of bytes that were acknowledged.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Sender:
         self._waiting_bytes = 0
 
     async def send(self, record: Record, name: str, partition: int | None = None) -> None:
-        """Hands a record over, once there is room for it.
+        """Sends a record, once fewer bytes are in flight.
 
         Raises:
-            SendError: this record cannot be sent, or one before it was not; `name` says which.
+            SendError: this record cannot be sent, or an earlier one was not acknowledged; `name` says which.
         """
         if self._limit_bytes is not None:
             size = batch_of_one_bytes(record)
@@ -104,7 +104,7 @@ class Sender:
         self._waiting_bytes += size
 
     async def drain(self) -> None:
-        """Waits for all that is on its way.
+        """Waits until all records in flight are acknowledged.
 
         Raises:
             SendError: one of them was not acknowledged.
@@ -129,11 +129,11 @@ class Sender:
 
 
 async def find_topic(client: ClientSettings, name: str) -> Topic:
-    """What the cluster says of a topic that must be there.
+    """A topic that must exist, as the cluster describes it.
 
     Raises:
         ConfigurationError: no broker answers, or there is no such topic.
-        ClusterError: the cluster does not say.
+        ClusterError: the cluster does not describe it.
     """
     check_name("topic", name, "TOPIC")
     async with admin(client) as connection:
@@ -147,7 +147,7 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
 async def open_sender(
     client: ClientSettings, topic: Topic, codec: str = "none", done: Callable[[int], None] = lambda _: None
 ) -> AsyncIterator[Sender]:
-    """A sender for the length of a block. What is not drained at its end is given up.
+    """A sender for the length of a block; records that are not drained at its end may be lost.
 
     Raises:
         ClusterError: the producer cannot start.

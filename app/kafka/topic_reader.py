@@ -1,4 +1,4 @@
-"""Reading a topic for a command: from where, how far, and no longer than the user has patience."""
+"""Reads a topic for a command: from which offset, to which end, and how long it waits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from transforms.record import SourceRecord
 __all__ = ["Reader", "Selection", "open_reader", "topic_consumer"]
 
 _POLL_MS = 200
-_MAX_RECORDS = 500  # of one batch, so that a command shows and commits often enough
+_MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records of a topic.
+    """Which records of a topic to read.
 
     Attributes:
         partition: only this one; None for all.
         start: `earliest`, `latest`, an offset, or how many records before the end (below 0).
-        group: the consumer group whose committed offsets count before `start`, and are moved on.
-        until_end: stop at the end of the log as it is now.
+        group: the consumer group; its committed offsets go before `start`, and new ones are committed.
+        until_end: stop at the end that the log has now.
         max_messages: stop after so many.
-        timeout_ms: stop when none has come for so long.
+        timeout_ms: stop if none has come for so long.
     """
 
     partition: int | None = None
@@ -68,10 +68,10 @@ def topic_consumer(
 
 
 class Reader:
-    """The chosen records, in order by partition. Use `open_reader`.
+    """Reads the selected records, in order by partition. Use `open_reader`.
 
     Attributes:
-        waiting: how many offsets lie between the start and the end of the log as it was; None for a group.
+        waiting: how many offsets there were between the start and the end of the log; None for a group.
     """
 
     def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
@@ -80,10 +80,10 @@ class Reader:
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
-        self._unreadable = UndecodableBatches(ConsumerControls(consumer))
+        self._undecodable = UndecodableBatches(ConsumerControls(consumer))
 
     async def begin(self) -> None:
-        """Goes to where the selection starts.
+        """Seeks to the start of the selection.
 
         Raises:
             ConfigurationError: there is no such offset.
@@ -91,7 +91,7 @@ class Reader:
         first = await self._consumer.beginning_offsets(self._partitions)
         self._ends = await self._consumer.end_offsets(self._partitions)
         if self._selection.group is not None:
-            return  # the group's own offsets count, and are known once it has given out partitions
+            return  # the committed offsets count, which are known after the first rebalance
         waiting = 0
         for partition in self._partitions:
             offset = self._offset(partition, first[partition], self._ends[partition])
@@ -114,9 +114,9 @@ class Reader:
         return start
 
     async def batches(self) -> AsyncIterator[Sequence[SourceRecord]]:
-        """The records as they come, some at a time, until the selection's end.
+        """The records as they come, some at a time, until the end of the selection.
 
-        With a group, offsets are committed when the next batch is asked for, or at the end.
+        With a group, the offsets of a batch are committed before the next one, or at the end.
 
         Raises:
             ClusterError: the cluster failed.
@@ -126,7 +126,7 @@ class Reader:
         try:
             while (left is None or left > 0) and not await self._at_end():
                 limit = _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
-                polled = await self._unreadable.read(())
+                polled = await self._undecodable.read(())
                 polled = polled or await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
                 for partition, found in polled.items():
                     records = found[:left]

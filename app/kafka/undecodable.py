@@ -74,7 +74,7 @@ class UndecodableBatches:
             found = await self._fetch(partition, offset)
             if not self._stands_at(assignment, partition, offset):
                 continue
-            if found is None:  # no leader, perhaps; the next poll comes here again, or finds it out anew
+            if found is None:  # perhaps there is no leader; the next poll tries again
                 self._found[partition] = offset
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -129,7 +129,7 @@ class _Fetched(OrderedDict[Any, Any]):
         except UnicodeDecodeError:
             self._found[partition] = records.next_fetch_offset
         except CorruptRecordException as exc:
-            if not isinstance(exc.__cause__, UnicodeDecodeError):  # as aiokafka has it where it runs without C
+            if not isinstance(exc.__cause__, UnicodeDecodeError):  # aiokafka's cause if it runs without C
                 raise
             self._found[partition] = records.next_fetch_offset
 

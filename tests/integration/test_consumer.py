@@ -57,15 +57,15 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> G
         """
     )
     (pipeline,) = settings.pipelines
-    intake = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5))
-    await intake.start(listener or Listener())
-    return intake
+    member = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5))
+    await member.start(listener or Listener())
+    return member
 
 
-async def polling_for_ever(intake: GroupConsumer, *partitions: TopicPartition) -> None:
+async def polling_for_ever(member: GroupConsumer, *partitions: TopicPartition) -> None:
     """Until a poll raises something."""
     while True:
-        await intake.poll(partitions, 100)
+        await member.poll(partitions, 100)
 
 
 @pytest.fixture
@@ -161,12 +161,12 @@ async def test_membership_is_kept_when_that_is_due(broker: str, make_topic: Make
 async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTopic) -> None:
     """aiokafka's task that reads may die, as where two leaders say at once that there is no offset: a poll tells."""
     topic = make_topic(1)
-    intake = await joined(broker, topic)
-    consumer: Any = intake.consumer
+    member = await joined(broker, topic)
+    consumer: Any = member.consumer
     fetcher = consumer._fetcher
     try:
         with pytest.raises(NoOffsetForPartitionError):
-            await polling_for_ever(intake)
+            await polling_for_ever(member)
         nothing = NoOffsetForPartitionError(TopicPartition(topic, 0))
         fetcher._set_error(TopicPartition(topic, 0), nothing)
         assignment = consumer._subscription.subscription.assignment
@@ -176,9 +176,9 @@ async def test_fetcher_that_has_died_is_noticed(broker: str, make_topic: MakeTop
             await again
         fetcher._notify(fetcher._wait_consume_future)
         with pytest.raises(KafkaError, match="Unexpected error during data retrieval"):
-            await polling_for_ever(intake, TopicPartition(topic, 1))
+            await polling_for_ever(member, TopicPartition(topic, 1))
     finally:
-        await intake.stop()
+        await member.stop()
     assert not any(each.connected() for each in consumer._client._conns.values())
 
 

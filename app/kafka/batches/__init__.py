@@ -1,4 +1,4 @@
-"""The producer: batches closed by what they compress to, and split where the broker refuses them (seed 001)."""
+"""A producer whose batches are closed by their compressed size, and split if the broker refuses them (KIP-126)."""
 
 from app.kafka.batches.client import BatchingProducer
 from app.kafka.batches.numbers import BatchNumbers

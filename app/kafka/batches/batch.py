@@ -1,4 +1,4 @@
-"""A batch: records in the form in which they travel, and what else is kept of them until they are durable."""
+"""A batch: records in Kafka's format, and the data that is kept with them until they are durable."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transforms.record import Header, Record, RecordLike
 
 __all__ = ["Batch", "Builder", "Load"]
 
-# Kafka protocol, "Record Batch": the CRC stands at 17 and is that of all from the attributes, at 21, to the end;
-# producer id, epoch and base sequence follow each other from 43 on, behind the latest timestamp.
+# Kafka protocol, "Record Batch": the CRC at 17 covers the bytes from the attributes, at 21, to the end. The greatest
+# timestamp is at 35; producer id, epoch and base sequence follow each other from 43 on.
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
 _LATEST_AT = 35
@@ -28,28 +28,28 @@ _NO_TIMESTAMP = -1
 
 
 class Load(Protocol):
-    """What is kept for the records of a batch, by whoever has appended them."""
+    """The data of a sender for the records of one batch."""
 
     def split(self, count: int) -> Self:
-        """Keeps what belongs to the first `count` records, and returns what belongs to the rest."""
+        """Keeps the data of the first `count` records, and returns the data of the others."""
         ...
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
-        """The batch is durable, its first record at `metadata.offset`; `size` is that of the records, uncompressed."""
+        """The batch is durable, its first record at `metadata.offset`; its records have `size` bytes uncompressed."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """The batch is not delivered, or nobody knows whether it is."""
+        """The batch is not delivered, or it is not known whether it is."""
         ...
 
 
 class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's builder, which remembers its stamp and can be built before the client asks for that.
+    """aiokafka's builder; it remembers its stamp, and can build the batch before the client does.
 
-    Building compresses; on a thread it does not hold up the event loop.
+    Building compresses the records; on a thread it does not hold up the event loop.
 
     Attributes:
-        stamp: what it was stamped with last; None where it was not.
+        stamp: the last one; None before the first.
         tries: how often the client has taken the batch to send it.
     """
 
@@ -60,11 +60,11 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         self._room_bytes = room_bytes
         self._untimed = False
 
-    # Each record comes through here, so what aiokafka does for serializers is left out.
+    # Called for each record, so it leaves out what aiokafka does for serializers.
     def append(
         self, *, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()
     ) -> object | None:
-        """None where there is no room, or the batch is closed."""
+        """None if the batch has no room for the record, or is closed."""
         if self._closed or (self._untimed and not self._takes_untimed(timestamp, key, value, headers)):
             self.close()
             return None
@@ -78,8 +78,8 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         return appended
 
     def _takes_untimed(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> bool:
-        # Behind such a record aiokafka takes each for the first: it would move the timestamps of those before, and
-        # take records without end.
+        # aiokafka takes each record behind one without a timestamp for the first: it would change the timestamps of
+        # those before, and would append without limit.
         more: int = self._builder.size_in_bytes(self._relative_offset, timestamp, key, value, headers)
         return timestamp == _NO_TIMESTAMP and self._builder.size() + more <= self._room_bytes
 
@@ -94,15 +94,15 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         self.stamp = stamp
 
     def stamped(self, stamp: Stamp) -> None:
-        """Takes the stamp that the client will give it, so that building need not be done over."""
+        """Takes the stamp that the client will give it, so that the batch is built once."""
         self._set_producer_state(*stamp)
 
-    def _build(self) -> bytearray:  # the client's
+    def _build(self) -> bytearray:  # the client calls it
         self.tries += 1
         return self.built()
 
     def built(self) -> bytearray:
-        """The batch as it travels; compressed at the first call."""
+        """The bytes of the batch; the first call compresses it."""
         buffer: bytearray = super()._build()
         return buffer
 
@@ -116,11 +116,11 @@ L = TypeVar("L", bound=Load)
 
 
 class Batch(Generic[L]):
-    """Records on their way to one partition. They are kept in their final form alone, as the client holds that anyway.
+    """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
 
     Args:
         builder: an empty one.
-        load: what is kept for the records.
+        load: the data for the records.
         began_s: when its first record was appended, on the loop's clock.
 
     Attributes:
@@ -136,28 +136,28 @@ class Batch(Generic[L]):
         self.uncompressed_bytes = 0
 
     def append(self, record: RecordLike) -> bool:
-        """False where there is no room; a batch takes its first record whatever its size.
+        """False if the batch has no room; it takes its first record whatever the size.
 
         Raises:
-            TypeError: a part of the record is not of the type that it has to be.
+            TypeError: a part of the record has the wrong type.
         """
         return _append(self.builder, record) is not None
 
     @property
     def records(self) -> int:
-        """How many there are."""
+        """The number of records."""
         count: int = self.builder.record_count()
         return count
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of the records as they travel; before the batch is built, uncompressed."""
+        """Bytes of the records as they are sent; uncompressed before the batch is built."""
         size: int = self.builder.size()
         return size - BATCH_OVERHEAD_BYTES
 
     @property
     def timestamp(self) -> int:
-        """The latest of its records, once it has been built."""
+        """The greatest timestamp of the records, once the batch has been built."""
         latest: int = struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0]
         return latest
 
@@ -170,9 +170,8 @@ class Batch(Generic[L]):
     def divided(self, make: Callable[[], Builder]) -> list[Builder]:
         """The records, of which there must be several, in two builders with about as many bytes each.
 
-        More than two where a record has no timestamp, as what stands behind it may need a batch of its own.
-
-        What was built is decoded: on the normal path nothing is kept for this. It takes time, and may run on a thread.
+        There are more builders if a record has no timestamp, because the next record may need a batch of its own.
+        The built batch is decoded, so that normal batches keep nothing for this. It takes time; a thread may call it.
 
         Args:
             make: an empty builder that takes any number of records.
@@ -190,7 +189,7 @@ class Batch(Generic[L]):
         return builders
 
     def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
-        """The batches into which this one has been `divided`; it is of no use any more."""
+        """The batches into which this one has been `divided`; they replace it."""
         parts = []
         load = self.load
         for builder in builders[:-1]:

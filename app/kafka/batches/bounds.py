@@ -1,29 +1,72 @@
-"""The bounds of what batches on their way take at once, of one producer or of several together."""
+"""Limits of the bytes and batches that are in flight, of one producer or of several together."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from app.kafka.batches.room import Room
+__all__ = ["Bounds", "ByteLimit"]
 
-__all__ = ["Bounds"]
-
-# aiokafka puts a batch of each partition into one request, and a broker hangs up on one over its
-# socket.request.max.bytes, 100 MiB: it would be sent again and again.
+# aiokafka puts a batch of each partition into one request. A broker closes the connection on a request over its
+# socket.request.max.bytes, 100 MiB, and aiokafka would send that request again and again.
 _REQUEST_BYTES = 64 * 1_048_576
-_BUILDING = 2  # batches at once: each is in memory twice meanwhile
+_BUILDING = 2  # batches at once: meanwhile each is in memory twice
+
+
+class ByteLimit:
+    """Bytes in use, up to a limit; tasks wait for free bytes in order. Belongs to one event loop.
+
+    Args:
+        limit: the most bytes; one task alone may exceed it.
+        press: called when a task has to wait, so that others free their bytes soon.
+
+    Attributes:
+        used: the bytes in use.
+    """
+
+    def __init__(self, limit: int, press: Callable[[], None] | None = None) -> None:
+        self.used = 0
+        self._limit = limit
+        self._press = press
+        self._order = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, size: int) -> None:
+        """Takes `size` bytes, once they are free."""
+        async with self._order:
+            while self.used and self.used + size > self._limit:
+                if self._press is not None:
+                    self._press()
+                self._freed.clear()
+                await self._freed.wait()
+            self.used += size
+
+    def give(self, size: int) -> None:
+        """Gives `size` bytes back."""
+        self.used -= size
+        self._freed.set()
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        """Takes `size` bytes for the length of a block."""
+        await self.take(size)
+        try:
+            yield
+        finally:
+            self.give(size)
 
 
 class Bounds:
-    """Belongs to one event loop.
+    """Limits of what is in flight. Belongs to one event loop.
 
     Attributes:
-        request: bytes that are on their way.
-        large: the turn of large batches, of which one is on its way at a time.
-        building: compressing, on threads.
+        request: the bytes in flight.
+        large: the turn of large batches, of which one is in flight at a time.
+        building: batches that threads compress.
     """
 
     def __init__(self) -> None:
-        self.request = Room(_REQUEST_BYTES)
+        self.request = ByteLimit(_REQUEST_BYTES)
         self.large = asyncio.Semaphore(1)
         self.building = asyncio.Semaphore(_BUILDING)

@@ -13,9 +13,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalOperation, KafkaTimeoutError, ProducerClosed
 from aiokafka.structs import RecordMetadata, TopicPartition
 
+from app.kafka.batches.bounds import ByteLimit
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.producer import Batches, BatchSettings
-from app.kafka.batches.room import Room
 from app.kafka.producer import ProducerControls
 from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record, RecordLike
@@ -27,7 +27,7 @@ DEFAULT_MAX_BLOCK_S = 60.0
 
 
 class _Receipts:
-    """The futures of the records of a batch, and what they hold of the buffer."""
+    """The futures of the records of a batch, and the bytes of the buffer that the records hold."""
 
     __slots__ = ("_futures", "_pending", "_place")
 
@@ -47,14 +47,14 @@ class _Receipts:
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
         """See `Load.delivered`."""
-        # As aiokafka has it: 1 where the broker has set the time of the batch (LogAppendTime), else the record's own.
+        # As with aiokafka: type 1 is the broker's time of the batch (LogAppendTime); else each record has its own.
         by_broker = metadata.timestamp_type == 1
         for index, (future, timestamp, held) in enumerate(self._futures):
             self._pending.give(held)
             if not future.done():
                 future.set_result(
                     metadata._replace(
-                        # A broker that had the batch already, from a try whose answer was lost, may not know where.
+                        # If an earlier try had reached the broker, the broker may not know the offset any more.
                         offset=metadata.offset + index if metadata.offset >= 0 else -1,
                         timestamp=metadata.timestamp if by_broker else timestamp,
                     )
@@ -66,12 +66,12 @@ class _Receipts:
         for future, _, held in self._futures:
             self._pending.give(held)
             if not future.done():
-                future.set_exception(copy(error))  # or each who awaits it would add to one traceback
-                future.exception()  # who does not look at it shall not be told at the end of the process
+                future.set_exception(copy(error))  # or each `await` would add to one traceback
+                future.exception()  # or the event loop would log that nobody has looked at it
 
 
-class _Pending(Room):
-    """Records that are not delivered yet, within `buffer.memory`, and how many were not delivered at all."""
+class _Pending(ByteLimit):
+    """The bytes of records that are not delivered yet, within `buffer.memory`, and the number that failed."""
 
     def __init__(self, limit: int, press: Callable[[], None]) -> None:
         super().__init__(limit, press)
@@ -81,17 +81,17 @@ class _Pending(Room):
 class BatchingProducer:
     """Sends records one by one through `Batches`, in the order of the calls, partition by partition.
 
-    A record that its topic refuses fails alone, with `RecordRefusedError`; those behind it go on. Whatever leaves it
-    open whether a batch is in the log, a refusal at a second try too, ends all sending: each record that has not been
-    delivered fails, and so does each later `send`.
+    A record that its topic refuses fails alone, with `RecordRefusedError`; later records are sent. If it is not known
+    whether a batch is in the log, all sending ends: each record that is not delivered fails, and so does each later
+    `send`. A batch that is refused at a second try is such a batch.
 
     Args:
         producer: an aiokafka producer, started; nothing else may send through it. It is not stopped here.
         settings: how batches are made.
         buffer_bytes: `buffer.memory`: `send` waits while the records that are not delivered take more; one record may
-            go over.
-        max_block_s: `max.block.ms`: how long it waits.
-        numbers: where what happens is counted.
+            exceed it.
+        max_block_s: `max.block.ms`: how long `send` waits.
+        numbers: count batches and records.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BatchingProducer:
 
     @property
     def numbers(self) -> BatchNumbers:
-        """What has happened."""
+        """The counts of batches and records."""
         return self._batches.numbers
 
     @property
@@ -132,15 +132,15 @@ class BatchingProducer:
         Args:
             topic: the topic.
             record: a timestamp below 0 stands for now.
-            partition: where it goes; None lets aiokafka's partitioner decide by the key.
+            partition: of the topic; None lets aiokafka's partitioner choose it by the key.
 
         Returns:
-            Where the record stands, once it does.
+            The partition and the offset of the record, once it is in the log.
 
         Raises:
-            KafkaTimeoutError: the buffer stayed full for `max_block_s`, or the topic unknown.
+            KafkaTimeoutError: the buffer stayed full for `max_block_s`, or the topic stayed unknown.
             IllegalOperation: the producer is transactional, and no transaction has begun.
-            KafkaError: what has ended all sending.
+            KafkaError: the error that has ended all sending.
         """
         self._check()
         timestamp = record.timestamp if record.timestamp >= 0 else int(time.time() * 1000)
@@ -166,15 +166,15 @@ class BatchingProducer:
         return future
 
     async def flush(self) -> None:
-        """Waits until each record that was sent is delivered or has failed; batches do not linger meanwhile."""
+        """Waits until each record is delivered or has failed; batches do not linger meanwhile."""
         await self._batches.flush()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Self]:
-        """Sends what is sent within as one transaction: all of it is committed at the end, or after an error nothing.
+        """A transaction for the records that are sent in this block; after an error it is aborted.
 
         Raises:
-            KafkaError: the transaction could not be committed, or a record not be delivered.
+            KafkaError: the transaction could not be committed, or a record could not be delivered.
         """
         await self._producer.begin_transaction()
         failures = self._pending.failures
@@ -189,7 +189,7 @@ class BatchingProducer:
         await self._producer.commit_transaction()
 
     async def close(self) -> None:
-        """Delivers what was sent; nothing can be sent any more. The aiokafka producer stays."""
+        """Delivers all records, and takes no more. It does not stop the aiokafka producer."""
         self._closed = True
         await self.flush()
 

@@ -1,4 +1,4 @@
-"""What a producer tells of its batches, by Kafka's names: rates and averages of the last minute, and totals."""
+"""The metrics of a producer by Kafka's names: rates and averages of the last minute, and totals."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["BatchNumbers", "TopicNumbers"]
 
 @dataclass(slots=True)
 class TopicNumbers:
-    """What Kafka has by topic.
+    """Kafka's metrics of one topic.
 
     Attributes:
-        compression_rate: of batches: bytes on the wire of one uncompressed.
+        compression_rate: of batches: compressed bytes for each uncompressed byte.
         record_errors: records that were not delivered.
-        record_error_total: since the start.
+        record_error_total: the same, since the start.
     """
 
     compression_rate: Average
@@ -28,18 +28,18 @@ class TopicNumbers:
 
 @dataclass(slots=True)
 class BatchNumbers:
-    """What a producer, or the producers of a pipeline one after the other, have done.
+    """The metrics of a producer, or of the producers of a pipeline one after the other.
 
     Attributes:
         batch_split_total: batches that were split since the start.
         batch_splits: the same, as a rate.
-        batch_total: batches that were delivered since the start; parts count, not what they are parts of.
-        wire_bytes_total: their bytes as they travelled.
-        batch_size: the same, of each.
+        batch_total: batches that were delivered since the start; of a batch that was split, its parts.
+        wire_bytes_total: their compressed bytes.
+        batch_size: the compressed bytes of each.
         records_per_request: their records. aiokafka does not say which batches of several partitions share a request,
             so each counts as one.
-        compression_rate: of batches: bytes on the wire of one uncompressed.
-        topics: by topic.
+        compression_rate: of batches: compressed bytes for each uncompressed byte.
+        topics: the metrics by topic.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -59,7 +59,7 @@ class BatchNumbers:
         self.compression_rate = Average(self.clock)
 
     def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int, records: int) -> None:
-        """A batch is durable."""
+        """Counts a batch that is durable."""
         self.batch_total += 1
         self.wire_bytes_total += wire_bytes
         self.batch_size.add(wire_bytes)
@@ -68,18 +68,18 @@ class BatchNumbers:
         self._of(topic).compression_rate.add(wire_bytes / uncompressed_bytes)
 
     def split(self) -> None:
-        """A batch was refused, and went on as two."""
+        """Counts a batch that was refused and split."""
         self.batch_split_total += 1
         self.batch_splits.add(1)
 
     def failed(self, topic: str, records: int) -> None:
-        """So many records were not delivered."""
+        """Counts records that were not delivered."""
         numbers = self._of(topic)
         numbers.record_error_total += records
         numbers.record_errors.add(records, records)
 
     def page(self) -> Mapping[str, object]:
-        """All of it by Kafka's names, with those of the topics below `topics`."""
+        """The metrics by Kafka's names; those of the topics are below `topics`."""
         return {
             "batch-split-rate": self.batch_splits.per_second(),
             "batch-split-total": self.batch_split_total,

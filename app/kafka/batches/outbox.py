@@ -19,31 +19,17 @@ L = TypeVar("L", bound=Load)
 
 
 class Outbox(Generic[L]):
-    """Batches fill here until they are full, or their turn comes. Belongs to one event loop.
+    """Collects the records of one partition in batches until they are sent. Belongs to one event loop.
 
     Args:
-        partition: where they go.
-        make_builder: an empty builder, with as much room as a batch may have by now.
-        make_load: what is kept for the records of a batch.
-        send: called to have what is here sent, as soon as what went before is durable; returns at once.
+        partition: of the sink.
+        make_builder: makes an empty builder, with the room that a batch may have by now.
+        make_load: makes the data for the records of a batch.
+        send: begins to send the batches here, unless that goes on already; does not wait.
 
     Attributes:
         answered_s: when the broker last answered for a batch, on the loop's clock.
     """
-
-    __slots__ = (
-        "_clock",
-        "_make_builder",
-        "_make_load",
-        "_roused",
-        "answered_s",
-        "filling",
-        "full",
-        "partition",
-        "pressed",
-        "send",
-        "sender",
-    )
 
     def __init__(
         self,
@@ -65,10 +51,10 @@ class Outbox(Generic[L]):
         self._clock = asyncio.get_running_loop().time
 
     def append(self, record: RecordLike) -> L:
-        """Puts a record behind the others, and returns the load of its batch; `send` sends it on.
+        """Appends a record, and returns the load of its batch; `send` sends it.
 
         Raises:
-            TypeError: a part of the record is not of the type that it has to be.
+            TypeError: a part of the record has the wrong type.
         """
         batch = self.filling
         if batch is not None:
@@ -88,12 +74,12 @@ class Outbox(Generic[L]):
             self._roused.set()
 
     def press(self) -> None:
-        """The batch that is filling waits for no more records."""
+        """Lets the batch that fills linger no longer."""
         self.pressed = True
         self.rouse()
 
     async def linger(self, seconds: float) -> None:
-        """Waits until the next batch is full, pressed, or so old."""
+        """Waits until the next batch is full, or pressed, or `seconds` old."""
         if self.filling is None or self.full or self.pressed:
             return
         self._roused = asyncio.Event()
@@ -102,11 +88,11 @@ class Outbox(Generic[L]):
         self._roused = None
 
     def answered(self) -> None:
-        """The broker has answered for a batch: what waits behind it has its time from here on."""
+        """Notes that the broker has answered for a batch: the delivery timeout of the next one begins."""
         self.answered_s = self._clock()
 
     def take(self) -> Batch[L] | None:
-        """The next batch, closed; None where there is none."""
+        """Takes the next batch, and closes it; None if there is none."""
         if self.full:
             batch = self.full.popleft()
         elif self.filling is not None:
@@ -117,11 +103,11 @@ class Outbox(Generic[L]):
         return batch
 
     def put_back(self, batches: list[Batch[L]]) -> None:
-        """These go before all others."""
+        """Puts batches before all others."""
         self.full.extendleft(reversed(batches))
 
     def clear(self) -> list[Batch[L]]:
-        """All batches that are here, and no more."""
+        """Drops all batches, and returns them."""
         batches = [*self.full, *([self.filling] if self.filling is not None else [])]
         self.full.clear()
         self.filling = None

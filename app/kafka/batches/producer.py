@@ -1,10 +1,10 @@
-"""The producer of KIP-126 on aiokafka's: batches closed by the estimate, split and sent again where they are refused.
+"""KIP-126 over aiokafka's producer: batches are closed by an estimate of the compression, and split if refused.
 
-aiokafka sizes batches uncompressed, and fails every record of one that the broker refuses; with an idempotent producer
-the sequence numbers of that batch are spent all the same, so that the broker refuses all behind it too. Here a
-partition has one batch in the client at a time, so nothing is behind a refused one but what waits here: its sequence
-numbers are taken back, and its halves go in its place. That costs no throughput, for aiokafka itself sends one batch of
-a partition at a time, and an acknowledged one is followed by the next before the client looks for work.
+aiokafka limits the uncompressed size of a batch. If the broker refuses a batch, all its records fail; an idempotent
+producer has used up their sequence numbers, so the broker refuses each later batch too. Here aiokafka has only one
+batch of a partition at a time. If that is refused, its sequence numbers are taken back, and its halves are sent in its
+place. That costs no throughput: aiokafka sends one batch of a partition at a time, and gets the next one as soon as the
+last one is acknowledged.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ L = TypeVar("L", bound=Load)
 
 _LARGE_BATCH_BYTES = 1_048_576
 _TURN_S = 5.0
-# Compressing so much takes a millisecond or two; a thread costs a tenth of one.
+# To compress this takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
 _UNLIMITED_BYTES = 2**31 - 1
 
-# What a broker answers that has appended nothing, and would take what comes behind. After anything else nobody knows.
+# After these errors the broker has appended nothing, and takes the next batch. After others that is not known.
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-# Of one record among those of the batch, it may be.
+# One record of the batch may cause it.
 _UNFIT = (InvalidTimestampError,)
 _REFUSALS = (*_TOO_LARGE, *_UNFIT, TopicAuthorizationFailedError, InvalidTopicError)
 
@@ -61,8 +61,8 @@ class RecordRefusedError(WideloadError):
     """A record is larger than its topic takes.
 
     Attributes:
-        topic, partition: where it was to go.
-        size: its bytes as a batch of one, uncompressed.
+        topic, partition: of the sink.
+        size: bytes of the record as a batch of one, uncompressed.
     """
 
     def __init__(self, topic: str, partition: int, size: int) -> None:
@@ -83,13 +83,13 @@ class BatchSettings:
     """How batches are made and sent.
 
     Attributes:
-        batch_bytes: `batch.size`: a batch is closed where it is estimated to compress to this; a larger record travels
+        batch_bytes: `batch.size`: a batch is closed when it is estimated to compress to this; a larger record is sent
             alone.
-        uncompressed_bytes: the most that a batch may be before compression, whatever the estimate: so much memory it
-            takes here, and in each reader.
-        linger_s: `linger.ms`: how long a batch that is not full waits for more records, though it could be sent.
-        delivery_timeout_s: `delivery.timeout.ms`: how long after its first record a batch must have been acknowledged,
-            or after the answer to the one before it in its partition: a sink that is slow is not one that is stuck.
+        uncompressed_bytes: the greatest size of a batch before compression, for any estimate: here and in each reader
+            it takes this memory.
+        linger_s: `linger.ms`: how long a batch that is not full waits for more records.
+        delivery_timeout_s: `delivery.timeout.ms`: the time from the first record of a batch until it is acknowledged.
+            It begins again with the response for the batch before, because a slow sink has not failed.
     """
 
     batch_bytes: int = 131_072
@@ -99,10 +99,10 @@ class BatchSettings:
 
 
 class _Turn:
-    """The turn of a large batch.
+    """The turn of a large batch: only one is sent at a time.
 
-    aiokafka copies a batch several times on its way, and sends one of each partition in a request. One after the other
-    they take a fraction of that memory, and no more time (`make bench`, memory).
+    aiokafka copies a batch several times, and puts one of each partition into a request. Large batches that are sent
+    one after the other take a fraction of that memory, and no more time (`make bench`, memory).
     """
 
     def __init__(self, large: asyncio.Semaphore) -> None:
@@ -124,22 +124,22 @@ class _Turn:
 class Batches:
     """Sends batches through one aiokafka producer, in order, partition by partition. Belongs to one event loop.
 
-    Records go through an `outbox`, one for each partition; nothing else may go through the aiokafka producer to a
-    partition that has one. A batch of several records that is too large for its topic, or has a record that the topic
-    does not take, is split in two, and the halves are sent in its place, in order, as often as it takes; sequence
-    numbers have neither gap nor duplicate after that. A record that is refused alone fails with `RecordRefusedError`
-    for its size, or with `RecordUnfitError`; where that was not the first try, all sending ends.
+    Records go through an `outbox`, one for each partition; nothing else may send to that partition by this producer.
+    If the broker refuses a batch of several records, because it is too large or one record does not fit the topic, its
+    halves are sent in its place, in order, and are split in turn if need be. Sequence numbers have neither gap nor
+    duplicate. A record that is refused alone fails with `RecordRefusedError` for its size, or with `RecordUnfitError`;
+    if that was not the first try, all sending ends.
 
     Args:
-        producer: not with `acks=0`; idempotent or transactional, else what is sent again may be there twice.
+        producer: not with `acks=0`. If it is neither idempotent nor transactional, a retry may write records twice.
         settings: how batches are made.
-        numbers: where what happens is counted.
-        halts: whether a batch that fails, a refused record too, lets none behind it pass: it ends all sending.
-        failed: called once, with what ended all sending, and the topic where.
-        bounds: of the memory that batches on their way take; those of other producers too, where they share it.
+        numbers: count batches and records.
+        halts: whether a batch that fails ends all sending, so that no later batch overtakes it.
+        failed: called once, with the error that ended all sending, and the topic.
+        bounds: limits of the batches in flight; several producers may share them.
 
     Attributes:
-        failure: what ended all sending; None while nothing has.
+        failure: the error that ended all sending; None if none has.
     """
 
     # State that changes: `_outboxes`, `_estimates`, `failure`; on the event loop alone.
@@ -169,19 +169,19 @@ class Batches:
         self._bounds = bounds or Bounds()
 
     def estimate(self, topic: str) -> float:
-        """What the next batch of a topic is estimated to compress to, of its size."""
+        """The compression ratio that is expected of the next batch of a topic."""
         return self._estimates.of(topic, self._codec or "none")
 
     def outbox(
         self, topic: str, partition: int, make_load: Callable[[], L], *, limit_bytes: int | None = None
     ) -> Outbox[L]:
-        """The way to a partition, made at the first call; each later one returns the same, whatever else it says.
+        """The outbox of a partition. The first call makes it; later calls return the same, with any other arguments.
 
         Args:
             topic: the topic.
             partition: of the topic.
-            make_load: what is kept for the records of a batch.
-            limit_bytes: the topic's `max.message.bytes` where it is known: no batch is made for more.
+            make_load: makes the data for the records of a batch.
+            limit_bytes: the topic's `max.message.bytes`, which limits a batch too; None if it is not known.
         """
         place = TopicPartition(topic, partition)
         found = self._outboxes.get(place)
@@ -191,7 +191,7 @@ class Batches:
         return found
 
     async def flush(self) -> None:
-        """Sends what has been appended without lingering, and waits until all of it is delivered or has failed."""
+        """Sends all appended records without lingering, and waits until each is delivered or has failed."""
         while self.failure is None:
             waiting = [outbox for outbox in self._outboxes.values() if outbox.sender or outbox.filling or outbox.full]
             if not waiting:
@@ -201,26 +201,26 @@ class Batches:
         await self.settled()
 
     async def settled(self) -> None:
-        """Waits until no batch is on its way; what waits behind is sent if nothing has ended that."""
+        """Waits until no batch is in flight; batches that wait are sent too, unless all sending has ended."""
         while senders := [outbox.sender for outbox in self._outboxes.values() if outbox.sender is not None]:
             await asyncio.wait(senders)
 
     def press(self) -> None:
-        """Sends what has been appended without lingering; does not wait."""
+        """Sends all appended records without lingering; does not wait."""
         for outbox in self._outboxes.values():
             if outbox.filling or outbox.full:
                 outbox.press()
                 self._start(outbox)
 
     def discard(self) -> None:
-        """Stops sending; what was not sent is forgotten."""
+        """Stops sending, and drops the records that were not sent."""
         for outbox in self._outboxes.values():
             if outbox.sender is not None:
                 outbox.sender.cancel()
             outbox.clear()
 
     def _fail(self, error: BaseException, topic: str) -> None:
-        """Ends all sending; what has not been delivered fails with `error`."""
+        """Ends all sending; each record that is not delivered fails with `error`."""
         if self.failure is not None:
             return
         self.failure = error
@@ -237,7 +237,7 @@ class Batches:
             batch_bytes = min(batch_bytes, limit_bytes)
         if self._codec is None:
             return self._builder(batch_bytes)
-        # Kafka too estimates the records alone: the batch's own header is not compressed.
+        # Kafka too estimates the records alone: the header of the batch is not compressed.
         room = room_bytes(max(0, batch_bytes - BATCH_OVERHEAD_BYTES), self._estimates.of(topic, self._codec))
         return self._builder(min(room + BATCH_OVERHEAD_BYTES, max(batch_bytes, self._settings.uncompressed_bytes)))
 
@@ -257,7 +257,7 @@ class Batches:
                 except Exception as exc:
                     self._give_up(batch, outbox.partition, exc)
                     raise
-        except Exception as exc:  # in a task of its own: raised, it would be seen by nobody
+        except Exception as exc:  # nobody awaits this task
             if not isinstance(exc, (KafkaError, IllegalOperation, WideloadError, OSError, AssertionError)):
                 log.exception("topic %s, partition %d: unexpected error", *outbox.partition)
             self._fail(exc, outbox.partition.topic)
@@ -265,17 +265,17 @@ class Batches:
             outbox.sender = None
 
     async def _next(self, outbox: Outbox[L]) -> Batch[L] | None:
-        """The next batch, once its time has come; None where there is none, or all sending has ended."""
+        """The next batch, once it has lingered; None if there is none, or all sending has ended."""
         if self.failure is None and self._settings.linger_s > 0:
             await outbox.linger(self._settings.linger_s)
-        # It may have ended meanwhile. What came after that stays: what was before it here has been dropped.
+        # It may have ended meanwhile. Later records stay: the earlier ones have been dropped.
         return outbox.take() if self.failure is None else None
 
     async def _send(self, outbox: Outbox[L], batch: Batch[L]) -> None:
-        """Delivers a batch, puts its halves in its place, or lets its one record fail.
+        """Delivers a batch, or puts its halves in its place, or lets its one record fail.
 
         Raises:
-            KafkaError: nobody knows whether it is there, or `halts`.
+            KafkaError: it is not known whether the batch is in the log, or the batch failed and `halts` is set.
         """
         place = outbox.partition
         try:
@@ -288,7 +288,7 @@ class Batches:
                 await self._split(outbox, batch, str(exc))
                 return
             error = self._refused(exc, place, batch)
-            # Where an earlier try came through after all, the next batch would pass for that one, and be lost.
+            # If an earlier try did reach the log, the broker would take the next batch for that one, and drop it.
             if self._halts or batch.builder.tries > 1:
                 raise error from exc
             self._give_up(batch, place, error)
@@ -313,7 +313,7 @@ class Batches:
         if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             await self._build(place, batch.builder)
         async with self._bounds.request.taken(batch.wire_bytes):
-            # Until here it has waited for others, whose own time runs.
+            # Until here it has waited for other batches, which have time limits of their own.
             waited_s = asyncio.get_running_loop().time() - asked_s
             return await self._send_by(max(batch.began_s, outbox.answered_s) + waited_s, place, batch)
 

@@ -1,4 +1,4 @@
-"""Raw batches: records that the client's own builder does not take, as the names of their headers are not UTF-8."""
+"""Raw batches: of records that aiokafka's builder does not take, because the name of a header is not UTF-8."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from transforms.record import Record, RecordLike
 
 __all__ = ["raw_batch"]
 
-# Kafka protocol, "Record Batch", magic 2: what stands before the CRC, and between that and the records.
+# Kafka protocol, "Record Batch", magic 2: the fields before the CRC, and those between the CRC and the records.
 _BEFORE = struct.Struct(">qiib")
 _AFTER = struct.Struct(">hiqqqhii")
 _CRC = struct.Struct(">I")
-_LENGTH_AT = 12  # what the length in the batch does not count
+_LENGTH_AT = 12  # the length field does not count the bytes before
 
 
 class _Raw(Builder):
-    """A batch that is built, and waits for its stamp only."""
+    """A batch that is built; only its stamp is missing."""
 
     def __init__(self, buffer: bytearray, records: int) -> None:
         super().__init__(len(buffer), 0, transactional=False)
@@ -31,10 +31,10 @@ class _Raw(Builder):
 
 
 def raw_batch(records: Sequence[RecordLike]) -> Builder:
-    """A batch of these records, uncompressed, to be given to a producer's `send_batch`.
+    """An uncompressed batch of records, for `send_batch` of a producer.
 
     Args:
-        records: one or more; their headers' names have bytes that are not UTF-8 by `surrogateescape`.
+        records: one or more; the names of headers have bytes that are not UTF-8 by `surrogateescape`.
     """
     first = records[0].timestamp
     data = b"".join(

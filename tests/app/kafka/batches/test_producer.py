@@ -56,6 +56,7 @@ class Log:
         self._sender = SimpleNamespace(_acks=-1)
         self._message_accumulator = SimpleNamespace(_compression_type=codec[1])
         self._compression_type = codec[0]
+        self._max_request_size = 2**31 - 1
         self._on_its_way: set[int] = set()
         self._bytes_on_their_way = 0
         self.peak_bytes = 0

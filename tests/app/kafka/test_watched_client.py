@@ -1,0 +1,52 @@
+"""A client whose requests and connections are watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.metadata import MetadataResponse_v5
+
+from app.kafka.watched_client import Send, WatchedClient
+
+
+async def test_handlers_are_around_each_other() -> None:
+    """The last one is asked first; each gets the broker's address, and decides what the caller gets."""
+    client, seen = AIOKafkaClient(), []
+
+    async def answer(node_id: int, request: str, *, group: int = 0) -> str:
+        return f"{request} {node_id} {group}"
+
+    def handler(name: str) -> Any:
+        async def handle(address: str, request: str, send: Send) -> str:
+            seen.append((name, address, request))
+            return f"{name}({await send()})"
+
+        return handle
+
+    client.send = answer
+    watched = WatchedClient(client)
+    watched.requests(handler("first"))
+    watched.requests(handler("last"))
+    assert await client.send(7, "ping", group=1) == "last(first(ping 7 1))"
+    assert seen == [("last", "number 7", "ping"), ("first", "number 7", "ping")]
+
+
+async def test_connections_are_told_once() -> None:
+    """A connection that is open already is not told again."""
+    client: Any = AIOKafkaClient()
+    client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
+    told: list[tuple[str, bool]] = []
+    connection: object | None = None
+
+    async def connect(node_id: int, *, group: int = 0) -> object | None:
+        client._conns[node_id, group] = connection
+        return connection
+
+    client._get_conn = connect
+    WatchedClient(client).connections(lambda *each: told.append(each))
+    assert await client._get_conn(1) is None
+    connection = object()
+    for _ in range(2):
+        assert await client._get_conn(1, group=1) is connection
+    assert told == [("b1:9", False), ("b1:9", True)]
