@@ -1,4 +1,4 @@
-"""The sink: records on their way to one topic, and what becomes durable with each batch of them."""
+"""The sink: records on their way to one topic, and the offsets that become durable with each batch of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
 
 
 class _Origins:
-    """Where the records of a batch come from, and what they hold of the budget.
+    """Where the records of a batch come from, and the bytes of the budget that they hold. A `Load`.
 
-    Nothing is kept for a record but its source offset; what is of its source partition is kept once a batch.
+    Only the source offset is kept for each record; all else is kept once for each source partition.
 
     Attributes:
-        offsets: of each record, in its source partition.
-        runs: where records of another source partition begin in `offsets`, and its tracker.
-        spans: of each source partition.
+        offsets: of the records, in their source partitions.
+        runs: for each run of records of one source partition, its start in `offsets` and the tracker.
+        spans: of the source partitions, by tracker.
         tracker: of the last record.
         held: bytes of the budget.
     """
@@ -46,7 +46,7 @@ class _Origins:
         self.held = 0
 
     def switch(self, tracker: OffsetTracker, offset: int) -> None:
-        """The records from here on are of this source partition, the first of them at `offset`."""
+        """Begins a run of records of a source partition, the first of them at `offset`."""
         self.tracker = tracker
         self.runs.append((len(self.offsets), tracker))
         if tracker not in self.spans:
@@ -90,12 +90,12 @@ class Sink:
     """Writes records to one topic, in the order of `append`, partition by partition.
 
     Args:
-        batches: how they are sent; `halts`, so that a batch that fails lets none behind it pass.
+        batches: sends the records; `halts`, so that no batch passes one that has failed.
         topic: the topic.
-        share: the budget's bytes are given back when a batch is durable.
+        share: gets the bytes of a batch back when it is durable.
         acknowledged: called with the records and bytes of each batch that became durable.
         unfit: called with the tracker and source offset of a record that the topic refuses, before the flow ends.
-        limit_bytes: the topic's `max.message.bytes`, as far as it is known.
+        limit_bytes: the topic's `max.message.bytes`; None if it is not known.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Sink:
         self._unsent.add(outbox)
 
     def flush(self) -> None:
-        """Sends what has been appended, as soon as what went before is durable; does not wait."""
+        """Sends the records, as soon as those before them are durable; does not wait."""
         for outbox in self._unsent:
             outbox.send(outbox)
         self._unsent.clear()
