@@ -27,14 +27,7 @@ __all__ = ["Admission"]
 class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
-    Args:
-        chain: says which records pass, and begins the work on the others.
-        lanes: of the flow.
-        share: of the budget.
-        assembler: takes chunks; None if the pipeline assembles none.
-        delivery: takes the records that pass.
-        dispatcher: takes the records with work.
-        stats: counts records and bytes.
+    `assembler` is None if the pipeline assembles no chunks.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
-from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage
+from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage, unwrap_stage, wrap_stage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import unwrap_stage, wrap_stage
 from stores.store import PayloadStore
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, RecordTooLargeError

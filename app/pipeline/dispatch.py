@@ -28,13 +28,7 @@ _PART = 250  # the most dead letters of one message that are written in one go
 class Dispatcher:
     """Gives records with work their slots in the lanes. Belongs to one event loop.
 
-    Args:
-        lanes: of the flow.
-        share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
-        retries: do the work.
-        error_policy: decides on records that fail.
-        delivery: takes the results.
-        termination: of the flow; nothing leaves after a failure.
+    A record takes its bytes of the share when it enters, and then holds those of its result.
     """
 
     def __init__(

@@ -47,13 +47,7 @@ def reason_of(error: BaseException) -> str:
 class ErrorPolicy:
     """Decides by `errors.tolerance`, and by the error, what becomes of a record. Belongs to one event loop.
 
-    Args:
-        settings: the pipeline's.
-        letters: writes dead letters; None if there is no topic for them.
-        share: gets bytes back if a letter is smaller than the record.
-        executor: runs the writing of letters that takes time.
-        stats: counts dead letters and failures.
-        termination: ends the flow if no record may pass the one that failed.
+    `letters` is None if there is no dead-letter topic; `executor` runs the writing of letters that takes time.
     """
 
     def __init__(

@@ -146,21 +146,17 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @property
     def in_flight_bytes(self) -> int:
-        """See `FlowReport.in_flight_bytes`."""
         return self._share.used
 
     @property
     def pending_messages(self) -> int:
-        """See `FlowReport.pending_messages`."""
         return self._assembler.pending if self._assembler is not None else 0
 
     @property
     def pending_bytes(self) -> int:
-        """See `FlowReport.pending_bytes`."""
         return self._assembler.pending_bytes if self._assembler is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """See `FlowReport.positions`."""
         ends = self._consumer.ends()
         return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
 

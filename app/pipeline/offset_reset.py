@@ -27,12 +27,7 @@ log = logging.getLogger(__name__)
 class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
 
-    Args:
-        consumer: reads.
-        settings: the pipeline's.
-        lanes: of the flow.
-        stats: counts the records that expired.
-        renewed: topics that were created anew since their offsets were committed.
+    `renewed` are the topics that were created anew since their offsets were committed.
     """
 
     # State that changes: `_renewed`, `_fresh`, `_known`; on the event loop, between two awaits.

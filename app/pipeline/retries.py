@@ -60,12 +60,7 @@ class _Trial:
 class Retries:
     """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
-    Args:
-        chain: the transforms.
-        executor: runs the calls of the store.
-        settings: the pipeline's.
-        stats: counts records, errors and retries.
-        unstalled: called when a lane may be read again.
+    `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again.
     """
 
     # State that changes: `_reasons`, `_fallen_back` and the times, on the loop alone.

@@ -51,17 +51,12 @@ class Transaction:
     old or large enough (`transaction.boundary.*`). While it ends, records wait here for the next one; they hold their
     bytes of the budget already.
 
-    Args:
-        destination: where to write.
-        share: gets the bytes of records back when they are durable.
-        lane: of the source partition.
-        lanes: of the flow; nothing is committed for a lane that is no longer among them.
-        bounds: of what is on its way, in the transactions of all lanes.
-
     Attributes:
         lane: of the source partition, as it is assigned now.
         id: the `transactional.id`.
         output: writes to the topics.
+
+    `bounds` are those of what is on its way, in the transactions of all lanes.
     """
 
     # State that changes, on the event loop alone: `_state`, and what follows from it. While OPEN there is a `_timer`,

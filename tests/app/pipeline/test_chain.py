@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.pipeline.chain import Chain, Work, build
-from app.pipeline.stages import OffloadStage
+from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import unwrap_stage
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
