@@ -38,7 +38,6 @@ class Work:
         reserve_bytes: the most that a stage needs beside the record itself.
         blocks: True if the rest takes time, so that it belongs on a thread.
         asks_store: True if the next stage calls a store.
-        error: the reason why the record can never succeed; None if none is known yet.
     """
 
     source: RecordLike
@@ -48,7 +47,6 @@ class Work:
     reserve_bytes: int = 0
     blocks: bool = False
     asks_store: bool = False
-    error: Exception | None = None
 
 
 class Chain:
@@ -104,7 +102,7 @@ class Chain:
             return None
         records: Sequence[RecordLike] = (record,)
         applied: tuple[str, ...] = ()
-        reserve_bytes = 0
+        position = reserve_bytes = 0
         try:
             self._check(record)
             for position, stage in enumerate(self.stages):
@@ -120,8 +118,8 @@ class Chain:
                     return Work(record, records, position, applied, reserve_bytes, blocks, asks_store)
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
-        except Exception as exc:  # noqa: BLE001  # `finish` raises it, for its caller can say of which record
-            return Work(record, records, reserve_bytes=reserve_bytes, error=exc)
+        except Exception:  # noqa: BLE001  # `finish` fails in the same way, and its caller knows with which record
+            return Work(record, records, position, applied, reserve_bytes)
         return Work(record, records, len(self.stages), applied, reserve_bytes)
 
     def _reserve_behind(self, position: int, record: RecordLike) -> int:
@@ -152,8 +150,7 @@ class Chain:
                 would refuse it, `HeaderNameError` if no client could write it.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
-        if work.error is not None:
-            raise work.error
+        self._check(work.source)
         work = self._apply(work, offloading=offloading)
         for record in work.records:
             size = batch_of_one_bytes(record)
@@ -163,7 +160,6 @@ class Chain:
 
     def apply(self, record: RecordLike, *, offloading: bool = True) -> Result:
         """Does all the work on a record at once; see `finish`."""
-        self._check(record)
         return self.finish(Work(record, (record,)), offloading=offloading)
 
     def _check(self, record: RecordLike) -> None:

@@ -39,27 +39,21 @@ class Stage(Protocol):
     @property
     def name(self) -> str:
         """As in `transforms`."""
-        ...
 
     def wants(self, record: RecordLike) -> bool:
         """True if the record needs this stage. Costs next to nothing, as it is called for every record."""
-        ...
 
     def moves(self, record: RecordLike) -> bool:
         """True if `apply` is counted. Some formats also change records whose values stay where they are."""
-        ...
 
     def blocks(self, record: RecordLike) -> bool:
         """True if `apply` takes time. If not, it makes one record of one, and the same one each time."""
-        ...
 
     def asks_store(self, record: RecordLike) -> bool:
         """True if `apply` calls a store for the record."""
-        ...
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """Bytes that `apply` may need beside the record itself."""
-        ...
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         """The records that take the place of the record, in order. Several threads call this at once.
@@ -72,7 +66,6 @@ class Stage(Protocol):
             TransformError: this record can never succeed.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
-        ...
 
 
 class OffloadStage:

@@ -593,7 +593,8 @@ def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
             raise KeyError("defect")
 
     offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
-    work = begun(Chain([unwrap_stage(Defect()), offload], "orders", ROOMY), Record(b"k", b"v"))
+    chain = Chain([unwrap_stage(Defect()), offload], "orders", ROOMY)
+    work = begun(chain, Record(b"k", b"v"))
     assert (work.blocks, work.asks_store) == (False, False)
     with pytest.raises(KeyError, match="defect"):
-        Chain([], "orders", ROOMY).finish(work)
+        chain.finish(work)
