@@ -126,9 +126,8 @@ class Chain:
         """What the stages behind a stage need for a record, which may come to them as it is."""
         if self.stages[position].name == "inflate":
             return 0  # they see another record, and `Inflate.copied` counts its copies
-        return max(
-            (stage.reserve_bytes(record) for stage in self.stages[position + 1 :] if stage.wants(record)), default=0
-        )
+        behind = self.stages[position + 1 :]
+        return max((stage.reserve_bytes(record) for stage in behind if stage.wants(record)), default=0)
 
     def advance(self, work: Work) -> Work:
         """Applies the stages up to the first that calls a store; takes time.

@@ -49,13 +49,9 @@ class Dispatcher:
         self._termination = termination
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
-        """Gives a record its slot at the end of the lane, and begins the work on it.
+        """Gives a record its slot at the end of the lane, and goes on with the work on it.
 
-        Args:
-            lane: of its partition.
-            record: as it was read, or assembled.
-            work: of the chain; None if the record passes, and only waits for those before it.
-            held: bytes of the budget to take for it, with what the chain reserves.
+        Without work, it only waits for the records before it. `held` are the bytes that the share is to hold for it.
         """
         lane.tracked(record.offset)
         slot = Slot(record, held, admitted=held)

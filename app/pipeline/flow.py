@@ -61,18 +61,8 @@ _KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitE
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        chain: the transforms.
-        store: of the pipeline; None if it has none.
-        budget: shared by all pipelines.
-        executor: runs calls of the store.
-        stats: of the pipeline.
-        graceful_timeout_s: how long to drain before partitions are given up.
-        joined: called when the group has assigned partitions, or none.
-        renewed: source topics that were created anew since the last flow began.
+    `joined` is called when the group has assigned partitions, or none. `renewed` are the source topics that were
+    created anew since the last flow began.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.

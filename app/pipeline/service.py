@@ -48,12 +48,8 @@ class Pipeline(Service):
     A pipeline that has run once is not given up if the cluster then refuses something: a topic that is gone, a right
     that was taken away. It waits, tries again, and says so.
 
-    Args:
-        settings: of the worker.
-        pipeline: of this pipeline.
-        plan: what the preflight found; None to look first.
-        budget: shared by all pipelines.
-        ended: called when the pipeline has failed for good.
+    `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
+    failed for good.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from aiokafka.structs import RecordMetadata
 
@@ -18,6 +19,7 @@ __all__ = ["Sink", "Unfit"]
 Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Origins:
     """Where the records of a batch come from, and the bytes of the budget that they hold. A `Load`.
 
@@ -31,19 +33,14 @@ class _Origins:
         held: bytes of the budget.
     """
 
-    __slots__ = ("_acknowledged", "_share", "_unfit", "held", "offsets", "runs", "spans", "tracker")
-
-    def __init__(
-        self, share: Share | Part, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None
-    ) -> None:
-        self._share = share
-        self._acknowledged = acknowledged
-        self._unfit = unfit
-        self.offsets: list[int] = []
-        self.runs: list[tuple[int, OffsetTracker]] = []
-        self.spans: dict[OffsetTracker, Span] = {}
-        self.tracker: OffsetTracker | None = None
-        self.held = 0
+    _share: Share | Part
+    _acknowledged: Callable[[int, int], None]
+    _unfit: Unfit | None = None
+    offsets: list[int] = field(default_factory=list)
+    runs: list[tuple[int, OffsetTracker]] = field(default_factory=list)
+    spans: dict[OffsetTracker, Span] = field(default_factory=dict)
+    tracker: OffsetTracker | None = None
+    held: int = 0
 
     def switch(self, tracker: OffsetTracker, offset: int) -> None:
         """Begins a run of records of a source partition, the first of them at `offset`."""
@@ -120,12 +117,7 @@ class Sink:
     def append(self, partition: int, record: RecordLike, tracker: OffsetTracker, offset: int, held: int) -> None:
         """Puts one record behind the others of its sink partition; `flush` sends them on.
 
-        Args:
-            partition: the sink partition.
-            record: what to write.
-            tracker: of the source partition; its `safe` stays at or below `offset` until the record is durable.
-            offset: the record's offset in its source partition.
-            held: bytes of the budget that the record holds until then.
+        The `safe` of the tracker stays at or below `offset`, and the share holds `held` bytes, until it is durable.
         """
         outbox = self._outboxes.get(partition)
         if outbox is None:

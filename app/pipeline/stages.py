@@ -111,9 +111,7 @@ class UnfitStage:
     Each refusal lets the pipeline begin again. So this stage fails other records beforehand: those with a timestamp
     that the sink would refuse.
 
-    Args:
-        refused: the reasons, by topic, partition and offset.
-        sink: the sink topic.
+    `refused` has the reasons, by topic, partition and offset.
     """
 
     name = "sink"
@@ -147,11 +145,7 @@ def _place(record: RecordLike) -> tuple[str, int, int]:
 class InflateStage:
     """Downloads the payloads of references, verifies them, and restores the records.
 
-    Args:
-        inflate: decides which records are references.
-        store: holds their payloads.
-        stats: counts the times of downloads.
-        reference_scope: refuses paths that the store itself would take; None if it needs to refuse no more.
+    `reference_scope` refuses paths that the store itself would take; None if there is no need.
     """
 
     name = "inflate"
@@ -226,14 +220,7 @@ class ChunkStage:
 
 
 class WrapperStage:
-    """Wraps or unwraps. It asks no store, but the copy of a long value takes time.
-
-    Args:
-        name: as in `transforms`.
-        wants: see `Stage.wants`.
-        reserve_bytes: see `Stage.reserve_bytes`.
-        transform: makes the record that takes the place of another.
-    """
+    """Wraps or unwraps. It asks no store, but the copy of a long value takes time."""
 
     def __init__(
         self,
