@@ -157,10 +157,6 @@ class Chain:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
 
-    def apply(self, record: RecordLike, *, offloading: bool = True) -> Result:
-        """Does all the work on a record at once; see `finish`."""
-        return self.finish(Work(record, (record,)), offloading=offloading)
-
     def _check(self, record: RecordLike) -> None:
         if self._compacted and record.key is None:
             raise KeyMissingError(self._topic)
