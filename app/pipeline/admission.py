@@ -114,7 +114,7 @@ class Admission:
                 share.take(held)
                 append(lane, record, record.offset, held)
             else:
-                # Asked twice: without room for the record itself its work is not even begun, which may make copies.
+                # Asked first: the work may make copies, and is not begun without room for the record itself.
                 if not self._admits_work(lane, held):
                     return False
                 work = self._chain.begin(record)

@@ -50,7 +50,7 @@ class Output:
         share: gets the bytes of records back when they are durable.
         durable: called whenever more may have become durable.
         transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
-        bounds: of what is on its way, if several outputs share them; None for its own.
+        bounds: limit the batches on their way, if several outputs share them; None for its own.
 
     Attributes:
         producer: of aiokafka.
