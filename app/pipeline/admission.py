@@ -1,7 +1,7 @@
-"""Admission: records that were read wait here until the budget takes them, and go on to where they belong.
+"""Admission: records that were read wait here until the budget has room for them.
 
-A partition whose record finds no room waits by itself: the others go on, as far as they have room. But no record
-overtakes one of its kind, with work or without, or a large one could wait for ever.
+A partition whose record finds no room waits alone: the others go on, as far as they have room. But no record overtakes
+one of its kind, with work or without, or a large record could wait for ever.
 """
 
 from __future__ import annotations
@@ -27,17 +27,10 @@ __all__ = ["Admission"]
 class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
-    Args:
-        chain: says which records pass.
-        lanes: of the flow.
-        share: of the budget.
-        assembler: takes chunks; None where none are assembled.
-        delivery: takes the records that pass.
-        dispatcher: which the others take.
-        stats: what is counted.
+    `assembler` is None if the pipeline assembles no chunks.
     """
 
-    # State that changes: `_waiting`, by the poll loop and by rebalances. Between two awaits, so there is no lock.
+    # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
 
     def __init__(
         self,
@@ -65,14 +58,11 @@ class Admission:
         return bool(self._waiting)
 
     def holds(self, lane: Lane) -> bool:
-        """True while records of this lane wait; it is not to be read on."""
+        """True while records of this lane wait; its partition is not read then."""
         return lane in self._waiting
 
     def add(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
-        """Takes what was read; no await may stand between the poll and this.
-
-        A rebalance in between would leave records of lost partitions.
-        """
+        """Takes the records that were read, if their partitions are still assigned."""
         for partition, records in polled.items():
             lane = self._lanes.get(partition)
             if lane is not None:
@@ -98,14 +88,13 @@ class Admission:
 
         Args:
             lane: of the partition.
-            records: those that wait.
-            full: whether there is no room for one that passes; where there is none for one with work, the share knows.
+            records: of the partition that wait.
+            full: whether there is no room for a record that passes. The share knows whether there is for one with work.
 
         Returns:
-            Whether there was no room for one that passes.
+            Whether there was no room for a record that passes.
         """
-        # Every record comes through here, and one that passes is to cost next to nothing: the calls that stand here and
-        # in `Output.append`, and none of a part in between.
+        # Every record comes through here. One that passes costs the calls here and in `Output.append`, and no others.
         share = self._share
         assembler = self._assembler
         passes = self._chain.passes
@@ -125,7 +114,7 @@ class Admission:
                 share.take(held)
                 append(lane, record, record.offset, held)
             else:
-                # Asked twice: without room for the record itself its work is not even begun, which may make copies.
+                # Asked first: the work may make copies, and is not begun without room for the record itself.
                 if not self._admits_work(lane, held):
                     return False
                 work = self._chain.begin(record)
@@ -142,13 +131,13 @@ class Admission:
     def _admits_work(self, lane: Lane, size: int) -> bool:
         share = self._share
         if lane.work and not share.admits_part(lane.work, size):
-            return False  # this partition has much that may be stuck, and waits alone
+            return False  # this partition holds much already, which may be stuck: it waits alone
         if share.work_waits or not share.admits_work(size):
             share.work_waits = True
         return not share.work_waits
 
     def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
-        """Takes a chunk. What is pending is not of the budget, or chunks could wait in it for those behind them."""
+        """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""
         whole, discarded = assembler.add(lane, record)
         if whole is None:
             lane.skip(record)
@@ -160,13 +149,13 @@ class Admission:
         self._dispatcher.release(lane)
 
     def expire(self, *, reading: bool) -> bool:
-        """Gives up messages whose chunks have not come in time, which goes by only while the flow reads.
+        """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.
 
         Args:
             reading: whether the flow was ready to read since the last call.
 
         Returns:
-            Whether a commit waits for fewer of them than before.
+            Whether a commit waits for fewer messages than before.
         """
         if self._assembler is None:
             return False

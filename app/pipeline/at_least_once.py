@@ -26,12 +26,6 @@ log = logging.getLogger(__name__)
 class AtLeastOnce(Output):
     """An output that commits what is durable. A `Delivery`.
 
-    Args:
-        destination: where to write.
-        share: gets the bytes of records back when they are durable.
-        lanes: of the flow.
-        consumer: commits as a member of the group.
-
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """

@@ -1,7 +1,7 @@
-"""The byte budget: how much of all records the worker may hold at once.
+"""The byte budget: how many bytes of records the worker may hold at once.
 
-Records with work wait for a store, which may be away for hours; those that pass leave in milliseconds. So work never
-takes the whole: an eighth is kept for what passes, or one store that is down would stop every partition.
+Records with work wait for a store, which may be away for hours; those that pass leave in milliseconds. So records with
+work never take the whole: an eighth is kept for those that pass, or one store that is down would stop every partition.
 """
 
 from __future__ import annotations
@@ -10,46 +10,45 @@ import asyncio
 
 __all__ = ["Budget", "Share"]
 
-_KEPT_FOR_PASSING = 8  # one part in so many
-# The most that a part of a pipeline, or one of several, may hold for work, as multiples of what is left free.
+_KEPT_FOR_PASSING = 8  # one byte in so many
+# The most work that a partition, or one pipeline of several, may hold, as a multiple of the bytes that are left free.
 _PART_FOR_FREE = 1
 _SHARE_FOR_FREE = 4
 
 
 class Budget:
-    """Bytes in flight in all pipelines together, and the wait for some to come free.
+    """The bytes in flight in all pipelines together. Belongs to one event loop; only `freed` waits.
 
-    One record of each pipeline may go over the limit, else one larger than the whole budget could never pass. Belongs
-    to one event loop; nothing in it waits but `freed`.
+    One record of each pipeline may go over the limit, or a record larger than the whole budget could never pass.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.work = 0
-        """Those of `used` that are held by records with work."""
+        """The bytes of `used` that records with work hold."""
         self.peak = 0
         self.shares = 0
-        """How many shares there are."""
+        """The number of shares."""
         self._reserve = limit // _KEPT_FOR_PASSING
         self.next_freed = asyncio.Event()
-        """Set when bytes next come free, once: after that it is another event. So no waiter can miss it."""
+        """Set when bytes come free the next time, and then replaced by another event. So no waiter can miss it."""
 
     def admits(self, size: int) -> bool:
-        """True where `size` more bytes may be taken now."""
+        """True if `size` more bytes may be taken now."""
         return self.used == 0 or self.used + size <= self.limit
 
     def admits_passing(self, size: int) -> bool:
-        """True where `size` more bytes fit into what is kept for records that pass; one of them fits in any case."""
+        """True if `size` more bytes fit into the part for records that pass; one such record always fits."""
         passing = self.used - self.work
         return passing + size <= self._reserve or (passing == 0 and self.used <= self.limit)
 
     def admits_work(self, size: int) -> bool:
-        """True where `size` more bytes fit beside what is kept for others."""
+        """True if `size` more bytes fit into the part for records with work."""
         return self.work + size <= self.limit - self._reserve and self.used + size <= self.limit
 
     def spare(self, size: int) -> int:
-        """What is left free for work, were `size` more bytes taken."""
+        """The bytes that would be left free for work if `size` more were taken."""
         return self.limit - self._reserve - self.work - size
 
     def take(self, size: int) -> None:
@@ -58,20 +57,20 @@ class Budget:
         self.peak = max(self.peak, self.used)
 
     def give(self, size: int) -> None:
-        """Counts `size` bytes out and wakes who waits."""
+        """Counts `size` bytes out, and wakes the waiters."""
         self.used -= size
         freed, self.next_freed = self.next_freed, asyncio.Event()
         freed.set()
 
     async def freed(self, timeout_s: float) -> bool:
-        """Waits until bytes come free; False where none did in time."""
+        """Waits until bytes come free; False if none did in time."""
         return await _set_within(self.next_freed, timeout_s)
 
 
 class Share:
-    """What one life of a pipeline holds of the budget; given back whole when that life ends.
+    """The bytes that one flow holds of the budget; all of them are given back when the flow ends.
 
-    A result may come in after the end, from a thread that could not be stopped: it gives nothing back twice.
+    A result may come after the end, from a thread that could not be stopped. It gives nothing back a second time.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -79,13 +78,13 @@ class Share:
         self.used = 0
         self.work = 0
         self.work_waits = False
-        """Set by who admits records, while one with work finds no room: those that pass then leave it some."""
+        """Set by `Admission` while a record with work finds no room: records that pass leave it some then."""
         budget.shares += 1
         self._awaited = budget.next_freed
         self._closed = False
 
     def admits(self, size: int) -> bool:
-        """See `Budget.admits`; who holds nothing may always take one record, or a busy pipeline could starve it."""
+        """See `Budget.admits`. An empty share always admits one record, or a busy pipeline could starve it."""
         budget = self.budget
         if self.used == 0 or (not self.work_waits and budget.admits(size)) or budget.admits_passing(size):
             return True
@@ -93,9 +92,9 @@ class Share:
         return False
 
     def admits_work(self, size: int) -> bool:
-        """As `admits`, for a record with work. One that is too large for the part may pass when it is the only one.
+        """As `admits`, for a record with work. One that is too large for its part is admitted if it is alone.
 
-        What is held may wait for hours. So one of several shares stops at four fifths of what there is for work.
+        Records with work may wait for hours. So one of several shares stops at four fifths of the bytes for work.
         """
         budget = self.budget
         if self.used == 0 or (self.work == 0 and budget.used <= budget.limit):
@@ -107,10 +106,10 @@ class Share:
         return False
 
     def admits_part(self, held: int, size: int) -> bool:
-        """True where a part of this share that holds `held` bytes may have `size` more, and leave enough to others.
+        """True if a partition that holds `held` bytes for work may have `size` more, and leave enough to others.
 
-        It may be that all of it waits behind one payload that cannot be had. So it stops at half of what there is for
-        work; of two each stops at a third, and so on.
+        All its records may wait behind one payload that the store does not give. So a partition stops at half of the
+        bytes for work; of two such partitions each stops at a third, and so on.
         """
         if held + size <= _PART_FOR_FREE * self.budget.spare(size):
             return True
@@ -118,7 +117,7 @@ class Share:
         return False
 
     async def freed(self, timeout_s: float) -> bool:
-        """Waits until bytes have come free since `admits` last said no; False where none did in time."""
+        """Waits until bytes have come free since `admits` last said no; False if none did in time."""
         return await _set_within(self._awaited, timeout_s)
 
     def take(self, size: int) -> None:
@@ -134,7 +133,7 @@ class Share:
             self.budget.give(size)
 
     def take_work(self, size: int) -> None:
-        """As `take`, for a record with work; `give_work` or `pass_on` takes it back."""
+        """As `take`, for a record with work; `give_work` and `pass_on` count it out again."""
         if not self._closed:
             self.work += size
             self.budget.work += size
@@ -146,13 +145,13 @@ class Share:
         self.give(size)
 
     def pass_on(self, size: int) -> None:
-        """The work on so many bytes is done; they are held on, until `give`."""
+        """Counts bytes as work no more; the share holds them until `give`."""
         if not self._closed:
             self.work -= size
             self.budget.work -= size
 
     def close(self) -> None:
-        """Gives back all that is left; nothing is counted after."""
+        """Gives back all that is left; counts nothing after that."""
         if not self._closed:
             self.pass_on(self.work)
             self._closed = True
@@ -162,13 +161,13 @@ class Share:
 
 
 class Part:
-    """What one of several holds of a share, given back whole when that one is done with.
+    """The bytes that one transactional producer holds of a share; all of them are given back when it ends.
 
     Args:
-        share: where what is held has been taken, and is given back.
+        share: gets the bytes back.
 
     Attributes:
-        used: what it holds; who lets it hold more adds to it.
+        used: the bytes that it holds; the caller adds to it.
     """
 
     __slots__ = ("_closed", "_share", "used")
@@ -185,7 +184,7 @@ class Part:
             self._share.give(size)
 
     def close(self) -> None:
-        """Gives back all that is left; nothing is counted after."""
+        """Gives back all that is left; counts nothing after that."""
         if not self._closed:
             self._share.give(self.used)
             self.used = 0

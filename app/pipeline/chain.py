@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
-from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage
+from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage, unwrap_stage, wrap_stage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import unwrap_stage, wrap_stage
 from stores.store import PayloadStore
 from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
@@ -39,7 +38,6 @@ class Work:
         reserve_bytes: the most that a stage needs beside the record itself.
         blocks: True if the rest takes time, so that it belongs on a thread.
         asks_store: True if the next stage calls a store.
-        error: the reason why the record can never succeed; None if none is known yet.
     """
 
     source: RecordLike
@@ -49,7 +47,6 @@ class Work:
     reserve_bytes: int = 0
     blocks: bool = False
     asks_store: bool = False
-    error: Exception | None = None
 
 
 class Chain:
@@ -105,7 +102,7 @@ class Chain:
             return None
         records: Sequence[RecordLike] = (record,)
         applied: tuple[str, ...] = ()
-        reserve_bytes = 0
+        position = reserve_bytes = 0
         try:
             self._check(record)
             for position, stage in enumerate(self.stages):
@@ -121,17 +118,16 @@ class Chain:
                     return Work(record, records, position, applied, reserve_bytes, blocks, asks_store)
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
-        except Exception as exc:  # noqa: BLE001  # `finish` raises it, for its caller can say of which record
-            return Work(record, records, reserve_bytes=reserve_bytes, error=exc)
+        except Exception:  # noqa: BLE001  # `finish` fails in the same way, and its caller knows with which record
+            return Work(record, records, position, applied, reserve_bytes)
         return Work(record, records, len(self.stages), applied, reserve_bytes)
 
     def _reserve_behind(self, position: int, record: RecordLike) -> int:
         """What the stages behind a stage need for a record, which may come to them as it is."""
         if self.stages[position].name == "inflate":
             return 0  # they see another record, and `Inflate.copied` counts its copies
-        return max(
-            (stage.reserve_bytes(record) for stage in self.stages[position + 1 :] if stage.wants(record)), default=0
-        )
+        behind = self.stages[position + 1 :]
+        return max((stage.reserve_bytes(record) for stage in behind if stage.wants(record)), default=0)
 
     def advance(self, work: Work) -> Work:
         """Applies the stages up to the first that calls a store; takes time.
@@ -153,19 +149,13 @@ class Chain:
                 would refuse it, `HeaderNameError` if no client could write it.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
-        if work.error is not None:
-            raise work.error
+        self._check(work.source)
         work = self._apply(work, offloading=offloading)
         for record in work.records:
             size = batch_of_one_bytes(record)
             if size > self._limit_bytes:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
-
-    def apply(self, record: RecordLike, *, offloading: bool = True) -> Result:
-        """Does all the work on a record at once; see `finish`."""
-        self._check(record)
-        return self.finish(Work(record, (record,)), offloading=offloading)
 
     def _check(self, record: RecordLike) -> None:
         if self._compacted and record.key is None:

@@ -31,12 +31,7 @@ class NeededFor(Enum):
 class CommittedOffsets:
     """Looks up the committed offsets of the lanes. Belongs to the event loop of the flow.
 
-    Args:
-        lanes: of the flow.
-        settings: the pipeline's.
-        termination: ends the flow if offsets are needed and cannot be had.
-        needed_for: what waits for them.
-        fetch: asks the cluster.
+    The termination ends the flow if the offsets are needed and `fetch` cannot get them.
     """
 
     # State that changes: `_known` and `_looking_up`, by rebalances.

@@ -25,7 +25,6 @@ class Delivery(Protocol):
 
     async def start(self) -> None:
         """Reaches the cluster; raises aiokafka's errors."""
-        ...
 
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
         """Puts one record behind the others of its sink partition; `flush` sends them on.
@@ -36,27 +35,21 @@ class Delivery(Protocol):
             offset: the commit of the lane stays at or below it until the record is durable.
             held: bytes of the budget that the record holds until then.
         """
-        ...
 
     def write(self, lane: Lane, slot: Slot) -> None:
         """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""
-        ...
 
     def flush(self) -> None:
         """Sends what has been written, as soon as the client takes it; does not wait."""
-        ...
 
     def press(self) -> None:
         """Sends what has been written without lingering; does not wait."""
-        ...
 
     async def settled(self) -> None:
         """Waits until no batch is on its way; what waits behind is not sent once a write has failed."""
-        ...
 
     def due(self) -> None:
         """Says that there may be something to commit."""
-        ...
 
     async def commit(self) -> None:
         """Commits what is durable. A group that moves on meanwhile is no failure: the records are read again.
@@ -64,16 +57,12 @@ class Delivery(Protocol):
         Raises:
             KafkaError: the cluster did not take the offsets; a transaction that fails ends the flow instead.
         """
-        ...
 
     async def finish(self) -> None:
         """Commits for the last time; see `commit`."""
-        ...
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forgets what is not committed of these partitions, whose lanes have been discarded, and all `offsets`."""
-        ...
 
     async def stop(self) -> None:
         """Forgets what has not been sent, and stops the clients."""
-        ...

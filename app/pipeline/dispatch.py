@@ -1,4 +1,4 @@
-"""The dispatcher of a record that has work: its slot in the lane, the chain, and out again in source order."""
+"""The dispatcher: brings records with work through the chain, and lets their results leave in source order."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ from transforms.record import SourceRecord
 
 __all__ = ["Dispatcher"]
 
-_PART = 250  # dead letters of one message that are written in one go
+_PART = 250  # the most dead letters of one message that are written in one go
 
 
 class Dispatcher:
-    """Takes records through the slots of their lanes. Belongs to one event loop.
+    """Gives records with work their slots in the lanes. Belongs to one event loop.
 
-    Args:
-        lanes: of the flow.
-        share: of the budget; a record takes its bytes when it enters, and keeps those of its result.
-        retries: applies the chain.
-        error_policy: on records that fail.
-        delivery: takes the results.
-        termination: of the flow; once it has failed, nothing leaves.
+    A record takes its bytes of the share when it enters, and then holds those of its result.
     """
 
     def __init__(
@@ -55,13 +49,9 @@ class Dispatcher:
         self._termination = termination
 
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
-        """Gives a record its slot at the end of the lane, and begins the work on it.
+        """Gives a record its slot at the end of the lane, and goes on with the work on it.
 
-        Args:
-            lane: of its partition.
-            record: as it was read, or assembled.
-            work: of the chain; None if the record passes, and only waits for those before it.
-            held: bytes of the budget to take for it, with what the chain reserves.
+        Without work, it only waits for the records before it. `held` are the bytes that the share is to hold for it.
         """
         lane.tracked(record.offset)
         slot = Slot(record, held, admitted=held)
@@ -86,15 +76,15 @@ class Dispatcher:
         task.add_done_callback(lane.tasks.discard)
 
     def give_up(self, event: Discarded) -> None:
-        """Gives each chunk of a message that will not be whole its verdict, at the end of its lane."""
+        """Lets the error policy decide on the chunks of a message that will not be whole, at the end of their lane."""
         if self._error_policy.drops(event):
             return
         chunks = chunks_of(event)
         lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
-        assert lane is not None, "the assembly forgets the chunks of a lane that is discarded"
+        assert lane is not None, "the assembler forgets the chunks of a lane that is discarded"
         parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
         slots = [Slot(part[-1], 0) for part in parts]
-        # Nothing of the message is done before all of it is.
+        # No chunk of the message is done before all of them are.
         slots[-1].hold = Hold(chunks[0].offset)
         lane.holds.append(slots[-1].hold)
         lane.slots.extend(slots)
@@ -107,7 +97,7 @@ class Dispatcher:
             self._begin(lane, self._discard(lane, zip(slots, parts, strict=True), cause))
 
     async def _discard(self, lane: Lane, parts: Iterable[tuple[Slot, Sequence[SourceRecord]]], cause: Cause) -> None:
-        """Part by part: a message may have a hundred thousand chunks, and others must have their turn meanwhile."""
+        """Part by part: a message may have a hundred thousand chunks, and other tasks must have their turn."""
         for slot, part in parts:
             await self._error_policy.bury_chunks(slot, part, cause)
             if slot.result is None:
@@ -129,7 +119,7 @@ class Dispatcher:
             self.release(lane)
 
     def release(self, lane: Lane) -> None:
-        """Lets go of what is done, up to the first record that is not."""
+        """Delivers the results at the front of the lane, up to the first record that is not finished."""
         if self._termination.error is not None or not self._lanes.holds(lane):
             return
         while lane.slots and lane.slots[0].result is not None:

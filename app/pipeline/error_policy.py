@@ -1,4 +1,4 @@
-"""Verdicts on records that fail: a dead letter in place of the result, a drop by a rule, or the end of the flow."""
+"""The error policy: a record that fails becomes a dead letter, is dropped by a rule, or ends the flow."""
 
 from __future__ import annotations
 
@@ -40,20 +40,14 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a record failed, as metrics name it: the class of the error, `reference-refused`."""
+    """The reason of a failure, as metrics name it: the class of the error, as in `reference-refused`."""
     return _HUMP.sub("-", type(error).__name__.removesuffix("Error")).lower()
 
 
 class ErrorPolicy:
-    """Decides by `errors.tolerance`, and by what the error says, what becomes of a record. Belongs to one event loop.
+    """Decides by `errors.tolerance`, and by the error, what becomes of a record. Belongs to one event loop.
 
-    Args:
-        settings: the pipeline's.
-        letters: writes dead letters; None where there is no topic for them.
-        share: the budget's bytes are given back where a letter is smaller than what was held.
-        executor: where letters are written that take time.
-        stats: what is counted.
-        termination: of the flow, where no record may pass this one.
+    `letters` is None if there is no dead-letter topic; `executor` runs the writing of letters that takes time.
     """
 
     def __init__(
@@ -76,9 +70,9 @@ class ErrorPolicy:
 
     @contextlib.contextmanager
     def of(self, slot: Slot) -> Iterator[None]:
-        """Gives what is raised in here its verdict, and raises nothing.
+        """Decides on an error of the body, and raises nothing.
 
-        The slot has its result then, or a `cause` and is to be buried (`bury`), or the flow ends.
+        After an error the slot has a result, or has a `cause` and waits for `bury`, or the flow ends.
         """
         try:
             try:
@@ -101,20 +95,20 @@ class ErrorPolicy:
             self._termination.fail_by_defect(exc, slot.source)
 
     async def bury(self, slot: Slot) -> None:
-        """Gives a slot with a `cause` its dead letter, which goes to the store or into chunks; or the flow ends."""
+        """Gives a slot with a `cause` its dead letter, which goes to the store or as chunks; or ends the flow."""
         cause = slot.cause
         assert cause is not None
         await self.bury_chunks(slot, (slot.source,), cause)
-        slot.cause = None  # its error knows the frames that it went through, and those the record
+        slot.cause = None  # the traceback of its error would keep the record in memory
         if slot.result is not None:
             what = "goes to" if len(slot.result) == 1 else f"goes as {len(slot.result)} chunks to"
             self._log(slot.source, f"{what} {self._topic_name}", cause.error)
 
     def condemn(self, event: Discarded, slots: Sequence[Slot]) -> Cause | None:
-        """Says of a message that will not be whole that its chunks, from whose slots this is, become dead letters.
+        """Counts a message that will not be whole, whose chunks, in these slots, become dead letters.
 
         Returns:
-            Why; None where there can be none, and the flow ends.
+            The cause for the letters; None if there is no topic for them, and the flow ends.
         """
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
         self._count(error)
@@ -128,7 +122,7 @@ class ErrorPolicy:
         return cause
 
     def discard(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> bool:
-        """Gives a slot the dead letters of chunks; False where that takes a thread (`bury_chunks`)."""
+        """Gives a slot the dead letters of chunks; False if that takes a thread (`bury_chunks`)."""
         assert self._letters is not None
         letters = []
         for chunk in chunks:
@@ -140,12 +134,12 @@ class ErrorPolicy:
         return True
 
     async def bury_chunks(self, slot: Slot, chunks: Sequence[SourceRecord], cause: Cause) -> None:
-        """As `discard`, whatever it takes; or the flow ends."""
-        write = self._write
-        copies = sum(map(held_bytes, chunks))  # they are made while the records are still held
+        """As `discard`, on a thread; or ends the flow."""
+        copies = sum(map(held_bytes, chunks))  # the copies are made while the records are still held
         self._share.take(copies)
         try:
-            letters = await asyncio.get_running_loop().run_in_executor(self._executor, write, chunks, cause)
+            loop = asyncio.get_running_loop()
+            letters = await loop.run_in_executor(self._executor, self._write, chunks, cause)
         except TransformError as exc:
             advice = f"; and it cannot be a dead letter: {exc}"
             self._termination.fail(RecordError(slot.source, cause.error, advice))
@@ -164,7 +158,7 @@ class ErrorPolicy:
         self._stats.dead_letters += len(letters) if records is None else records
         assert self._letters is not None
         topic = self._letters.topic
-        # Where a topic refused it, its own timestamp may be what is wrong, and its letter would be refused as well.
+        # A record that a topic has refused may have a wrong timestamp, with which its letter would be refused too.
         unfit = isinstance(cause.error, RecordUnfitError)
         if unfit or not all(topic.takes_timestamp(each.timestamp, CLOCKS_APART_MS) for each in letters):
             now_ms = int(time.time() * 1000)
@@ -172,7 +166,7 @@ class ErrorPolicy:
         self._share.give_work(slot.finish(letters, dead=True))
 
     def drops(self, event: Discarded) -> bool:
-        """True where a rule of the configuration drops the chunks; that is logged and counted."""
+        """True if a rule of the configuration drops the chunks; logs and counts that."""
         if event.reason != "evicted" or not self._settings.chunks.drops_oldest:
             return False
         chunks = chunks_of(event)
@@ -182,7 +176,7 @@ class ErrorPolicy:
         return True
 
     def _cause(self, source: SourceRecord, error: WideloadError) -> Cause:
-        """Why a record is to be a dead letter.
+        """The cause for a dead letter.
 
         Raises:
             RecordError: there is no dead-letter topic.

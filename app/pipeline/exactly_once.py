@@ -29,14 +29,7 @@ _STARTING = 16  # producers at once
 
 
 class ExactlyOnce:
-    """Gives each lane transactions of its own. A `Delivery`.
-
-    Args:
-        destination: where to write.
-        share: gets the bytes of records back when they are durable.
-        lanes: of the flow.
-        consumer: reads from the committed offsets.
-    """
+    """Gives each lane transactions of its own. A `Delivery`."""
 
     # State that changes: `_of`, by `assign` and `stop`; a lane has its transaction before its first record.
     # `_stopping`: producers on their way out, whoever waits for that.

@@ -61,25 +61,14 @@ _KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitE
 class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
-    Args:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        chain: the transforms.
-        store: of the pipeline; None where it has none.
-        budget: shared by all pipelines.
-        executor: where transforms run.
-        stats: what is counted.
-        graceful_timeout_s: how long to drain before partitions are given up.
-        joined: called when the group has given the worker its share of the partitions, which may be none.
-        renewed: source topics that were created anew since the last flow began.
+    `joined` is called when the group has assigned partitions, or none. `renewed` are the source topics that were
+    created anew since the last flow began.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    # State that changes is with the parts; each changes its own on the event loop, between two awaits, so there is no
-    # lock.
+    # State that changes is in the parts. Each changes its own on the event loop, between two awaits: there is no lock.
 
     def __init__(
         self,
@@ -142,26 +131,22 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @property
     def degraded(self) -> str | None:
-        """Why records wait, or may have to, or go without the store; None where they do not."""
+        """The reasons why records wait, may have to wait, or go on without the store; None if there are none."""
         return "; ".join(filter(None, (self._retries.degraded, self._brokers.trouble, self._consumer.trouble))) or None
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of the budget that this flow holds."""
         return self._share.used
 
     @property
     def pending_messages(self) -> int:
-        """Messages of which chunks are missing."""
         return self._assembler.pending if self._assembler is not None else 0
 
     @property
     def pending_bytes(self) -> int:
-        """What their chunks hold, beside the budget."""
         return self._assembler.pending_bytes if self._assembler is not None else 0
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
         ends = self._consumer.ends()
         return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
 
@@ -174,7 +159,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if end is not None and position == committed and not lane.busy and not self._admission.waits:
             read = self._consumer.position(lane.partition)
             if read is not None and read >= end:
-                # What is left are the marks of transactions and what compaction has taken: no records.
+                # The offsets that are left are no records: marks of transactions, and gaps of compaction.
                 end = committed
         return position, committed, end
 
@@ -191,8 +176,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """Moves records until `stop`.
 
         Raises:
-            ClusterError: a client failed, or topics are not those of the plan any more; what was not committed is read
-                again by the next flow. `LimitError` where a topic takes less than the plan says.
+            ClusterError: a client failed, or topics are not those of the plan any more; the next flow reads again what
+                was not committed. `LimitError` if a topic takes less than the plan says.
             RecordError: a record stopped the pipeline; its offset and those after it are not committed.
         """
         topic_watcher = TopicWatcher(self._plan, self._termination, self._consumer.send)
@@ -234,14 +219,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             await asyncio.wait_for(self._delivery.finish(), _STOP_CLIENT_S)
 
     async def _watch_brokers(self) -> None:
-        """aiokafka asks the addresses that it knows, for ever; new clients ask those of `bootstrap.servers`."""
+        """Ends the flow if no broker answers: aiokafka asks only known addresses, new clients `bootstrap.servers`."""
         told = await self._brokers.silent(batch_settings(self.settings).delivery_timeout_s)
         error = ClusterError(f"{told}; bootstrap.servers is asked again", retriable=True)
         self._termination.fail(error)
         self._consumer.interrupt(KafkaConnectionError(str(error)))
 
     async def _join(self) -> None:
-        """Joins the group, which takes as long as its slowest member; not beyond `stop`."""
+        """Joins the group, which takes as long as its slowest member, but no longer than until `stop`."""
         loop = asyncio.get_running_loop()
         joining = loop.create_task(self._consumer.start(self))
         changed = loop.create_task(self._changed.wait())
@@ -257,7 +242,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Finishes what is held, as far as time allows, commits it, and forgets the rest."""
+        """Finishes the records in flight, as far as time allows, commits them, and forgets the rest."""
         self._admission.clear()
         if not len(self._lanes):
             return
@@ -317,7 +302,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 )
                 return
             self._delivery.press()
-            # The next bytes, not those since `admits` said no: those may have come long ago, and nothing would wait.
+            # The budget's event, not the share's, which may have been set long ago: nothing would wait.
             await self._share.budget.freed(0.05)
 
     async def _quietly(self, name: str, stop: Callable[[], Awaitable[None]]) -> None:

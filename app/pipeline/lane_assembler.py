@@ -27,11 +27,6 @@ class LaneAssembler:
     """An assembler for the lanes of one flow. Belongs to its event loop.
 
     Its clock runs only while the flow reads (`tick`): chunks that nobody reads are not late.
-
-    Args:
-        settings: the pipeline's.
-        stats: counts messages and chunks.
-        clock: seconds that do not go back.
     """
 
     def __init__(

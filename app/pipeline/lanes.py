@@ -17,9 +17,7 @@ __all__ = ["Lanes"]
 class Lanes:
     """The lanes, by partition. Belongs to one event loop.
 
-    Args:
-        share: gets back the bytes of lanes that are discarded.
-        assembler: forgets the chunks of their partitions then; None if the pipeline assembles none.
+    `assembler` is None if the pipeline assembles no chunks.
     """
 
     # State that changes: `_lanes`, by rebalances, and so at each await on the consumer. A caller that keeps a lane

@@ -1,8 +1,7 @@
-"""Where a flow begins to read a partition whose committed offset is missing, or says nothing of this log.
+"""The offset reset: finds where to read a partition whose committed offset is missing, or not in its log.
 
-The rule is that nothing which is there is passed over in silence. So `auto.offset.reset` decides for a group that has
-committed nothing; where an offset is out of the log's range, or the topic is another one by now, reading begins at the
-first record that there is, and the log says why.
+No record that is there is passed over in silence. `auto.offset.reset` decides for a group that has committed nothing.
+If an offset is out of range, or the topic was created anew, reading begins at the first record, and the log says why.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ log = logging.getLogger(__name__)
 class OffsetReset:
     """Finds where to begin. Belongs to the event loop of the flow.
 
-    Args:
-        consumer: which reads.
-        settings: the pipeline's.
-        lanes: of the flow.
-        stats: what is counted.
-        renewed: topics that were created anew since their offsets were committed.
+    `renewed` are the topics that were created anew since their offsets were committed.
     """
 
     # State that changes: `_renewed`, `_fresh`, `_known`; on the event loop, between two awaits.
@@ -58,20 +52,20 @@ class OffsetReset:
 
     @property
     def renewing(self) -> bool:
-        """True until the first partitions of the topics that were created anew are begun at their beginning."""
+        """True until partitions of the topics that were created anew begin at their first record."""
         return bool(self._renewed)
 
     @property
     def fresh(self) -> bool:
-        """True while assigned partitions are to be begun at their beginning; none may be read, or looked up."""
+        """True while assigned partitions have to begin at their first record; until then none may be read."""
         return bool(self._fresh)
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Takes in which partitions the group has given the worker."""
+        """Takes in the partitions that the group has assigned."""
         self._fresh = {partition for partition in partitions if partition.topic in self._renewed}
 
     async def renew(self) -> None:
-        """Begins what is `fresh` at the first record, and commits that in place of what stood there.
+        """Begins the `fresh` partitions at their first records, and commits those offsets in place of the old ones.
 
         Raises:
             KafkaError: the cluster did not answer.
@@ -80,7 +74,7 @@ class OffsetReset:
             lane = self._lanes.get(partition)
             first, _ = await self._consumer.bounds(partition)
             if lane is None or not await self._begin(lane, first):
-                return  # the group moves on; what it gives then is begun anew
+                return  # the group moves on; the partitions that it assigns then begin anew
             log.warning(
                 "pipeline %s: topic %s was deleted and created anew; partition %d is read from its first record, at "
                 "offset %d",
@@ -92,10 +86,10 @@ class OffsetReset:
         self._renewed = frozenset()
 
     async def find(self, error: NoOffsetForPartitionError | OffsetOutOfRangeError) -> None:
-        """Finds where to read on in the partition of which a poll has said this.
+        """Finds where to read on in the partition that the error of a poll names.
 
         Raises:
-            ClusterError: the log is not what it was when the flow began to read it, so that what is in flight must not
+            ClusterError: the log has changed since the flow began to read it, so that the records in flight must not
                 be committed.
             KafkaError: `consumer.auto.offset.reset` is `none`, or the cluster did not answer.
         """
@@ -111,13 +105,13 @@ class OffsetReset:
         lane = self._lanes.get(partition)
         first, end = await self._consumer.bounds(partition)
         if lane is None or not self._lanes.holds(lane):
-            return  # the group has moved on; who has the partition now looks for itself
+            return  # the group has moved on; the new owner of the partition looks for itself
         if self._consumer.position(partition) is not None:
-            return  # found meanwhile: a transaction has ended that had it
+            return  # found meanwhile: a transaction that held the offset has ended
         if self._reset == "earliest":
             self._consumer.seek(partition, first)
         elif await self._group_knows(partition.topic):
-            # The group has read other partitions of the topic, each of them committed at its first look.
+            # The group has read other partitions of the topic: it commits each of them at the first look.
             if await self._begin(lane, first):
                 log.warning(
                     "pipeline %s: topic %s, partition %d is new, and read from its first record", self._name, *partition
@@ -126,7 +120,7 @@ class OffsetReset:
             await self._begin(lane, end)
 
     async def _group_knows(self, topic: str) -> bool:
-        # Asked once: what this flow has since committed at its own first look does not count.
+        # Asked once: the offsets that this flow itself commits at its first look do not count.
         if topic not in self._known:
             self._known[topic] = await self._consumer.known(topic)
         return self._known[topic]
@@ -162,9 +156,9 @@ class OffsetReset:
         )
 
     async def _begin(self, lane: Lane, offset: int) -> bool:
-        """Reads from an offset, and commits it: what was committed must not come back with the next start.
+        """Reads from an offset, and commits it, so that the old offset does not come back with the next start.
 
-        False where the lane has been discarded: what is committed meanwhile is not to be written over.
+        False if the lane has been discarded: the commit of another worker must not be written over.
         """
         if not self._lanes.holds(lane) or not self._consumer.seek(lane.partition, offset):
             return False

@@ -32,16 +32,7 @@ __all__ = ["Destination", "Output"]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the outputs of a flow write, and the parts of the flow that hear of it.
-
-    Attributes:
-        client: how to reach the cluster.
-        settings: the pipeline's.
-        plan: what the preflight found.
-        brokers: watch the producers.
-        stats: counts records, batches and commits.
-        termination: ends the flow if a write or a commit fails.
-    """
+    """Where the outputs of a flow write, and the parts of the flow that hear of it."""
 
     client: ClientSettings
     settings: PipelineSettings
@@ -59,7 +50,7 @@ class Output:
         share: gets the bytes of records back when they are durable.
         durable: called whenever more may have become durable.
         transactional_id: of the producer, if it writes in transactions, which the caller begins and ends.
-        bounds: of what is on its way, if several outputs share them; None for its own.
+        bounds: limit the batches on their way, if several outputs share them; None for its own.
 
     Attributes:
         producer: of aiokafka.

@@ -37,15 +37,7 @@ class Mode(Enum):
 class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
-    Args:
-        consumer: reads.
-        lanes: of the flow.
-        share: of the budget.
-        admission: takes the records.
-        delivery: sends them on.
-        offset_reset: finds where to read if an offset is missing.
-        termination: of the flow; nothing is waited for once it has come.
-        changed: set when it comes, and when a lane may be read again.
+    `changed` is set when the termination comes, and when a stalled lane may be read again.
     """
 
     def __init__(

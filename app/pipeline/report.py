@@ -14,56 +14,48 @@ __all__ = ["FlowReport", "PipelineReport"]
 
 
 class FlowReport(Protocol):
-    """The report of a flow, for pages and metrics."""
+    """The report of a flow.
+
+    Attributes:
+        in_flight_bytes: bytes of the budget that the flow holds.
+        pending_messages: messages that the commit waits for: chunks are missing, or come again after they were
+            delivered.
+        pending_bytes: bytes of the chunks of messages that are not whole; the budget does not count them.
+    """
 
     @property
-    def in_flight_bytes(self) -> int:
-        """Bytes of the budget that the flow holds."""
-        ...
-
+    def in_flight_bytes(self) -> int: ...
     @property
-    def pending_messages(self) -> int:
-        """Messages that the commit waits for: chunks are missing, or come again after they were delivered."""
-        ...
-
+    def pending_messages(self) -> int: ...
     @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks of messages that are not whole; the budget does not count them."""
-        ...
-
+    def pending_bytes(self) -> int: ...
     def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:
         """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
-        ...
 
 
 class PipelineReport(Protocol):
-    """The report of a pipeline, for pages and metrics."""
+    """The report of a pipeline.
+
+    Attributes:
+        status: `STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`.
+        degraded: the reason why records wait though the pipeline runs; None if they do not.
+        last_error_at: in seconds since the epoch.
+        failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
+    """
 
     @property
     def settings(self) -> PipelineSettings: ...
     @property
     def stats(self) -> PipelineStats: ...
     @property
-    def status(self) -> str:
-        """`STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`."""
-        ...
-
+    def status(self) -> str: ...
     @property
-    def degraded(self) -> str | None:
-        """The reason why records wait though the pipeline runs; None if they do not."""
-        ...
-
+    def degraded(self) -> str | None: ...
     @property
     def last_error(self) -> str | None: ...
     @property
-    def last_error_at(self) -> float | None:
-        """Seconds since the epoch."""
-        ...
-
+    def last_error_at(self) -> float | None: ...
     @property
-    def failing_since(self) -> float | None:
-        """Since when the pipeline begins again and again, in seconds since the epoch; None if it does not."""
-        ...
-
+    def failing_since(self) -> float | None: ...
     @property
     def flow(self) -> FlowReport | None: ...

@@ -38,8 +38,7 @@ class _Trial:
 
     Attributes:
         lane: of its partition.
-        record: the record as it was read.
-        work: of the chain; None for a dead letter, which other parts write.
+        record: as it was read.
         began_s: when the trial began, by the monotonic clock.
         called_s: when the call that is under way began; None if none is. The only field that a thread writes.
         tries: how often the store has failed.
@@ -49,7 +48,6 @@ class _Trial:
 
     lane: Lane
     record: SourceRecord
-    work: Work | None
     began_s: float
     called_s: float | None = None
     tries: int = 0
@@ -60,12 +58,7 @@ class _Trial:
 class Retries:
     """Does the work of the chain that takes time. Belongs to the event loop that runs when it is made.
 
-    Args:
-        chain: the transforms.
-        executor: runs the calls of the store.
-        settings: the pipeline's.
-        stats: counts records, errors and retries.
-        unstalled: called when a lane may be read again.
+    `executor` runs the calls of the store; `unstalled` is called when a stalled lane may be read again.
     """
 
     # State that changes: `_reasons`, `_fallen_back` and the times, on the loop alone.
@@ -122,7 +115,7 @@ class Retries:
             work = await self._loop.run_in_executor(None, self._chain.advance, work)
             if not work.asks_store:
                 return self._done(record, self._chain.finish(work))
-        with self._trying(_Trial(lane, record, work, time.monotonic())) as trial:
+        with self._trying(_Trial(lane, record, time.monotonic())) as trial:
             while True:
                 try:
                     result = await self._try(trial, work)
@@ -142,7 +135,7 @@ class Retries:
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:
         """Stalls the lane if the body takes longer than the store may: a dead letter may go to the store too."""
         began_s = time.monotonic()
-        with self._trying(_Trial(lane, record, None, began_s, called_s=began_s)):
+        with self._trying(_Trial(lane, record, began_s, called_s=began_s)):
             yield
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A pipeline: a service of the Faust app that keeps a flow running, and says how it fares."""
+"""A pipeline: a service of the Faust app that keeps a flow running, and reports its state."""
 
 from __future__ import annotations
 
@@ -35,25 +35,21 @@ log = logging.getLogger(__name__)
 State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
 
 STORE_THREADS = "wideload-store"
-"""What the names of the threads begin with that call stores."""
+"""The names of threads that call stores begin with this."""
 
 _FIRST_DELAY_S = 0.5
 _STOP_S = 10.0
-_STEADY_S = 60.0  # a flow that lived so long has recovered; the next failure waits the first delay again
+_STEADY_S = 60.0  # a flow that ran so long has recovered; after the next failure the first delay holds again
 
 
 class Pipeline(Service):
-    """Runs one pipeline: a flow, and after a failure that may pass another one, until it is stopped.
+    """Runs one pipeline: a flow, and another one after a failure that may pass, until it is stopped.
 
-    What has run once is not given up for what the cluster refuses since then: a topic that is gone, a right that was
-    taken away. It waits, tries again, and says so.
+    A pipeline that has run once is not given up if the cluster then refuses something: a topic that is gone, a right
+    that was taken away. It waits, tries again, and says so.
 
-    Args:
-        settings: of the worker.
-        pipeline: of this pipeline.
-        plan: what the preflight found; None to look first.
-        budget: shared by all pipelines.
-        ended: called when the pipeline has failed for good.
+    `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
+    failed for good.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
@@ -78,7 +74,7 @@ class Pipeline(Service):
         self.plan = plan
         self._worker = settings
         self._budget = budget
-        # Its own: calls that hang in the store of one pipeline must not take those of another.
+        # Of its own: calls that hang in the store of one pipeline must not take the threads of another.
         self._executor = ThreadPoolExecutor(settings.store_threads, thread_name_prefix=STORE_THREADS)
         self._ended = ended
         self._learned_limits = LearnedLimits()
@@ -91,12 +87,12 @@ class Pipeline(Service):
 
     @property
     def label(self) -> str:
-        """How Faust's log calls this service."""
+        """The name of this service in Faust's log."""
         return f"Pipeline: {self.settings.name}"
 
     @property
     def degraded(self) -> str | None:
-        """Why records wait though the pipeline runs; None where they do not."""
+        """The reason why records wait though the pipeline runs; None if they do not."""
         return self.flow.degraded if self.flow is not None else None
 
     async def on_start(self) -> None:
@@ -109,7 +105,7 @@ class Pipeline(Service):
         if self.flow is not None:
             self.flow.stop()
         if self._supervisor is not None:
-            # Beyond the drain there is only the wait for brokers that do not answer.
+            # After the drain there is only the wait for brokers that do not answer.
             patience_s = self._worker.graceful_timeout_ms / 1000 + _STOP_S
             await asyncio.wait([self._supervisor], timeout=patience_s)
             self._supervisor.cancel()
@@ -125,10 +121,10 @@ class Pipeline(Service):
         def close() -> None:
             with contextlib.suppress(WideloadError):
                 store.close()
-            with contextlib.suppress(RuntimeError):  # nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(closed.set)
 
-        # A thread of its own, which holds up nobody: a store that hangs may hang in this as well.
+        # A thread of its own holds up nobody: a store that hangs may hang in this call too.
         threading.Thread(target=close, name=f"close-{self.settings.name}", daemon=True).start()
         try:
             await asyncio.wait_for(closed.wait(), _STOP_S)
@@ -149,7 +145,7 @@ class Pipeline(Service):
                     self._give_up(exc)
                     return
                 if isinstance(exc, UnfitError):
-                    delay_s = _FIRST_DELAY_S  # one record less for each
+                    delay_s = _FIRST_DELAY_S  # each restart has one record less to refuse
                 self._restart_later(exc, delay_s)
                 await self._stopped_within(delay_s)
                 delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
@@ -163,7 +159,7 @@ class Pipeline(Service):
         self.status = "STOPPED"
 
     def _steady(self) -> bool:
-        """Whether the flow that has ended did its work before."""
+        """True if the flow that has ended had worked for a while."""
         return self._joined_s is not None and time.monotonic() - self._joined_s > _STEADY_S
 
     async def _look(self) -> Plan:
@@ -172,7 +168,7 @@ class Pipeline(Service):
         except ConfigurationError as exc:
             if self.status != "RESTARTING":
                 raise
-            # It was as it must be before, and whoever has changed that can change it back.
+            # The cluster was right before, and a change can be taken back.
             raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
 
     async def _live_once(self) -> None:
@@ -245,6 +241,6 @@ class Pipeline(Service):
 
     def _note(self, error: Exception) -> None:
         if isinstance(error, ConfigurationError):
-            error = ConfigurationError(error.key, error.reason)  # who shows it says of which pipeline
+            error = ConfigurationError(error.key, error.reason)  # without the pipeline, which the page names
         self.last_error = str(error) or repr(error)
         self.last_error_at = time.time()

@@ -1,8 +1,9 @@
-"""The sink: records on their way to one topic, and what becomes durable with each batch of them."""
+"""The sink: records on their way to one topic, and the offsets that become durable with each batch of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from aiokafka.structs import RecordMetadata
 
@@ -18,35 +19,31 @@ __all__ = ["Sink", "Unfit"]
 Unfit = Callable[["OffsetTracker", int, RecordUnfitError], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Origins:
-    """Where the records of a batch come from, and what they hold of the budget.
+    """Where the records of a batch come from, and the bytes of the budget that they hold. A `Load`.
 
-    Nothing is kept for a record but its source offset; what is of its source partition is kept once a batch.
+    Only the source offset is kept for each record; all else is kept once for each source partition.
 
     Attributes:
-        offsets: of each record, in its source partition.
-        runs: where records of another source partition begin in `offsets`, and its tracker.
-        spans: of each source partition.
+        offsets: of the records, in their source partitions.
+        runs: for each run of records of one source partition, its start in `offsets` and the tracker.
+        spans: of the source partitions, by tracker.
         tracker: of the last record.
         held: bytes of the budget.
     """
 
-    __slots__ = ("_acknowledged", "_share", "_unfit", "held", "offsets", "runs", "spans", "tracker")
-
-    def __init__(
-        self, share: Share | Part, acknowledged: Callable[[int, int], None], unfit: Unfit | None = None
-    ) -> None:
-        self._share = share
-        self._acknowledged = acknowledged
-        self._unfit = unfit
-        self.offsets: list[int] = []
-        self.runs: list[tuple[int, OffsetTracker]] = []
-        self.spans: dict[OffsetTracker, Span] = {}
-        self.tracker: OffsetTracker | None = None
-        self.held = 0
+    _share: Share | Part
+    _acknowledged: Callable[[int, int], None]
+    _unfit: Unfit | None = None
+    offsets: list[int] = field(default_factory=list)
+    runs: list[tuple[int, OffsetTracker]] = field(default_factory=list)
+    spans: dict[OffsetTracker, Span] = field(default_factory=dict)
+    tracker: OffsetTracker | None = None
+    held: int = 0
 
     def switch(self, tracker: OffsetTracker, offset: int) -> None:
-        """The records from here on are of this source partition, the first of them at `offset`."""
+        """Begins a run of records of a source partition, the first of them at `offset`."""
         self.tracker = tracker
         self.runs.append((len(self.offsets), tracker))
         if tracker not in self.spans:
@@ -90,12 +87,12 @@ class Sink:
     """Writes records to one topic, in the order of `append`, partition by partition.
 
     Args:
-        batches: how they are sent; `halts`, so that a batch that fails lets none behind it pass.
+        batches: sends the records; `halts`, so that no batch passes one that has failed.
         topic: the topic.
-        share: the budget's bytes are given back when a batch is durable.
+        share: gets the bytes of a batch back when it is durable.
         acknowledged: called with the records and bytes of each batch that became durable.
         unfit: called with the tracker and source offset of a record that the topic refuses, before the flow ends.
-        limit_bytes: the topic's `max.message.bytes`, as far as it is known.
+        limit_bytes: the topic's `max.message.bytes`; None if it is not known.
     """
 
     def __init__(
@@ -120,12 +117,7 @@ class Sink:
     def append(self, partition: int, record: RecordLike, tracker: OffsetTracker, offset: int, held: int) -> None:
         """Puts one record behind the others of its sink partition; `flush` sends them on.
 
-        Args:
-            partition: the sink partition.
-            record: what to write.
-            tracker: of the source partition; its `safe` stays at or below `offset` until the record is durable.
-            offset: the record's offset in its source partition.
-            held: bytes of the budget that the record holds until then.
+        The `safe` of the tracker stays at or below `offset`, and the share holds `held` bytes, until it is durable.
         """
         outbox = self._outboxes.get(partition)
         if outbox is None:
@@ -141,7 +133,7 @@ class Sink:
         self._unsent.add(outbox)
 
     def flush(self) -> None:
-        """Sends what has been appended, as soon as what went before is durable; does not wait."""
+        """Sends the records, as soon as those before them are durable; does not wait."""
         for outbox in self._unsent:
             outbox.send(outbox)
         self._unsent.clear()

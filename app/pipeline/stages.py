@@ -16,9 +16,21 @@ from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, RecordUnfitError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
-from transforms.record import RecordLike, SourceRecord
+from transforms.record import Record, RecordLike, SourceRecord
+from transforms.wrapper import Unwrap, Wrap
 
-__all__ = ["ChunkStage", "InflateStage", "OffloadStage", "Stage", "UnfitStage"]
+__all__ = [
+    "ChunkStage",
+    "InflateStage",
+    "OffloadStage",
+    "Stage",
+    "UnfitStage",
+    "WrapperStage",
+    "unwrap_stage",
+    "wrap_stage",
+]
+
+_COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
 
 
 class Stage(Protocol):
@@ -27,27 +39,21 @@ class Stage(Protocol):
     @property
     def name(self) -> str:
         """As in `transforms`."""
-        ...
 
     def wants(self, record: RecordLike) -> bool:
         """True if the record needs this stage. Costs next to nothing, as it is called for every record."""
-        ...
 
     def moves(self, record: RecordLike) -> bool:
         """True if `apply` is counted. Some formats also change records whose values stay where they are."""
-        ...
 
     def blocks(self, record: RecordLike) -> bool:
         """True if `apply` takes time. If not, it makes one record of one, and the same one each time."""
-        ...
 
     def asks_store(self, record: RecordLike) -> bool:
         """True if `apply` calls a store for the record."""
-        ...
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """Bytes that `apply` may need beside the record itself."""
-        ...
 
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
         """The records that take the place of the record, in order. Several threads call this at once.
@@ -60,7 +66,6 @@ class Stage(Protocol):
             TransformError: this record can never succeed.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
-        ...
 
 
 class OffloadStage:
@@ -106,9 +111,7 @@ class UnfitStage:
     Each refusal lets the pipeline begin again. So this stage fails other records beforehand: those with a timestamp
     that the sink would refuse.
 
-    Args:
-        refused: the reasons, by topic, partition and offset.
-        sink: the sink topic.
+    `refused` has the reasons, by topic, partition and offset.
     """
 
     name = "sink"
@@ -142,11 +145,7 @@ def _place(record: RecordLike) -> tuple[str, int, int]:
 class InflateStage:
     """Downloads the payloads of references, verifies them, and restores the records.
 
-    Args:
-        inflate: decides which records are references.
-        store: holds their payloads.
-        stats: counts the times of downloads.
-        reference_scope: refuses paths that the store itself would take; None if it needs to refuse no more.
+    `reference_scope` refuses paths that the store itself would take; None if there is no need.
     """
 
     name = "inflate"
@@ -218,3 +217,39 @@ class ChunkStage:
             return str(uuid.uuid4())
         origin = (self._group_id, source.topic, source.partition, source.offset)
         return self._chunking.uuid(record, digest, origin)
+
+
+class WrapperStage:
+    """Wraps or unwraps. It asks no store, but the copy of a long value takes time."""
+
+    def __init__(
+        self,
+        name: str,
+        wants: Callable[[RecordLike], bool],
+        reserve_bytes: Callable[[RecordLike], int],
+        transform: Callable[[RecordLike], Record],
+    ) -> None:
+        self.name = name
+        self.wants = wants
+        self.moves = wants
+        self.reserve_bytes = reserve_bytes
+        self._transform = transform
+
+    def blocks(self, record: RecordLike) -> bool:
+        return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES
+
+    def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
+        return False
+
+    def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
+        return (self._transform(record),)
+
+
+def unwrap_stage(unwrap: Unwrap) -> WrapperStage:
+    """The stage that takes headers and value out of a wrapper."""
+    return WrapperStage("unwrap", unwrap.wants, unwrap.reserve_bytes, unwrap.unwrap)
+
+
+def wrap_stage(wrap: Wrap) -> WrapperStage:
+    """The stage that puts headers and value into a wrapper; the copies of headers are not counted anywhere."""
+    return WrapperStage("wrap", wrap.wants, lambda record: len(record.value or b""), wrap.wrap)

@@ -42,10 +42,7 @@ class LimitRaisedError(ClusterError):
 class TopicWatcher:
     """Looks whether the topics of a flow are still those of its plan. Belongs to its event loop.
 
-    Args:
-        plan: what the preflight found.
-        termination: ends the flow if they are not.
-        send: sends a request to a broker, and returns the answer.
+    `send` sends a request to a broker, and returns the answer.
     """
 
     def __init__(self, plan: Plan, termination: Termination, send: Callable[[Any], Awaitable[Any]]) -> None:

@@ -8,7 +8,6 @@ not say of which generation of the group they are. So each source partition has 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from enum import Enum
 
@@ -29,8 +28,6 @@ from transforms.record import RecordLike
 
 __all__ = ["State", "Transaction"]
 
-log = logging.getLogger(__name__)
-
 _START_S = 60.0
 _ABORT_S = 3.0
 
@@ -49,14 +46,7 @@ class Transaction:
 
     The first record opens one; so does an offset that can be committed though nothing is written. It ends when it is
     old or large enough (`transaction.boundary.*`). While it ends, records wait here for the next one; they hold their
-    bytes of the budget already.
-
-    Args:
-        destination: where to write.
-        share: gets the bytes of records back when they are durable.
-        lane: of the source partition.
-        lanes: of the flow; nothing is committed for a lane that is no longer among them.
-        bounds: of what is on its way, in the transactions of all lanes.
+    bytes of the budget already. `bounds` limit the batches on their way in the transactions of all lanes.
 
     Attributes:
         lane: of the source partition, as it is assigned now.

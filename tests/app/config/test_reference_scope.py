@@ -15,6 +15,7 @@ from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.root import Root
+from tests.app.pipeline.chains import apply
 from tests.app.pipeline.plain_store import PlainStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import ConfigurationError, ReferenceRefusedError
@@ -66,11 +67,11 @@ def test_scope_of_references(keys: dict[str, Any], allowed: set[str]) -> None:
     for topic in ("orders", "salaries", "mirrored"):
         record = Referring(value=store.publish(topic, b"payload").encode())
         if topic in allowed:
-            (found,), _ = chain.apply(record)
+            (found,), _ = apply(chain, record)
             assert found.value == b"payload"
             continue
         with pytest.raises(ReferenceRefusedError) as caught:
-            chain.apply(record)
+            apply(chain, record)
         assert (caught.value.root, caught.value.retriable) == (f"{store.root.uri}orders/", False)
 
 
@@ -81,7 +82,7 @@ def test_scope_refuses_before_the_store_is_asked() -> None:
     chain = build(pipeline(**{"large.message.root": "topic"}), store, 1_000_000, PipelineStats())
     Watched.asked = 0
     with pytest.raises(ReferenceRefusedError):
-        chain.apply(Referring(value=store.root.path("salaries", "id").encode()))
+        apply(chain, Referring(value=store.root.path("salaries", "id").encode()))
     assert Watched.asked == 0
 
 

@@ -18,6 +18,7 @@ from app.pipeline.chain import Chain, Work, build
 from app.pipeline.stats import PipelineStats
 from stores.memory import MemoryStore
 from stores.registry import open_store
+from tests.app.pipeline.chains import apply, begun
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, MalformedWrapperError, RecordTooLargeError, WrapError
 from transforms.formats import FORMATS
@@ -190,14 +191,12 @@ class Pair:
         return build(settings_of(*transforms, **NAMED, **keys), self.store, limit, PipelineStats())
 
     def work(self, record: Any, *transforms: str) -> Work:
-        """What a chain has begun of the work on a record."""
-        found = self.chain(*transforms).begin(record)
-        assert found is not None
-        return found
+        """The work that a chain has begun on a record."""
+        return begun(self.chain(*transforms), record)
 
     def one(self, record: Any, *transforms: str, **keys: Any) -> Any:
         """What a chain makes of a record."""
-        (found,), _ = self.chain(*transforms, **keys).apply(record)
+        (found,), _ = apply(self.chain(*transforms, **keys), record)
         return found
 
 
@@ -243,7 +242,7 @@ def test_a_wrapper_carries_references(form: str, codec: str) -> None:
     settings = parsed(["offload", "wrap"], {**writing, **dotted, **NAMED, **numbers}).pipelines[0]
     writer = build(settings, pair.store, ROOMY, PipelineStats())
     for record in (SMALL, LARGE, TOMBSTONE):
-        (carried,), _ = writer.apply(record)
+        (carried,), _ = apply(writer, record)
         assert carried.headers == ()
         assert pair.one(carried, "unwrap", "inflate", **keys) == record
 
@@ -265,16 +264,16 @@ def test_plain_and_wrapped_values_mixed() -> None:
     strict = pair.chain("unwrap")
     assert strict.passes(TOMBSTONE)
     with pytest.raises(MalformedWrapperError):
-        strict.apply(SMALL)
+        apply(strict, SMALL)
 
 
 def test_both_are_counted() -> None:
     """The names of the stages that had work are told, so that they can be counted."""
     pair = Pair()
-    assert pair.chain("unwrap").apply(wrapped(SMALL))[1] == ("unwrap",)
-    assert pair.chain("unwrap", "offload").apply(wrapped(LARGE))[1] == ("unwrap", "offload")
-    assert pair.chain("unwrap", "offload").apply(TOMBSTONE)[1] == ()
-    assert pair.chain("offload", "wrap").apply(SMALL)[1] == ("wrap",)
+    assert apply(pair.chain("unwrap"), wrapped(SMALL))[1] == ("unwrap",)
+    assert apply(pair.chain("unwrap", "offload"), wrapped(LARGE))[1] == ("unwrap", "offload")
+    assert apply(pair.chain("unwrap", "offload"), TOMBSTONE)[1] == ()
+    assert apply(pair.chain("offload", "wrap"), SMALL)[1] == ("wrap",)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +317,7 @@ def test_offload_sees_what_the_wrapper_adds() -> None:
     for size, offloaded in ((5_000, False), (5_001, True)):
         record = Record(b"k", b"v" * size, HEADERS)
         chain = pair.chain("offload", "wrap", limit=limit, large_message_threshold_bytes=10_000)
-        (found,), applied = chain.apply(record)
+        (found,), applied = apply(chain, record)
         assert applied == (("offload", "wrap") if offloaded else ("wrap",))
         assert batch_of_one_bytes(found) <= limit
         assert pair.one(found, "unwrap", "inflate") == record
@@ -329,8 +328,8 @@ def test_wrapped_records_that_are_too_large_are_errors_or_chunks() -> None:
     pair = Pair()
     record = Record(b"k", b"v" * 5_000, HEADERS)
     with pytest.raises(RecordTooLargeError, match="topic orders takes 2,000"):
-        pair.chain("wrap", limit=2_000).apply(record)
-    chunks, applied = pair.chain("wrap", "chunk", limit=2_000).apply(record)
+        apply(pair.chain("wrap", limit=2_000), record)
+    chunks, applied = apply(pair.chain("wrap", "chunk", limit=2_000), record)
     assert applied == ("wrap", "chunk")
     assert b"".join(chunk.value or b"" for chunk in chunks) == wrapped(record).value
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.pipeline.chain import Chain, Work, build
-from app.pipeline.stages import OffloadStage
+from app.pipeline.chain import Chain, build
+from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
-from app.pipeline.wrapper_stages import unwrap_stage
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.store import PayloadStore
+from tests.app.pipeline.chains import apply, begun
 from tests.app.pipeline.plain_store import PlainStore
 from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS, Codec
@@ -72,13 +72,6 @@ def offload_chain(threshold: int, limit: int, codec: Codec | None = None) -> Cha
     """A chain that offloads, with limits of the test's own."""
     stage = OffloadStage(Offload(threshold, limit, codec), memory(), "orders", PipelineStats(), by_digest=True)
     return Chain([stage], "orders", limit)
-
-
-def begun(chain: Chain, record: RecordLike) -> Work:
-    """What a chain has begun of the work on a record."""
-    found = chain.begin(record)
-    assert found is not None
-    return found
 
 
 def header(record: RecordLike, name: str) -> bytes | None:
@@ -192,8 +185,8 @@ def test_offload_then_inflate_is_the_same_record(codec: str, generator: str) -> 
     keys: dict[str, Any] = {"large_message_compression_type": codec, "large_message_id_generator": generator}
     own = (("h", b"1"), ("h", None), ("large-message.size", b"theirs"))
     record = Record(b"key", b"value " * 500, own, 1_700_000_000_123)
-    (reference,), offloaded = chain_of(["offload"], store, **keys).apply(record)
-    (restored,), inflated = chain_of(["inflate"], store).apply(reference)
+    (reference,), offloaded = apply(chain_of(["offload"], store, **keys), record)
+    (restored,), inflated = apply(chain_of(["inflate"], store), reference)
     assert (offloaded, inflated) == (("offload",), ("inflate",))
     assert restored == record
     assert reference.value is not None
@@ -204,14 +197,14 @@ def test_uuid_names_differ() -> None:
     """With `uuid` each publish has a name of its own."""
     chain = chain_of(["offload"], memory(large_message_id_generator="uuid"), large_message_id_generator="uuid")
     record = Record(None, b"v" * 200)
-    names = {bytes(chain.apply(record)[0][0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
+    names = {bytes(apply(chain, record)[0][0].value or b"").decode().rpartition("/")[2] for _ in range(3)}
     assert len(names) == 3
     assert all(uuid.UUID(name).version == 4 for name in names)
 
 
 def test_payload_is_stored_under_the_sink_topic() -> None:
     """The topic of the path is that of the references."""
-    (reference,), _ = chain_of(["offload"], memory()).apply(Record(None, b"v" * 200))
+    (reference,), _ = apply(chain_of(["offload"], memory()), Record(None, b"v" * 200))
     assert (reference.value or b"").split(b"/")[-2] == b"orders"
 
 
@@ -219,11 +212,11 @@ def test_chain_inflates_then_offloads_again() -> None:
     """A reference may become a value and a reference again, here with another compression."""
     store = memory()
     record = Record(b"k", b"value " * 500, (("h", b"1"),))
-    (plain,), _ = chain_of(["offload"], store).apply(record)
-    (packed,), applied = chain_of(["inflate", "offload"], store, large_message_compression_type="zstd").apply(plain)
+    (plain,), _ = apply(chain_of(["offload"], store), record)
+    (packed,), applied = apply(chain_of(["inflate", "offload"], store, large_message_compression_type="zstd"), plain)
     assert applied == ("inflate", "offload")
     assert header(packed, "large-message.compression") == b"zstd"
-    assert chain_of(["inflate"], store).apply(packed)[0] == (record,)
+    assert apply(chain_of(["inflate"], store), packed)[0] == (record,)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +250,7 @@ def test_chain_applies_only_what_is_wanted() -> None:
     stage = OffloadStage(Offload(0, None), store, "orders", PipelineStats(), by_digest=True)
     record = Record(b"k", b"small")
     (reference,) = stage.apply(record, record)
-    (restored,), applied = chain_of(["inflate", "offload"], store).apply(reference)
+    (restored,), applied = apply(chain_of(["inflate", "offload"], store), reference)
     assert (restored.value, applied) == (b"small", ("inflate",))
 
 
@@ -265,10 +258,10 @@ def test_latencies_are_counted() -> None:
     """Every call of the store is counted, the one that fails too."""
     stats, store = PipelineStats(), memory()
     chain = build(settings_of(["inflate", "offload"]), store, ROOMY, stats)
-    (reference,), _ = chain.apply(Record(None, b"v" * 200))
-    chain.apply(reference)
+    (reference,), _ = apply(chain, Record(None, b"v" * 200))
+    apply(chain, reference)
     with pytest.raises(PayloadNotFoundError):
-        chain.apply(Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
+        apply(chain, Record(None, (reference.value or b"")[:-1], (REFERENCE,)))
     assert (sum(stats.publish.counts), sum(stats.download.counts)) == (2, 2)
     assert stats.publish.total_seconds > 0
 
@@ -290,7 +283,7 @@ def test_record_that_offload_cannot_make_fit(record: Record) -> None:
     chain = chain_of(["offload"], memory(), 400)
     assert not chain.passes(record)
     with pytest.raises(RecordTooLargeError) as caught:
-        chain.apply(record)
+        apply(chain, record)
     assert (caught.value.topic, caught.value.limit) == ("orders", 400)
     assert caught.value.size > 400
 
@@ -302,7 +295,7 @@ def test_record_without_a_key_for_a_compacted_topic(value: bytes | None) -> None
     chain = build(settings_of(["offload"]), store, ROOMY, PipelineStats(), compacted=True)
     assert not chain.passes(Record(None, value))
     with pytest.raises(KeyMissingError, match=r"the record has no key, and topic orders is compacted"):
-        chain.apply(Record(None, value))
+        apply(chain, Record(None, value))
     assert not list(cast(MemoryStore, store).list())
     assert chain.passes(Record(b"k", value)) is chain_of(["offload"], store).passes(Record(None, value))
 
@@ -312,13 +305,13 @@ def test_restored_record_against_the_limit_of_the_sink(spare: int, fits: bool) -
     """A value that comes back is refused where the sink would refuse it, by the byte."""
     store = memory()
     record = Record(b"k", b"v" * 5_000)
-    (reference,), _ = chain_of(["offload"], store).apply(record)
+    (reference,), _ = apply(chain_of(["offload"], store), record)
     chain = chain_of(["inflate"], store, batch_of_one_bytes(record) + spare)
     if fits:
-        assert chain.apply(reference)[0] == (record,)
+        assert apply(chain, reference)[0] == (record,)
     else:
         with pytest.raises(RecordTooLargeError):
-            chain.apply(reference)
+            apply(chain, reference)
 
 
 def reference_to(store: PayloadStore, value: bytes, *more: Header) -> Record:
@@ -331,7 +324,7 @@ def test_size_that_lies_is_corruption(said: bytes, found: str) -> None:
     """A size header that is not the payload's is the reference's fault, not the limit's."""
     store = memory()
     with pytest.raises(PayloadCorruptError) as caught:
-        chain_of(["inflate"], store).apply(reference_to(store, b"0123456789", ("large-message.size", said)))
+        apply(chain_of(["inflate"], store), reference_to(store, b"0123456789", ("large-message.size", said)))
     assert (caught.value.what, caught.value.found) == ("size", found)
 
 
@@ -340,7 +333,7 @@ def test_checksum_that_differs_is_corruption() -> None:
     store = memory()
     checksum = b"sha256:" + hashlib.sha256(b"other").hexdigest().encode()
     with pytest.raises(PayloadCorruptError) as caught:
-        chain_of(["inflate"], store).apply(reference_to(store, b"value", ("large-message.checksum", checksum)))
+        apply(chain_of(["inflate"], store), reference_to(store, b"value", ("large-message.checksum", checksum)))
     assert caught.value.what == "checksum"
 
 
@@ -349,7 +342,7 @@ def test_compression_that_is_none_is_corruption() -> None:
     store = memory()
     record = reference_to(store, b"value", ("large-message.size", b"90"), ("large-message.compression", b"zstd"))
     with pytest.raises(PayloadCorruptError) as caught:
-        chain_of(["inflate"], store).apply(record)
+        apply(chain_of(["inflate"], store), record)
     assert caught.value.what == "compression"
 
 
@@ -359,7 +352,7 @@ def test_payload_over_the_limit_is_refused_unread() -> None:
     chain = build(settings_of(["inflate"], large_message_max_bytes=9), store, ROOMY, PipelineStats())
     for more in ((), (("large-message.size", b"9"),), (("large-message.size", b"10"),)):
         with pytest.raises(PayloadTooLargeError) as caught:
-            chain.apply(reference_to(store, b"0123456789", *more))
+            apply(chain, reference_to(store, b"0123456789", *more))
         assert caught.value.limit == 9
 
 
@@ -367,9 +360,9 @@ def test_reference_that_leads_elsewhere() -> None:
     """A path outside the store's root, or none at all, is refused."""
     chain = chain_of(["inflate"], memory())
     with pytest.raises(ReferenceRefusedError):
-        chain.apply(Record(None, b"file:///etc/passwd", (REFERENCE,)))
+        apply(chain, Record(None, b"file:///etc/passwd", (REFERENCE,)))
     with pytest.raises(MalformedReferenceError):
-        chain.apply(Record(None, b"", (REFERENCE,)))
+        apply(chain, Record(None, b"", (REFERENCE,)))
 
 
 # --- formats of others -----------------------------------------------------------------------------------------------
@@ -393,9 +386,9 @@ def test_foreign_format_there_and_back(name: FormatName, codec: str) -> None:
     for value, large in ((b"value " * 500, True), (b"v" * 101, True), (b"v" * 100, False), (b"", False)):
         record = Record(b"key", value, (("h", b"1"), ("h", None)), 1_700_000_000_123)
         assert not offload.passes(record)
-        (written,), offloaded = offload.apply(record)
+        (written,), offloaded = apply(offload, record)
         assert not inflate.passes(written)
-        (restored,), inflated = inflate.apply(written)
+        (restored,), inflated = apply(inflate, written)
         assert restored == record
         assert (offloaded, inflated) == ((("offload",), ("inflate",)) if large else ((), ()))
 
@@ -416,9 +409,9 @@ def test_foreign_format_reserves_what_it_may_hold(name: FormatName) -> None:
     for codec, reserved in (("none", 7_000), ("zstd", 14_000)):
         offload = foreign_chain(name, "offload", store, large_message_compression_type=codec)
         assert begun(offload, Record(b"key", b"v" * 100)).reserve_bytes == 100
-        (small,), _ = offload.apply(Record(b"key", b"v" * 100))
+        (small,), _ = apply(offload, Record(b"key", b"v" * 100))
         assert begun(inflate, small).reserve_bytes == len(small.value or b"")
-        (large,), _ = offload.apply(Record(b"key", b"v" * 6_000))
+        (large,), _ = apply(offload, Record(b"key", b"v" * 6_000))
         assert begun(inflate, large).reserve_bytes == reserved
 
 
@@ -427,7 +420,7 @@ def test_foreign_reference_that_leads_elsewhere(name: FormatName) -> None:
     """A URI outside the store's root is refused, as one of ours is."""
     record = FORMATS[name].write_reference(Record(b"key", b"v"), Reference("s3://other/base/orders/values/id"))
     with pytest.raises(ReferenceRefusedError):
-        foreign_chain(name, "inflate", memory()).apply(record)
+        apply(foreign_chain(name, "inflate", memory()), record)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -436,11 +429,11 @@ def test_foreign_mark_that_does_not_fit(name: FormatName) -> None:
     store = memory()
     record = Record(b"key", b"v" * 300)
     limit = batch_of_one_bytes(record)
-    (written,), applied = foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000).apply(
-        record
+    (written,), applied = apply(
+        foreign_chain(name, "offload", store, limit, large_message_threshold_bytes=10_000), record
     )
     assert applied == ("offload",)
-    assert foreign_chain(name, "inflate", store).apply(written)[0] == (record,)
+    assert apply(foreign_chain(name, "inflate", store), written)[0] == (record,)
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -466,12 +459,12 @@ def test_chunk_makes_several_of_one(keys: dict[str, Any]) -> None:
     assert not chain.passes(record)
     assert begun(chain, record).blocks
     assert begun(chain, record).reserve_bytes == 5_120
-    records, applied = chain.apply(record)
+    records, applied = apply(chain, record)
     assert applied == ("chunk",)
     assert len(records) > 5
     assert all(batch_of_one_bytes(each) <= 1_000 for each in records)
     assert b"".join(each.value or b"" for each in records) == record.value
-    again, _ = chain.apply(record)
+    again, _ = apply(chain, record)
     assert header(again[0], "large-message.chunk.uuid") != header(records[0], "large-message.chunk.uuid")
 
 
@@ -483,22 +476,22 @@ def test_chunks_of_a_source_record_are_the_same_each_time() -> None:
         return ConsumerRecord("raw", 0, offset, 7, 0, b"k", value, None, 1, len(value), (("own", None),))
 
     chain = storeless(["chunk"], 1_000)
-    once, _ = chain.apply(source(5))
-    assert chain.apply(source(5))[0] == once
+    once, _ = apply(chain, source(5))
+    assert apply(chain, source(5))[0] == once
     uuids = {header(once[0], "large-message.chunk.uuid")}
     for other, offset in (
         (chain, 6),
         (storeless(["chunk"], 1_001), 5),
         (storeless(["chunk"], 1_000, group_id="another"), 5),
     ):
-        uuids.add(header(other.apply(source(offset))[0][0], "large-message.chunk.uuid"))
+        uuids.add(header(apply(other, source(offset))[0][0], "large-message.chunk.uuid"))
     assert len(uuids) == 4
 
 
 def test_chunk_by_its_own_limit() -> None:
     """`chunk.max.bytes` splits what the sink would take."""
     chain = storeless(["chunk"], ROOMY, chunk_max_bytes=1_000)
-    records, _ = chain.apply(Record(None, b"v" * 2_000))
+    records, _ = apply(chain, Record(None, b"v" * 2_000))
     assert len(records) == 3
     assert max(batch_of_one_bytes(each) for each in records) <= 1_000
 
@@ -513,13 +506,13 @@ def test_chunk_by_its_own_limit() -> None:
 def test_chunk_that_can_never_be(record: Record, reason: str) -> None:
     """What readers would not assemble, or what has no room for a piece, is an error of the record."""
     with pytest.raises(ChunkError, match=reason):
-        storeless(["chunk"], 1_000, chunk_max_message_bytes=3_000).apply(record)
+        apply(storeless(["chunk"], 1_000, chunk_max_message_bytes=3_000), record)
 
 
 def test_chunk_does_not_help_tombstones() -> None:
     """A tombstone with a key over the limit is refused as before."""
     with pytest.raises(RecordTooLargeError):
-        storeless(["chunk"], 1_000).apply(Record(b"k" * 1_000, None))
+        apply(storeless(["chunk"], 1_000), Record(b"k" * 1_000, None))
 
 
 def test_auto_offloads_or_does_without() -> None:
@@ -527,13 +520,13 @@ def test_auto_offloads_or_does_without() -> None:
     chain = chain_of(["offload"], memory(), 1_000, large_message_strategy="auto")
     assert chain.falls_back
     record = Record(b"k", b"v" * 5_000)
-    references, applied = chain.apply(record)
+    references, applied = apply(chain, record)
     assert (len(references), applied) == (1, ("offload",))
-    chunks, applied = chain.apply(record, offloading=False)
+    chunks, applied = apply(chain, record, offloading=False)
     assert (len(chunks), applied) == (8, ("chunk",))
     between = Record(b"k", b"v" * 500)
     assert not chain.passes(between)
-    assert chain.apply(between, offloading=False) == ((between,), ())
+    assert apply(chain, between, offloading=False) == ((between,), ())
 
 
 def test_only_auto_does_without_a_store() -> None:
@@ -594,7 +587,8 @@ def test_work_that_has_failed_says_so_when_it_is_finished() -> None:
             raise KeyError("defect")
 
     offload = OffloadStage(Offload(100), memory(), "orders", PipelineStats(), by_digest=False)
-    work = begun(Chain([unwrap_stage(Defect()), offload], "orders", ROOMY), Record(b"k", b"v"))
+    chain = Chain([unwrap_stage(Defect()), offload], "orders", ROOMY)
+    work = begun(chain, Record(b"k", b"v"))
     assert (work.blocks, work.asks_store) == (False, False)
     with pytest.raises(KeyError, match="defect"):
-        Chain([], "orders", ROOMY).finish(work)
+        chain.finish(work)

@@ -73,7 +73,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("error", [ChunkError(5, 3, "so"), PayloadNotFoundError("s3://b/t/id"), PayloadUnfitError("x")])
-def test_verdict_on_a_record_that_can_never_succeed(error: Exception) -> None:
+def test_error_policy_on_a_record_that_can_never_succeed(error: Exception) -> None:
     """It becomes a dead letter, which holds what it is large; the flow goes on."""
     bench = Bench(LETTERS)
     slot = bench.failed(error)
@@ -94,7 +94,7 @@ def test_verdict_on_a_record_that_can_never_succeed(error: Exception) -> None:
         (replace(LETTERS, max_message_bytes=50), ChunkError(5, 3, "so"), r"offset 7: .*; and it cannot be a dead"),
     ],
 )
-def test_verdict_that_ends_the_flow(letters: Topic | None, error: Exception, told: str) -> None:
+def test_error_policy_that_ends_the_flow(letters: Topic | None, error: Exception, told: str) -> None:
     """Where no dead letter can be, or the next record would fare no better, the flow ends with the record's place."""
     bench = Bench(letters)
     slot = bench.failed(error)
@@ -103,7 +103,7 @@ def test_verdict_that_ends_the_flow(letters: Topic | None, error: Exception, tol
     assert (slot.result, bench.stats.dead_letters, bench.share.used) == (None, 0, 5_000)
 
 
-def test_verdict_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_policy_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
     """A letter that its topic does not take goes as chunks, which count as one letter and hold what they are large."""
     bench = Bench(replace(LETTERS, max_message_bytes=400))
     with caplog.at_level(logging.WARNING):
@@ -124,7 +124,7 @@ def test_verdict_writes_a_large_letter_elsewhere(caplog: pytest.LogCaptureFixtur
         (PayloadTooLargeError("x", None, 1), "payload-too-large"),
     ],
 )
-def test_verdict_is_counted_by_reason(error: Exception, reason: str) -> None:
+def test_error_policy_is_counted_by_reason(error: Exception, reason: str) -> None:
     """What is wrong with records is counted, where the flow ends too."""
     for letters in (LETTERS, None):
         bench = Bench(letters)
@@ -132,7 +132,7 @@ def test_verdict_is_counted_by_reason(error: Exception, reason: str) -> None:
         assert bench.stats.failed == {reason: 1}
 
 
-def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_policy_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Each chunk has a dead letter of its own, in order, in one slot; the log has one line for the message."""
     bench = Bench(LETTERS)
     slot = bench.slot(0)
@@ -156,7 +156,7 @@ def test_verdict_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     assert bench.stats.failed == {"discarded-chunk": 1}
 
 
-def test_verdict_on_discarded_chunks_without_letters() -> None:
+def test_error_policy_on_discarded_chunks_without_letters() -> None:
     """Where there is no dead-letter topic the flow ends at the first of them."""
     bench = Bench(None)
     event = Discarded("expired", "u", (Read(3), Read(5)), "late")
@@ -168,7 +168,7 @@ def test_verdict_on_discarded_chunks_without_letters() -> None:
 @pytest.mark.parametrize(
     ("rule", "reason", "dropped"), [(True, "evicted", True), (False, "evicted", False), (True, "expired", False)]
 )
-def test_verdict_drops_only_by_its_rule(rule: bool, reason: Any, dropped: bool) -> None:  # noqa: FBT001
+def test_error_policy_drops_only_by_its_rule(rule: bool, reason: Any, dropped: bool) -> None:  # noqa: FBT001
     """Chunks are dropped only where the configuration says so, and only those that were evicted."""
     bench = Bench(LETTERS, **{"auto.ack.oldest.chunked.message.on.queue.full": rule})
     event = Discarded(reason, "u", (Read(3), Read(5)), "why")

@@ -11,8 +11,8 @@ from app.pipeline.fallback import Fallback
 from app.pipeline.stages import ChunkStage, OffloadStage
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
+from tests.app.pipeline.chains import begun
 from tests.app.pipeline.plain_store import PlainStore
-from tests.app.pipeline.test_chain import begun
 from transforms.chunk import Chunking
 from transforms.errors import (
     PayloadStoreError,

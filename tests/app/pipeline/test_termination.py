@@ -1,4 +1,4 @@
-"""The ending of a flow: the first failure counts, and who waits is woken."""
+"""The termination of a flow: the first failure counts, and the waiting flow is woken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Read:
     timestamp: int = 0
 
 
-def test_ending_keeps_the_first_error() -> None:
+def test_termination_keeps_the_first_error() -> None:
     """Later failures, which mostly follow from the first, do not hide it."""
     woken: list[None] = []
     termination = Termination("p", lambda: woken.append(None))
@@ -37,7 +37,7 @@ def test_ending_keeps_the_first_error() -> None:
     assert (termination.error, len(woken)) == (first, 1)
 
 
-def test_ending_that_is_asked_for_is_no_error() -> None:
+def test_termination_that_is_asked_for_is_no_error() -> None:
     """A flow that is asked to stop is woken for it, and has not failed."""
     woken: list[None] = []
     termination = Termination("p", lambda: woken.append(None))
@@ -46,7 +46,7 @@ def test_ending_that_is_asked_for_is_no_error() -> None:
     assert (termination.asked, termination.error, len(woken)) == (True, None, 1)
 
 
-def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:
+def test_termination_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None:
     """A defect ends the flow with the place of the record, and the log has the traceback."""
     termination = Termination("orders", lambda: None)
     with caplog.at_level(logging.ERROR):
@@ -61,7 +61,7 @@ def test_ending_by_a_defect_says_where(caplog: pytest.LogCaptureFixture) -> None
     assert "Traceback" in caplog.text
 
 
-def test_ending_by_a_defect_without_a_record() -> None:
+def test_termination_by_a_defect_without_a_record() -> None:
     """Where no record was in hand, the flow ends with the error itself."""
     termination = Termination("p", lambda: None)
     error = KeyError("defect")

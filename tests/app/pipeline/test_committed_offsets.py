@@ -1,0 +1,95 @@
+"""The committed offsets: what waits for them, and what becomes of a look-up that fails or is overtaken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.structs import OffsetAndMetadata
+
+from app.pipeline.budget import Budget, Share
+from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
+from app.pipeline.lane import Lane
+from app.pipeline.lanes import Lanes
+from app.pipeline.termination import Termination
+from tests.app.pipeline.test_error_policy import settings
+
+PARTITION = TopicPartition("raw", 0)
+
+
+class Bench:
+    """The offsets of one lane, and the answers of a cluster."""
+
+    def __init__(self, needed_for: NeededFor) -> None:
+        self.lanes = Lanes(Share(Budget(100)), None)
+        self.lanes.open(PARTITION, 0)
+        self.termination = Termination("p", lambda: None)
+        self.answers: list[asyncio.Future[int]] = []
+        self.offsets = CommittedOffsets(self.lanes, settings(), self.termination, needed_for, self._fetch)
+
+    async def _fetch(self, lanes: Sequence[Lane]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        self.answers.append(asyncio.get_running_loop().create_future())
+        offset = await self.answers[-1]
+        return {lane.partition: OffsetAndMetadata(offset, "") for lane in lanes}
+
+    @property
+    def committed(self) -> int | None:
+        """Of the lane."""
+        (lane,) = self.lanes
+        return lane.committed
+
+    async def asked(self, times: int) -> None:
+        """Waits until the cluster has been asked so often."""
+        async with asyncio.timeout(10):
+            while len(self.answers) < times:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("needed_for", "may_read", "may_admit"),
+    [(NeededFor.LAG, True, True), (NeededFor.ADMITTING, True, False), (NeededFor.READING, False, False)],
+)
+async def test_offsets_that_are_needed_are_waited_for(needed_for: NeededFor, may_read: bool, may_admit: bool) -> None:  # noqa: FBT001
+    """Only what needs the offsets waits for them; a rebalance lets it wait again."""
+    bench = Bench(needed_for)
+    offsets = bench.offsets
+    for times, offset in ((1, 7), (2, 9)):
+        offsets.look_up()
+        await bench.asked(times)
+        assert (offsets.may_read, offsets.may_admit) == (may_read, may_admit)
+        bench.answers[-1].set_result(offset)
+        await offsets.known_within(10)
+        assert (offsets.may_read, offsets.may_admit, bench.committed) == (True, True, offset)
+        offsets.forget()
+    assert (offsets.may_read, offsets.may_admit) == (may_read, may_admit)
+
+
+@pytest.mark.parametrize(("needed_for", "ends"), [(NeededFor.LAG, False), (NeededFor.ADMITTING, True)])
+async def test_offsets_that_cannot_be_had(needed_for: NeededFor, ends: bool) -> None:  # noqa: FBT001
+    """A failure ends the flow only if the offsets are needed; the message names the group."""
+    bench = Bench(needed_for)
+    bench.offsets.look_up()
+    await bench.asked(1)
+    bench.answers[-1].set_exception(KafkaConnectionError("gone"))
+    assert bench.offsets._looking_up is not None
+    await asyncio.wait_for(bench.offsets._looking_up, 10)
+    assert bench.offsets.may_admit is not ends
+    assert ("reading offsets of group" in str(bench.termination.error)) is ends
+
+
+async def test_look_up_that_a_rebalance_overtakes() -> None:
+    """Its answer is not taken for that of the next one, which begins when it has ended."""
+    bench = Bench(NeededFor.READING)
+    bench.offsets.look_up()
+    await bench.asked(1)
+    bench.offsets.forget()
+    bench.offsets.look_up()
+    await bench.asked(2)
+    assert bench.answers[0].cancelled()
+    assert (bench.committed, bench.offsets.may_read) == (None, False)
+    bench.answers[1].set_result(3)
+    await bench.offsets.known_within(10)
+    assert bench.committed == 3

@@ -1,0 +1,86 @@
+"""The poll loop: what is read next, and what becomes of a poll that a rebalance has overtaken."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiokafka import TopicPartition
+
+from app.pipeline.budget import Budget, Share
+from app.pipeline.lanes import Lanes
+from app.pipeline.poll_loop import Mode, PollLoop
+from app.pipeline.termination import Termination
+from tests.app.pipeline.test_termination import Read
+
+PARTITION = TopicPartition("raw", 0)
+
+
+class Bench:
+    """A loop with one lane; the flags are those of the parts that it asks."""
+
+    def __init__(
+        self, *, fresh: bool = False, may_read: bool = True, waits: bool = False, may_admit: bool = True
+    ) -> None:
+        self.offsets = SimpleNamespace(may_read=may_read, may_admit=may_admit)
+        self.added: list[Any] = []
+        self.unread: list[Any] = []
+        self.read: list[bool] = []
+        share = Share(Budget(100))
+        lanes = Lanes(share, None)
+        lanes.open(PARTITION, 0)
+        self.loop = PollLoop(
+            cast(Any, SimpleNamespace(poll=self._poll, unread=self.unread.append)),
+            lanes,
+            share,
+            admission=cast(
+                Any,
+                SimpleNamespace(waits=waits, add=self.added.append, admit=lambda: None, expire=self._expire),
+            ),
+            delivery=cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
+            offset_reset=cast(Any, SimpleNamespace(fresh=fresh)),
+            termination=Termination("p", lambda: None),
+            changed=asyncio.Event(),
+        )
+        self.polled = asyncio.Event()
+
+    async def _poll(self, *_: object) -> dict[TopicPartition, list[Read]]:
+        await self.polled.wait()
+        return {PARTITION: [Read()]}
+
+    def _expire(self, *, reading: bool) -> bool:
+        self.read.append(reading)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ({}, Mode.READ),
+        ({"may_admit": False}, Mode.READ),
+        ({"waits": True}, Mode.READ_OTHERS),
+        ({"waits": True, "may_admit": False}, Mode.AWAIT_OFFSETS),
+        ({"may_read": False, "may_admit": False}, Mode.AWAIT_OFFSETS),
+        ({"fresh": True}, Mode.RENEW),
+        ({"fresh": True, "may_read": False, "may_admit": False}, Mode.RENEW),
+    ],
+)
+async def test_mode_of_a_turn(flags: dict[str, bool], mode: Mode) -> None:
+    """Topics that are new come first, then what may be read; a flow that may not admit waits for its offsets."""
+    assert Bench(**flags).loop.mode is mode
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa: FBT001
+    """Records that were read before it is known from where on are read again; others are added at once."""
+    bench = Bench()
+    turn = asyncio.create_task(bench.loop.turn())
+    await asyncio.sleep(0)
+    bench.offsets.may_read = not overtaken
+    bench.polled.set()
+    await asyncio.wait_for(turn, 10)
+    polled = [{PARTITION: [Read()]}]
+    assert (bench.unread, bench.added) == ((polled, []) if overtaken else ([], polled))
+    assert bench.read == [True]
