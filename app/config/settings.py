@@ -39,10 +39,7 @@ class ClientSettings:
         default=REQUIRED,
     )
     client_id: str = keyed(
-        "client.id",
-        "string",
-        "The worker's name in the logs and quotas of the brokers.",
-        default="wideload",
+        "client.id", "string", "The worker's name in the logs and quotas of the brokers.", default="wideload"
     )
     limit_names: bool = keyed(
         LIMIT_KEY,
@@ -204,11 +201,7 @@ class Settings:
         minimum=1,
     )
     store_threads: int = keyed(
-        "store.threads",
-        "int",
-        "How many store calls each pipeline may make at the same time.",
-        default=8,
-        minimum=1,
+        "store.threads", "int", "How many store calls each pipeline may make at the same time.", default=8, minimum=1
     )
     web_bind: str = keyed("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1")
     web_port: int = keyed(
