@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from stores.keys import Key, Value, read, unknown
 from stores.root import Root, check_object_id
 from transforms.errors import ConfigurationError
+from transforms.retention import ExpiryRule
 
 __all__ = [
     "COMMON_KEYS",
@@ -271,29 +272,6 @@ class Check(Protocol):
             PayloadStoreError: it is not; the message says what is missing.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ExpiryRule:
-    """A rule by which a store deletes payloads on its own.
-
-    Attributes:
-        id: the rule's name in the store.
-        days: the age at which payloads are deleted; None if `date` is set.
-        date: the day, as `2030-01-31`, from which on payloads of any age are deleted; None if `days` is set.
-        whole: whether it is for every payload of the topic, not only for some sizes, names or tags.
-        tagged: whether it is only for payloads with a tag. The project sets no tags.
-        own: whether `Lifecycle.set_expiry` sets this rule.
-        scope: the objects that it is for, in words.
-    """
-
-    id: str
-    days: int | None
-    date: str | None
-    whole: bool
-    tagged: bool
-    own: bool
-    scope: str
 
 
 @runtime_checkable

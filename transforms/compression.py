@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import cramjam
 
-__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress"]
+__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress", "sized_buffer"]
 
 Codec = Literal["gzip", "snappy", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
@@ -58,6 +58,19 @@ def compress(codec: Codec, data: bytes) -> bytes:
     return _FUNCTIONS[codec].compress(data)
 
 
+def sized_buffer(size: int) -> io.BytesIO:
+    """A buffer with room for `size` bytes.
+
+    BytesIO returns the bytes that it was filled with, without a copy if it was filled whole. A bytearray would be
+    copied: half the memory and 40 % of the time of a zstd value of 32 MB.
+    """
+    buffer = io.BytesIO()
+    if size:
+        buffer.seek(size - 1)
+        buffer.write(b"\0")
+    return buffer
+
+
 def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     """The `size` bytes that `data` holds.
 
@@ -67,12 +80,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
     Raises:
         CompressionError: `data` is damaged, or holds more or fewer than `size` bytes.
     """
-    # BytesIO hands out the bytes that it was filled with; a bytearray would be copied, half the memory and 40 % of
-    # the time of a zstd value of 32 MB.
-    buffer = io.BytesIO()
-    if size:
-        buffer.seek(size - 1)
-        buffer.write(b"\0")
+    buffer = sized_buffer(size)
     try:
         with buffer.getbuffer() as view:
             written = _FUNCTIONS[codec].decompress_into(data, view)

@@ -14,14 +14,13 @@ Every length is checked against what is there, and every sum against the limit, 
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import cramjam
 
-from transforms.compression import Codec, CompressionError, compress
+from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
 __all__ = ["OversizeError", "compress_frame", "decompress_frame"]
 
@@ -114,7 +113,7 @@ def _compress_xerial(data: bytes) -> bytes:
 
 def _xerial(data: bytes, limit: int) -> bytes:
     # Twice over the blocks: a list of them would take more than the limit, where each holds a byte.
-    buffer = _buffer(sum(size for _, size in _xerial_blocks(data, limit)))
+    buffer = sized_buffer(sum(size for _, size in _xerial_blocks(data, limit)))
     with buffer.getbuffer() as view:
         at = 0
         for block, size in _xerial_blocks(data, limit):
@@ -236,7 +235,7 @@ def _framed(
 
     def decompress(data: bytes, limit: int) -> bytes:
         found = extent(data)
-        buffer = _buffer(min(found.most_bytes, limit))
+        buffer = sized_buffer(min(found.most_bytes, limit))
         try:
             with buffer.getbuffer() as view:
                 written = decompress_into(memoryview(data)[: found.end], view)
@@ -249,15 +248,6 @@ def _framed(
         return buffer.getvalue()
 
     return decompress
-
-
-def _buffer(size: int) -> io.BytesIO:
-    # BytesIO hands out the bytes that it was filled with, without a copy where it was filled whole.
-    buffer = io.BytesIO()
-    if size:
-        buffer.seek(size - 1)
-        buffer.write(b"\0")
-    return buffer
 
 
 _DECOMPRESS: Mapping[Codec, Callable[[bytes, int], bytes]] = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-__all__ = ["FOREVER", "ExpiryRuleLike", "Retention", "State", "Verdict", "duration_text"]
+__all__ = ["FOREVER", "ExpiryRule", "Retention", "State", "Verdict", "duration_text"]
 
 FOREVER = -1  # Kafka's word for it, in `retention.ms`
 
@@ -31,29 +31,27 @@ _WARNED: frozenset[State] = frozenset({"missing", "too-short", "forbidden", "no-
 _WRONG: frozenset[State] = _WARNED - {"no-ttl"}
 
 
-class ExpiryRuleLike(Protocol):
-    """A rule by which a store deletes payloads of a topic; see `stores.store.ExpiryRule`."""
+@dataclass(frozen=True, slots=True)
+class ExpiryRule:
+    """A rule by which a store deletes payloads on its own.
 
-    @property
-    def id(self) -> str: ...
+    Attributes:
+        id: the rule's name in the store.
+        days: the age at which payloads are deleted; None if `date` is set.
+        date: the day, as `2030-01-31`, from which on payloads of any age are deleted; None if `days` is set.
+        whole: whether it is for every payload of the topic, not only for some sizes, names or tags.
+        tagged: whether it is only for payloads with a tag. The project sets no tags.
+        own: whether `Lifecycle.set_expiry` of the store sets this rule.
+        scope: the objects that it is for, in words.
+    """
 
-    @property
-    def days(self) -> int | None: ...
-
-    @property
-    def date(self) -> str | None: ...
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def tagged(self) -> bool: ...
-
-    @property
-    def own(self) -> bool: ...
-
-    @property
-    def scope(self) -> str: ...
+    id: str
+    days: int | None
+    date: str | None
+    whole: bool
+    tagged: bool
+    own: bool
+    scope: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Retention:
         """The TTL: `retention.ms` and 15 %, in whole days, as stores count them; None where there must be none."""
         return None if self.forever else _days(self.retention_ms, _PERCENT)
 
-    def judge(self, rules: Iterable[ExpiryRuleLike]) -> Verdict:
+    def judge(self, rules: Iterable[ExpiryRule]) -> Verdict:
         """What the rules that may delete the topic's payloads come to. The earliest decides.
 
         Rules for tagged payloads do not count, as the project gives payloads no tags; `notes` names them.
@@ -134,13 +132,13 @@ class Retention:
             return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
         return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")
 
-    def _judge_forever(self, rules: Sequence[ExpiryRuleLike]) -> Verdict:
+    def _judge_forever(self, rules: Sequence[ExpiryRule]) -> Verdict:
         reason = f"topic {self.topic} {self.forever}, so a TTL must not be used"
         if rules:
             return Verdict("forbidden", f"{reason}, but {_named(rules[0])} {_deletes(rules[0])}; it must go")
         return Verdict("no-ttl", f"{reason}: payloads stay until those without a record are swept")
 
-    def own_days(self, rules: Iterable[ExpiryRuleLike]) -> int | None:
+    def own_days(self, rules: Iterable[ExpiryRule]) -> int | None:
         """The age that the project's own rule should have, given all rules as they are; None for no such rule.
 
         One that is there is never made shorter: another cluster's worker may have set it for the same topic and prefix,
@@ -155,7 +153,7 @@ class Retention:
             return None if own is None else own.days
         return self.recommended_days
 
-    def notes(self, rules: Iterable[ExpiryRuleLike]) -> Sequence[str]:
+    def notes(self, rules: Iterable[ExpiryRule]) -> Sequence[str]:
         """What a verdict leaves out, in sentences: rules for tagged payloads, records that outlive `retention.ms`."""
         rules = list(rules)
         told = [
@@ -174,7 +172,7 @@ class Retention:
             )
         return told
 
-    def _is_early(self, rule: ExpiryRuleLike) -> bool:
+    def _is_early(self, rule: ExpiryRule) -> bool:
         return _age(rule) * _DAY_MS * 100 < self.retention_ms * _LEAST_PERCENT
 
 
@@ -182,16 +180,16 @@ def _days(retention_ms: int, percent: int) -> int:
     return max(1, -(-retention_ms * percent // (100 * _DAY_MS)))
 
 
-def _age(rule: ExpiryRuleLike) -> int:
+def _age(rule: ExpiryRule) -> int:
     """In days; a rule with a date deletes what is there then, however young."""
     return -1 if rule.days is None else rule.days
 
 
-def _named(rule: ExpiryRuleLike) -> str:
+def _named(rule: ExpiryRule) -> str:
     return f"our own rule {rule.id}" if rule.own else f"rule {rule.id!r} ({rule.scope})"
 
 
-def _deletes(rule: ExpiryRuleLike) -> str:
+def _deletes(rule: ExpiryRule) -> str:
     what = "deletes payloads" if rule.whole else "deletes some payloads"
     return f"{what} from {rule.date} on, whatever their age" if rule.days is None else f"{what} after {rule.days} d"
 
