@@ -179,7 +179,7 @@ def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes 
 
 
 def _loose(headers: Sequence[Header], part: Field) -> dict[str, int]:
-    """The last header of each name outside an earlier reference, which is a flag and directly after it each name once."""
+    """The last header of each name outside an earlier reference: a flag, and directly after it each name once."""
     loose: dict[str, int] = {}
     group: set[str] | None = None
     for i, (name, _) in enumerate(headers):
