@@ -1,4 +1,4 @@
-"""Payload stores: where large values live. The only folder that knows boto3.
+"""Payload stores, which keep large values. The only folder that knows boto3.
 
-Imports `transforms.errors` at most.
+Imports `transforms`.
 """

@@ -1,4 +1,4 @@
-"""What a dotted path in the configuration names: `package.module.Class`, or `package.module:Class`."""
+"""Dotted paths in the configuration: `package.module.Class`, or `package.module:Class`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ __all__ = ["parts", "resolve"]
 
 
 def parts(name: str) -> tuple[str, str] | None:
-    """Module and attribute of a dotted path; None where it is none."""
+    """Module and attribute of a dotted path; None if `name` is no dotted path."""
     module, separator, attribute = name.partition(":") if ":" in name else name.rpartition(".")
     well_formed = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
     return (module, attribute) if separator and well_formed else None
 
 
 def resolve(key: str, name: str, path: tuple[str, str]) -> object:
-    """The attribute of the module that `path` says, imported.
+    """Imports the module of a path and returns the attribute.
 
     Args:
         key: the key of the configuration, for the message.
-        name: what stands there, for the message.
-        path: as `parts` gives it.
+        name: its value, for the message.
+        path: the result of `parts`.
 
     Raises:
         ConfigurationError: the module cannot be imported, or has no such attribute.

@@ -1,8 +1,8 @@
-"""The embedded default: a file a payload, `<root>/<topic>/<id>`, on a disk that writers and readers share.
+"""The embedded default: one file for each payload, `<root>/<topic>/<id>`, on a disk that writers and readers share.
 
-A payload is written to a file beside its place and renamed onto it, so a reader sees all of it or none. The names of
-such unfinished files begin with `~`, which no id does: `list` passes over them. What a crash leaves of them stays, and
-may be deleted once no writer is running, or when it is older than any put can take.
+A payload is written to a temporary file in the same folder and then renamed, so a reader sees all of it or nothing. The
+names of temporary files begin with `~`, which no id does, so `list` skips them. A crash leaves them behind. They may be
+deleted when no writer is running, or when they are older than any put can take.
 
 References come from records that anyone may write. A path is checked as text first (`stores.root`), and the last two
 segments are then opened without following symbolic links, so a link below the root leads nowhere either. Links above
@@ -36,15 +36,15 @@ from transforms.errors import (
 
 __all__ = ["FilesystemStore"]
 
-# What the umask leaves of these: the group may read, as the reader is often another user of the same group.
+# Less the umask. The group may read, as the reader is often another user of the same group.
 _FILE_MODE = 0o640
 _FOLDER_MODE = 0o750
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _UNFINISHED = "~"
 
-# These stay until somebody acts. Everything else (a full disk, a network mount that is gone, too many open files) may
-# pass by itself: the record is not at fault, so the caller waits.
+# These errors stay until somebody acts. All others (a full disk, a lost network mount, too many open files) may pass by
+# themselves, and the record is not at fault, so the caller waits.
 _FINAL = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -83,7 +83,7 @@ class FilesystemStore(Store):
             raise ConfigurationError("filesystem.root", f"found {found!r}, allowed is a folder: {exc}") from None
         self._fsync = cast("bool", values["filesystem.fsync"])
         self.root = Root(f"file://{quote(os.fsencode(self._folder)).rstrip('/')}/")
-        # Threads may both find the root missing or a topic new: making and flushing it twice does no harm.
+        # Two threads may both find the root missing or a topic new: to make and flush it twice does no harm.
         self._made_root = False
         self._is_mount = False
         self._flushed_topics: set[str] = set()
@@ -137,9 +137,9 @@ class FilesystemStore(Store):
                 return
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """See `DeleteUnchanged.delete_unchanged`; between look and removal lie two calls of the system, microseconds.
+        """See `DeleteUnchanged.delete_unchanged`; between look and removal are two system calls, microseconds.
 
-        Nothing is flushed: what a power cut brings back is removed by the next sweep.
+        Nothing is flushed: the next sweep removes what a power cut brings back.
         """
         for payload in payloads:
             topic, object_id = self.root.split(payload.path)
@@ -157,7 +157,7 @@ class FilesystemStore(Store):
             yield from _topics(root)
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`. A payload that is deleted meanwhile may be missing."""
+        """See `List.list`. A payload that is deleted at the same time may be missing."""
         if topic is not None:
             check_object_id(topic)
         with _translated("list", self.root.uri), contextlib.suppress(FileNotFoundError), _folder(self._folder) as root:
@@ -168,7 +168,7 @@ class FilesystemStore(Store):
                 yield from self._list_topic(root, name)
 
     def check(self, *, writing: bool = True) -> None:
-        """See `Check.check`: makes the root, and writes an empty file that it deletes."""
+        """See `Check.check`: creates the root, writes an empty file and deletes it."""
         with _translated("use", self.root.uri):
             if writing:
                 self._make_root()
@@ -192,7 +192,7 @@ class FilesystemStore(Store):
 
     @contextlib.contextmanager
     def _opened_root(self) -> Iterator[int]:
-        """The root, which has been there: one that is gone is a mount that is gone, not payloads that are not found."""
+        """The open root. If it is missing, a mount is gone; that does not mean that payloads are not found."""
         try:
             root = os.open(self._folder, _FOLDER_FLAGS)
         except FileNotFoundError as exc:
@@ -204,10 +204,10 @@ class FilesystemStore(Store):
             os.close(root)
 
     def _check_mount(self, root: int) -> None:
-        """Refuses the empty folder that is seen where a file system was: payloads would be written below it, unseen.
+        """Refuses the empty folder that remains when a file system is unmounted; payloads in it would be hidden later.
 
         Raises:
-            PayloadStoreError: the root was the mount point of another file system, and is none now.
+            PayloadStoreError: the root was the mount point of another file system, and no longer is.
         """
         is_mount = os.stat("..", dir_fd=root).st_dev != os.fstat(root).st_dev
         if self._is_mount and not is_mount:
@@ -250,7 +250,7 @@ class FilesystemStore(Store):
 
     @contextlib.contextmanager
     def _opened(self, full_path: str) -> Iterator[tuple[int, os.stat_result]]:
-        """A payload for reading, and its size and age.
+        """A payload, open for reading, and its status.
 
         Raises:
             ReferenceRefusedError: it is not below the root, or not a regular file: a link, a folder, a pipe.

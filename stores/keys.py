@@ -1,4 +1,4 @@
-"""Configuration keys as data: one definition gives the parser, the error messages and the documentation."""
+"""Configuration keys as data: one definition for the parser, the error messages and the documentation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUIRED = _Required()
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
 _SHOWN_CHARACTERS = 200
-_NEAR = 0.75  # a long prefix in common makes names look alike: at 0.6 `producer.linger.ms` was `producer.acks`
+_NEAR = 0.75  # names with a long common prefix are similar: at 0.6, `producer.acks` was near `producer.linger.ms`
 
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
     "string": (str,),
@@ -44,12 +44,12 @@ class Key:
     Attributes:
         name: the dotted name, as in the file.
         kind: the type in the file.
-        doc: what it does, for the reference page; says the unit where the name does not.
-        default: the value where the file has none; REQUIRED where it must have one; None for "not set".
-        allowed: the only values that may stand there; empty for any.
+        doc: the text for the reference page; it has the unit if the name does not.
+        default: the value if the file has none; REQUIRED if it must have one; None for "not set".
+        allowed: the only allowed values; empty for any.
         minimum: the least value of a number.
         maximum: the greatest.
-        secret: never printed.
+        secret: whether the value is never printed.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Key:
     secret: bool = False
 
     def coerce(self, value: object) -> object:
-        """A text as the type of this key; anything else, and a text that cannot be read so, as it is.
+        """A text converted to the type of this key; any other value, and a text that cannot be converted, unchanged.
 
         Kafka's configurations are maps of strings in many places: `8080`, `true`, `a,b`. Booleans are read as Kafka
-        reads them, in any case. The items of a list have the class of the text, so those of a secret stay secret.
-        `check` says what is allowed where the text could not be read.
+        reads them, upper or lower case. The items of a list have the class of the text, so a secret stays secret.
+        `check` reports a text that could not be converted.
         """
         if not isinstance(value, str) or self.kind == "string":
             return value
@@ -82,7 +82,7 @@ class Key:
         return value
 
     def check(self, value: object) -> Value:
-        """`value` if it may stand under this key.
+        """`value`, if this key may have it.
 
         Raises:
             ConfigurationError: wrong type, not one of the allowed values, or outside minimum and maximum.
@@ -111,7 +111,7 @@ class Key:
 
 
 def _as_written(value: object) -> str:
-    """`value` as it stands in the file, which knows no `True`; cut where it is long."""
+    """`value` as a file has it (`true`, not `True`), cut if it is long."""
     if isinstance(value, str):
         return shown(value)
     text = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -119,10 +119,10 @@ def _as_written(value: object) -> str:
 
 
 def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value | None]:
-    """The value of every key, checked, with defaults filled in; keys of `config` that are not in `keys` are left.
+    """The checked value of every key, with defaults; other keys of `config` are ignored.
 
     Raises:
-        ConfigurationError: a required key is missing, or a value may not stand under its key.
+        ConfigurationError: a required key is missing, or a key may not have its value.
     """
     values: dict[str, Value | None] = {}
     for key in keys:
@@ -136,7 +136,7 @@ def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value |
 
 
 def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The error for a key that nobody knows, with the nearest known name."""
+    """The error for an unknown key, with the nearest known name."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
     hint = f"; did you mean {near[0]}?" if near else ""
     return ConfigurationError(name, f"is not a key that is known here{hint}")

@@ -1,4 +1,4 @@
-"""The store for tests: payloads in a dict of the process, gone with it."""
+"""The store for tests: payloads in a dict of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadT
 
 __all__ = ["MemoryStore"]
 
-# All payloads of the process by full path, each with the time of its last publish. Only touched under the lock.
+# All payloads of the process by full path, each with the time of its last publish. Access needs the lock.
 _payloads: dict[str, tuple[bytes, datetime]] = {}
 _lock = threading.Lock()
 
@@ -85,7 +85,7 @@ class MemoryStore(Store):
         yield from found
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`; what is there at the first step."""
+        """See `List.list`; a snapshot, taken at the first step."""
         start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
         with _lock:
             found = [(path, *payload) for path, payload in _payloads.items() if path.startswith(start)]

@@ -1,4 +1,4 @@
-"""One payload on its way to the store and back, for the worker, the serializers and the Spark jobs alike."""
+"""One payload to the store and back: shared by the worker, the serializers and the Spark jobs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def publish(store: PayloadStore, topic: str, payload: Payload, *, by_digest: boo
     Args:
         store: an open store.
         topic: the topic that the reference will be written to.
-        payload: what to store.
-        by_digest: True where the store's id generator is `sha256`. Then the checksum of the payload is its id, and is
-            not computed again.
+        payload: the bytes to store.
+        by_digest: True if the store's id generator is `sha256`. Then the checksum of the payload is its id, and is not
+            computed again.
 
     Raises:
         PayloadStoreError: see `PayloadStore.publish`.
@@ -46,7 +46,7 @@ def download(store: PayloadStore, reference: Reference, inflate: Inflate) -> byt
     except PayloadTooLargeError as exc:
         if reference.size is None or limit_bytes == inflate.max_bytes:
             raise
-        # The bound was the reference's own size, so it is the reference that is wrong, not the limit.
+        # The bound was the size in the reference, so the payload and the reference disagree.
         found = "more" if exc.size is None else f"{exc.size:,} bytes"
         expected = f"at most {reference.size:,} bytes"
         raise PayloadCorruptError(reference.path, "size", expected=expected, found=found) from exc

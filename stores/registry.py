@@ -27,7 +27,7 @@ STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 def open_store(config: Mapping[str, object]) -> PayloadStore:
     """The store that `large.message.payload.store.class` names, configured with all other keys. Makes no request.
 
-    A class itself may stand there too, where the configuration is no file.
+    If the configuration is no file, it may hold the class itself.
 
     Raises:
         ConfigurationError: there is no such class, it is no store, or its keys are wrong.
@@ -49,12 +49,12 @@ def open_store(config: Mapping[str, object]) -> PayloadStore:
 
 
 def store_keys(name: str | type) -> Sequence[Key] | None:
-    """The keys of a built-in store, without those that all stores share (`stores.store.COMMON_KEYS`).
+    """The keys of a built-in store, without the keys of all stores (`stores.store.COMMON_KEYS`).
 
-    None for a user's class, which takes any key; `named_keys` has those that it speaks of.
+    None for a user's class, which takes any key; see `named_keys`.
 
     Raises:
-        ConfigurationError: there is no such store, or what it needs is not installed.
+        ConfigurationError: there is no such store, or a package that it needs is not installed.
     """
     if isinstance(name, type) or (name not in _BUILT_IN and parts(name) is not None):
         return None
@@ -64,7 +64,7 @@ def store_keys(name: str | type) -> Sequence[Key] | None:
 
 
 def named_keys(name: str | type) -> Sequence[str]:
-    """The names of the keys that a store speaks of: of a user's class what its attribute `KEYS` lists, if it has one.
+    """The names of a store's keys; of a user's class, the names in its attribute `KEYS`, if it has one.
 
     Raises:
         ConfigurationError: there is no such store.
@@ -76,7 +76,7 @@ def named_keys(name: str | type) -> Sequence[str]:
 
 
 def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:
-    """Publishes `data` under `object_id` where the store lets the caller choose, else under its own `id`.
+    """Publishes `data` under `object_id` if the store lets the caller choose, else under the store's own `id`.
 
     Raises:
         PayloadStoreError: see `PayloadStore.publish`.
@@ -85,7 +85,7 @@ def put(store: PayloadStore, topic: str, object_id: str, data: bytes) -> str:
 
 
 def get(store: PayloadStore, full_path: str, max_bytes: int) -> bytes:
-    """The payload at `full_path`, refused before it is read where the store can do so, else afterwards.
+    """The payload at `full_path`. A larger one is refused before it is read if the store can do so, else afterwards.
 
     Raises:
         PayloadTooLargeError: there is more than `max_bytes`.

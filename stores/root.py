@@ -1,11 +1,11 @@
 """The root of a store as a URI, and the paths below it: `<root>/<topic>/<id>`.
 
-Nothing in a path is ever decoded, resolved or normalized. A path is below the root if it begins with the root's own
-characters and the rest is a topic, a slash and an id, both of `[a-zA-Z0-9._-]`. So `..`, `%2e%2e`, an encoded slash, a
-query, a NUL and whatever else a forged reference may try are refused without a rule of their own.
+A path is never decoded, resolved or normalized. It is below the root if it begins with the root's own characters and
+the rest is a topic, a slash and an id, both of `[a-zA-Z0-9._-]`. So `..`, `%2e%2e`, an encoded slash, a query, a NUL
+and any other trick of a forged reference are refused without a rule of their own.
 
-What bakdata's kafka-large-message-serde has stored, `<root>/<topic>/values/<id>` or `keys`, can be read, no more: a
-store neither makes such paths, nor lists or deletes what lies there, of which it knows nothing.
+Payloads of bakdata's kafka-large-message-serde, `<root>/<topic>/values/<id>` or `keys`, can only be read: a store never
+makes, lists or deletes such paths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transforms.errors import ReferenceRefusedError
 __all__ = ["Root", "check_object_id"]
 
 _CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_LENGTH = 249  # that of a topic name; a path segment of any file system and of S3 takes it
+_LENGTH = 249  # the longest topic name; every file system and S3 accept it as a segment of a path
 
 
 def check_object_id(object_id: str) -> str:
@@ -50,7 +50,7 @@ class Root:
         return f"{self.uri}{check_object_id(topic)}/{check_object_id(object_id)}"
 
     def holds(self, full_path: str) -> bool:
-        """Whether `split` takes it."""
+        """Whether `split` accepts the path."""
         try:
             self.split(full_path)
         except ReferenceRefusedError:
@@ -58,15 +58,15 @@ class Root:
         return True
 
     def split(self, full_path: str) -> tuple[str, str]:
-        """Topic and id of a path that `path` has made; the inverse of it.
+        """Topic and id of a path; the inverse of `path`.
 
         Raises:
-            ReferenceRefusedError: no call of `path` gives this.
+            ReferenceRefusedError: `path` never returns this.
         """
         return self._checked(full_path, self._segments(full_path))
 
     def check_readable(self, full_path: str) -> None:
-        """Takes what `split` takes, and a payload that others have stored in `values/` or `keys/` below a topic.
+        """Accepts what `split` accepts, and also a path in `values/` or `keys/` below a topic.
 
         Raises:
             ReferenceRefusedError: it is neither.
@@ -78,10 +78,10 @@ class Root:
                 self._checked(full_path, segments)
 
     def topic(self, full_path: str) -> str:
-        """Whose payload it is; of what `check_readable` takes.
+        """The topic of a payload whose path `check_readable` accepts.
 
         Raises:
-            ReferenceRefusedError: it does not take it.
+            ReferenceRefusedError: it refuses the path.
         """
         self.check_readable(full_path)
         return self._segments(full_path)[0]

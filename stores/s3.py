@@ -1,8 +1,8 @@
-"""Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. With `stores.s3_*`, all that knows boto3.
+"""Payloads in a bucket: `s3://<bucket>/<prefix>/<topic>/<id>`. Only this and `stores.s3_*` know boto3.
 
-What S3 itself promises is what `PayloadStore` promises: a put is atomic and durable when it returns, and seen by every
-read after it. Permissions needed are s3:PutObject, s3:GetObject and, for the sweep, s3:DeleteObject, all below the
-prefix; and s3:ListBucket, without which S3 answers 403 instead of 404 for a payload that is not there.
+S3 itself promises what `PayloadStore` promises: a put is atomic and durable when it returns, and every later read sees
+it. The permissions needed are s3:PutObject, s3:GetObject and, for the sweep, s3:DeleteObject, all below the prefix; and
+s3:ListBucket, without which S3 answers 403 instead of 404 for a missing payload.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST_PREFIX = 1024 - 500
 _SEND_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
 
-# How long botocore waits for `100 Continue` before it sends a body all the same; it has no setting.
+# How long botocore waits for `100 Continue` before it sends the body anyway; it has no setting.
 _CONTINUE_MS = 1_000
 
 # No topic can have this name, so no payload is ever there.
@@ -63,11 +63,7 @@ class S3Store(Store):
             "The beginning of all object keys, without a slash at either end: `s3://bucket/prefix/topic/id`.",
             default="",
         ),
-        Key(
-            "s3.endpoint",
-            "string",
-            "The URL of an S3 server other than Amazon's. Default: `AWS_ENDPOINT_URL`.",
-        ),
+        Key("s3.endpoint", "string", "The URL of an S3 server other than Amazon's. Default: `AWS_ENDPOINT_URL`."),
         Key("s3.region", "string", "The region of the bucket. Default: AWS's own settings."),
         Key(
             "s3.access.key",
@@ -141,7 +137,7 @@ class S3Store(Store):
         self._bucket_uri = f"s3://{self._bucket}/"
         self.root = Root(f"{self._bucket_uri}{prefix}/" if prefix else self._bucket_uri)
         self._encryption = _encryption(values)
-        # A body that has begun to flow is asked about the time before each piece, and the last wait may still be whole.
+        # The deadline is checked before each piece of a body, and the wait for the last piece may take its full time.
         longest_wait_ms = max(cast("int", values[name]) for name in ("s3.connection.timeout.ms", "s3.read.timeout.ms"))
         _check_time(values, self.timeout_ms)
         self._transfer_seconds = (self.timeout_ms - longest_wait_ms) / 1000
@@ -168,8 +164,8 @@ class S3Store(Store):
         deadline = time.monotonic() + self._transfer_seconds
         with self._translated("GetObject", full_path):
             response = self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))
-            # StreamingBody gives its raw stream as a context manager only, and closes it at the end of this. Its own
-            # `read` goes on for as long as a byte comes before each time-out; `read1` of the stream returns after one.
+            # StreamingBody gives its raw stream only as a context manager, which closes it at the end. Its own `read`
+            # goes on while a byte comes before each time-out; `read1` of the stream returns after one receive.
             with cast("Any", response["Body"]) as stream:
                 _check_answer(response, "GetObject", full_path)
                 return _receive(
@@ -183,7 +179,7 @@ class S3Store(Store):
             try:
                 response = self._client.head_object(Bucket=self._bucket, Key=self._key(full_path))
             except ClientError as exc:
-                # The answer to a HEAD has no body, so 404 does not say whether it means the payload or the bucket.
+                # The response to a HEAD has no body, so 404 may mean the payload or the bucket.
                 if status(exc) == HTTPStatus.NOT_FOUND:
                     self._client.head_bucket(Bucket=self._bucket)
                     raise PayloadNotFoundError(full_path) from exc
@@ -198,7 +194,7 @@ class S3Store(Store):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(full_path))
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """See `DeleteUnchanged.delete_unchanged`: a third of a second or so between looks and their one request."""
+        """See `DeleteUnchanged.delete_unchanged`: about a third of a second between the looks and the removal."""
         return self._removal.delete_unchanged((self._checked(payload) for payload in payloads), self._key)
 
     def topics(self) -> Iterator[str]:
@@ -223,9 +219,9 @@ class S3Store(Store):
                     yield _info(path, item["Size"], item["LastModified"])
 
     def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
-        """See `Check.check`: asks for a payload that is never there.
+        """See `Check.check`: gets a payload that never exists.
 
-        Its answer, unlike that to HeadBucket, has a body, which says what is wrong.
+        Unlike the response to HeadBucket, this one has a body with the reason of a failure.
         """
         path = f"{self.root.uri}{_ABSENT}"
         with contextlib.suppress(PayloadNotFoundError), self._translated("GetObject", path):
@@ -269,13 +265,13 @@ class S3Store(Store):
 
 
 def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: str = "ETag") -> None:
-    """Refuses a success of somebody who is no S3 server.
+    """Refuses a success that does not come from an S3 server.
 
-    A page for the time of maintenance, or for people, is answered with 200 to everything: what is put there is lost,
-    and what is got there looks like a payload that was changed.
+    A web page, for instance for maintenance, may be answered with 200 to every request. A put to it is lost, and a get
+    looks like a payload that was changed.
 
     Raises:
-        PayloadStoreError: the answer has no `name`, which that of an S3 server always has.
+        PayloadStoreError: the response has no `name`, which the response of an S3 server always has.
     """
     if name not in response:
         found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
@@ -284,16 +280,16 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
 
 
 def _info(path: str, size: int, modified: datetime) -> PayloadInfo:
-    # A listing may have milliseconds (MinIO), the answer to HeadObject never has.
+    # A listing may have milliseconds (MinIO), the response to HeadObject never has.
     return PayloadInfo(path, size, modified.astimezone(UTC).replace(microsecond=0))
 
 
 class _Upload:
-    """The body of a put, sent a piece at a time without a copy.
+    """The body of a put, sent in pieces without a copy.
 
-    As a file it makes botocore ask before it sends (`Expect: 100-continue`), so that a refusal is read as one; a server
-    that refuses 20 MB of bytes closes the connection while they are being sent, and all there is to see is a cut. The
-    pieces matter because the time-out of a socket covers one whole `sendall`: 256 MB would have 5 seconds.
+    Because it is a file, botocore asks before it sends (`Expect: 100-continue`) and can read a refusal. If it sent
+    bytes, a server that refuses 20 MB would close the connection meanwhile, and the client would see only that. The
+    pieces matter because the time-out of a socket is for one whole `sendall`: 256 MB would have 5 seconds.
     """
 
     def __init__(self, data: bytes, deadline: float) -> None:
@@ -305,7 +301,7 @@ class _Upload:
         return len(self._view)
 
     def read(self, size: int = -1) -> memoryview:
-        """The next piece; the size asked for is urllib3's 16 KiB, and each call costs."""
+        """The next piece, larger than the 16 KiB that urllib3 asks for, since each call costs."""
         if time.monotonic() > self._deadline:
             raise LateError(f"{self._position:,} of {len(self._view):,} bytes were sent in the time allowed")
         piece = self._view[self._position : self._position + (_SEND_BYTES if size else 0)]
@@ -325,7 +321,7 @@ def _receive(stream: HTTPResponse, path: str, size: int | None, max_bytes: int, 
         raise PayloadTooLargeError(path, size, max_bytes)
     pieces: list[bytes] = []
     received = 0
-    # At least one read, also of nothing, gives the connection back.
+    # Even without content one read is needed: it returns the connection to the pool.
     while True:
         piece = stream.read1(_RECEIVE_BYTES)
         pieces.append(piece)
@@ -368,7 +364,7 @@ def _check_time(values: Mapping[str, Value | None], allowed_ms: int) -> None:
     attempts, connect_ms, read_ms = (
         cast("int", values[name]) for name in ("s3.retry.attempts", "s3.connection.timeout.ms", "s3.read.timeout.ms")
     )
-    # 1, 2, 4, 8 and 16 s, then 20 each; in closed form, as there may be a billion of them.
+    # 1, 2, 4, 8 and 16 s, then 20 each; in closed form, as there may be a billion attempts.
     growing = min(attempts - 1, 5)
     pauses_ms = ((1 << growing) - 1 + 20 * (attempts - 1 - growing) + 5 * (attempts - 1)) * 1000
     needed_ms = attempts * (connect_ms + _CONTINUE_MS + read_ms) + pauses_ms

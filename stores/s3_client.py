@@ -1,4 +1,4 @@
-"""The client of `stores.s3`, made of its keys."""
+"""Makes the boto3 client of `stores.s3` from its keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
     """A client for all threads.
 
     Args:
-        values: of the keys of `stores.s3.S3Store`, checked and with defaults.
+        values: the checked values of the keys of `stores.s3.S3Store`.
 
     Raises:
-        ConfigurationError: they do not go together, or boto3 refuses them.
+        ConfigurationError: they contradict each other, or boto3 refuses them.
     """
     access, secret, token = (
         cast("str | None", values[name]) for name in ("s3.access.key", "s3.secret.key", "s3.session.token")
@@ -78,9 +78,9 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
 
 
 def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:
-    """Ends what would go on until the stack is full.
+    """Prevents an endless recursion of botocore.
 
-    Where a request is redirected botocore asks HeadBucket for the region, and where that is redirected too, again: so
-    it is with each server that redirects everything, for instance from http to https.
+    If a request is redirected, botocore asks HeadBucket for the region. If that is redirected too, it asks again, until
+    the stack is full. Servers that redirect everything do this, for instance from http to https.
     """
     params["context"].setdefault("s3_redirect", {})["redirected"] = True

@@ -1,4 +1,4 @@
-"""What botocore raises, as the project's errors. One table, used at the edge of `stores.s3` only."""
+"""Translates the errors of botocore into the project's errors, for `stores.s3`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, Pay
 
 __all__ = ["status", "translated"]
 
-# Checked in this order; the first class that fits decides. What is in neither table stays until somebody acts.
+# Checked in this order; the first class that fits decides. Errors in none of these tables stay until somebody acts.
 _MAY_PASS: Sequence[tuple[type[BaseException], bool]] = (
     (aws.NoCredentialsError, False),
     (aws.PartialCredentialsError, False),
@@ -50,7 +50,7 @@ _CODES_THAT_MAY_PASS = frozenset(
 )
 
 _STATUSES_THAT_MAY_PASS = frozenset(
-    # S3 redirects for a time while its names are being changed.
+    # S3 redirects for some time while the DNS names of a bucket change.
     {HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.TOO_MANY_REQUESTS, *range(500, 600)} - {HTTPStatus.NOT_IMPLEMENTED}
 )
 
@@ -86,18 +86,18 @@ _ADVICE: Mapping[str, str] = {
 
 @contextlib.contextmanager
 def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
-    """Turns what a request to S3 raises into `PayloadStoreError`.
+    """Translates the errors of a request to S3 into `PayloadStoreError`.
 
     Args:
         operation: S3's name of the request.
-        path: what it is about, for the message.
-        bucket: the bucket that it goes to.
+        path: the path in the message.
+        bucket: the bucket of the request.
 
     Raises:
-        PayloadNotFoundError: the key is not there. A bucket that is not there is another matter.
-        PayloadUnfitError: S3, or a server before it, takes no payload of this size.
-        PayloadStoreAccessError: S3 lets nobody in: permission, credentials, the clock, no such bucket.
-        PayloadStoreError: everything else, `retriable` by the tables above.
+        PayloadNotFoundError: the key does not exist.
+        PayloadUnfitError: S3, or a proxy before it, refuses a payload of this size.
+        PayloadStoreAccessError: S3 refuses this caller: permission, credentials, the clock, no such bucket.
+        PayloadStoreError: any other error; the tables above decide about `retriable`.
     """
     try:
         yield
@@ -113,7 +113,7 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
 
 
 def status(exc: aws.ClientError) -> int:
-    """The HTTP status that S3 answered with; 0 where there was none."""
+    """The HTTP status of S3's response; 0 if there was none."""
     return int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -143,7 +143,7 @@ def _is_denied(exc: Exception) -> bool:
         return True
     if not isinstance(exc, aws.ClientError) or _may_pass(exc):
         return False
-    # An object in an archive has 403 as well, and is for itself.
+    # An object in an archive gives 403 too, but other objects can still be read.
     denied = status(exc) in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN} and _code(exc) != "InvalidObjectState"
     return denied or _code(exc) in _DENIED
 
@@ -151,7 +151,7 @@ def _is_denied(exc: Exception) -> bool:
 def _may_pass(exc: Exception) -> bool:
     if isinstance(exc, aws.ClientError):
         return _code(exc) in _CODES_THAT_MAY_PASS or status(exc) in _STATUSES_THAT_MAY_PASS
-    # A certificate that does not verify will not do so the next time; a handshake that is cut may.
+    # A certificate that is not trusted stays so; a handshake that was cut may succeed the next time.
     if isinstance(exc, aws.SSLError):
         return "CERTIFICATE_VERIFY_FAILED" not in str(exc)
     return next((may_pass for kind, may_pass in _MAY_PASS if isinstance(exc, kind)), False)

@@ -1,8 +1,9 @@
-"""The expiry rules of a bucket: those that reach payloads, and the one rule that is the project's own.
+"""The expiry rules of a bucket: the rules that affect payloads, and the project's own rule for each topic.
 
-S3 knows one document of rules for a bucket, and a put replaces it. So a change is a read, an edit of the text that was
-read, a put and a look at what is there then; every other rule goes back as the same bytes that came. boto3 alone would
-lose what it has no name for, such as MinIO's `DelMarkerExpiration`, and would write dates in the local time zone.
+S3 has one document of rules for a bucket, and a put replaces it. So a change reads the document, edits its text, puts
+it and reads it again; every other rule goes back as the same bytes. With boto3's parsed rules instead of the text,
+elements that boto3 does not know would be lost, such as MinIO's `DelMarkerExpiration`, and dates would get the local
+time zone.
 
 Source: S3 API, "GetBucketLifecycleConfiguration" and "LifecycleRule". Permissions needed, on the bucket, are
 s3:GetLifecycleConfiguration and, for a change, s3:PutLifecycleConfiguration.
@@ -57,7 +58,7 @@ def own_id(prefix: str) -> str:
 
 
 def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[ExpiryRule]:
-    """Those of the rules, as boto3 gives them, that are enabled and may expire objects below `prefix`."""
+    """The enabled rules that may expire objects below `prefix`, of rules that boto3 has parsed."""
     found = []
     for rule in rules:
         expiration = rule.get("Expiration", {})
@@ -84,7 +85,7 @@ def reaching(prefix: str, rules: Sequence[Mapping[str, Any]]) -> Sequence[Expiry
 
 
 def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str], Sequence[str]]:
-    """What keys begin with that the rule is for; its sizes, and its tags, in words."""
+    """The beginning of the keys that the rule is for; its sizes, and its tags, in words."""
     outer = rule.get("Filter", {})
     both = outer.get("And", {})
     start = rule.get("Prefix") or outer.get("Prefix") or both.get("Prefix") or ""
@@ -99,13 +100,13 @@ def _filter(rule: Mapping[str, Any]) -> tuple[str, Sequence[str], Sequence[str]]
 
 
 def with_own_rule(document: bytes, prefix: str, days: int | None) -> bytes | None:
-    """The document with the project's rule for `prefix` set to `days`, or without it; all else as it was.
+    """The document with the project's rule for `prefix` set to `days`, or without it; the rest is unchanged.
 
     Returns:
-        None where no rule is left.
+        None if no rule is left.
 
     Raises:
-        ValueError: it is not a document that can be changed so.
+        ValueError: the document has another form than S3's.
     """
     rules = _RULE.findall(document)
     if document.count(b"<Rule") != len(rules) or document.count(_END) != 1:
@@ -124,7 +125,7 @@ def _is_own(rule: bytes, prefix: str) -> bool:
 
 
 def _wanted(prefix: str, days: int) -> Mapping[str, Any]:
-    """`_own_rule` as boto3 reads it."""
+    """`_own_rule` as boto3 parses it."""
     return {
         "ID": own_id(prefix),
         "Filter": {"Prefix": prefix},
@@ -141,18 +142,18 @@ def _own_rule(prefix: str, days: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rules of a bucket: as text, as boto3 reads them, and the default that goes beside them."""
+    """The rules of a bucket: as text, as boto3 parses them, and the default beside them that a put must repeat."""
 
     document: bytes
     rules: Sequence[Mapping[str, Any]]
     minimum: Mapping[str, str]
 
     def own(self, prefix: str) -> Mapping[str, Any] | None:
-        """The project's rule for `prefix`, in whatever state it is."""
+        """The project's rule for `prefix`, enabled or not."""
         return next((rule for rule in self.rules if rule.get("ID") == own_id(prefix)), None)
 
     def others(self, prefix: str) -> Counter[bytes]:
-        """The text of every other rule; its place among them means nothing."""
+        """The text of every other rule; their order means nothing."""
         return Counter(rule for rule in _RULE.findall(self.document) if not _is_own(rule, prefix))
 
 
@@ -160,7 +161,7 @@ class S3Lifecycle:
     """The rules of one bucket. May be used by several threads.
 
     Args:
-        client: whose time-outs and attempts hold.
+        client: of the store.
         bucket: the bucket.
     """
 
@@ -182,7 +183,7 @@ class S3Lifecycle:
         return reaching(prefix, self._read().rules)
 
     def set(self, prefix: str, days: int | None) -> bool:
-        """Sets the project's own rule for `prefix`, or takes it out; whether there was anything to change.
+        """Sets the project's own rule for `prefix`, or removes it; True if anything changed.
 
         Raises:
             PayloadStoreError: it could not be done, or somebody else changed the rules at the same time.
@@ -221,7 +222,7 @@ class S3Lifecycle:
                 self._client.delete_bucket_lifecycle(Bucket=self._bucket)
                 return
             self._document = document
-            # boto3 wants to see rules; what is sent is the document.
+            # boto3 requires rules here; `_send_document` replaces them by the text.
             self._client.put_bucket_lifecycle_configuration(
                 Bucket=self._bucket,
                 LifecycleConfiguration={"Rules": cast("Any", found.rules)},

@@ -1,4 +1,4 @@
-"""Removing many objects of a bucket: a look at each, then one request for all of them."""
+"""Removes many objects of a bucket: a HeadObject for each, then one DeleteObjects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from transforms.errors import PayloadNotFoundError, PayloadStoreError
 
 __all__ = ["S3Removal"]
 
-# S3 takes 1,000 keys in a request. An object that is published again between the look at it and this request is lost,
-# so fewer are better: with a quarter of them, 16 looks at once and 20 ms a look, that time is a third of a second.
+# S3 takes 1,000 keys in a request. An object that is published again between its HeadObject and this request is lost,
+# so fewer are better: with 250 objects, 16 at once and 20 ms each, that time is a third of a second.
 _BATCH = 250
 
 
@@ -27,7 +27,7 @@ class S3Removal:
         client: of the bucket.
         bucket: its name.
         stat: as `Stat.stat`.
-        threads: how many objects are looked at at once.
+        threads: how many calls of `stat` run at once.
     """
 
     def __init__(self, client: S3Client, bucket: str, stat: Callable[[str], PayloadInfo], threads: int) -> None:
@@ -42,9 +42,9 @@ class S3Removal:
         """See `DeleteUnchanged.delete_unchanged`.
 
         Args:
-            payloads: below the root of the store, which has made sure of it.
-            key: of a path.
-            batch: how many are looked at before they are removed, 1,000 at most.
+            payloads: the caller has checked that they are below the root of the store.
+            key: gives the object key of a path.
+            batch: how many are checked before they are removed, 1,000 at most.
         """
         waiting = iter(payloads)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="wideload-s3-removal") as executor:
@@ -56,14 +56,14 @@ class S3Removal:
                     yield from self._remove({key(payload.path): payload for payload in unchanged})
 
     def _look(self, payload: PayloadInfo) -> Removal | None:
-        """What there is to say of a payload that is not to be removed; None of one that is."""
+        """The outcome for a payload that must not be removed; None for one to remove."""
         try:
             found = self._stat(payload.path)
         except PayloadNotFoundError:
             return Removal(payload, "gone")
         except PayloadStoreError as exc:
             return Removal(payload, "failed", str(exc))
-        # A listing may have milliseconds, a look never has.
+        # A listing may have milliseconds, HeadObject never has.
         return None if found.modified == payload.modified.replace(microsecond=0) else Removal(payload, "changed")
 
     def _remove(self, payloads: dict[str, PayloadInfo]) -> Sequence[Removal]:

@@ -1,7 +1,7 @@
-"""The end of a call of `stores.s3`, however slowly its answer comes.
+"""A deadline for each call of `stores.s3`, however slowly the response comes.
 
-The time-out of a socket begins anew with each byte. A server, or what stands before it, that sends a byte now and then
-would hold a thread for hours with the head of an answer, or with the body of an error, which botocore reads whole.
+The time-out of a socket begins again with each byte. A server or proxy that sends a byte now and then could hold a
+thread for hours, with the head of a response or the body of an error, which botocore reads whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["LateError", "keep_time", "within"]
 
 
 class LateError(Exception):
-    """The time for a call is spent. No `OSError`: urllib3 would call those a connection that was cut."""
+    """The time for a call is over. No `OSError`, because urllib3 would report that as a cut connection."""
 
 
 class _Time(threading.local):
@@ -38,7 +38,7 @@ _time = _Time()
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Lets each read of an answer that this thread waits for in here fail with `LateError` once the time is over."""
+    """Makes each read of a response in this thread, inside this context, raise `LateError` after so many seconds."""
     _time.deadline = time.monotonic() + seconds
     try:
         yield
@@ -47,14 +47,14 @@ def within(seconds: float) -> Iterator[None]:
 
 
 def keep_time(client: S3Client) -> None:
-    """Lets the connections of a client, which has made none, look at the time before each read."""
-    # botocore has no setting for it; this is where its own connections are named.
+    """Makes the connections of a new client check the deadline before each read."""
+    # botocore has no setting for the classes of its connections; this private table names them.
     pools = cast("Any", client)._endpoint.http_session._pool_classes_by_scheme  # noqa: SLF001
     pools.update(http=_Pool, https=_SecurePool)
 
 
 class _Timed(io.RawIOBase):
-    """The bytes of a socket, as long as there is time."""
+    """The bytes of a socket, until the deadline."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw

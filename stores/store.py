@@ -1,7 +1,7 @@
-"""What a payload store is: the seed's interface, and what a store may offer besides.
+"""The interfaces of payload stores: the seed's, and the optional capabilities.
 
 Source: seed 000, "PayloadStore". `PayloadStore` is all that a user's own class needs. The other protocols are one
-capability each; a function asks for the one that it uses.
+capability each; a function requires only those that it uses.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from stores.keys import Key, Value, read, unknown
 from stores.root import Root, check_object_id
 from transforms.errors import ConfigurationError
+from transforms.retention import ExpiryRule
 
 __all__ = [
     "COMMON_KEYS",
@@ -62,7 +63,7 @@ SIGNING_KEYS: Sequence[Key] = (
         default=True,
     ),
 )
-"""What writers and readers of references do with them; no store gets these (`transforms/signing.py`)."""
+"""Keys for writers and readers of references (`transforms/signing.py`); no store gets them."""
 
 COMMON_KEYS: Sequence[Key] = (
     Key(
@@ -94,8 +95,8 @@ COMMON_KEYS: Sequence[Key] = (
 class PayloadStore(Protocol):
     """The seed's interface. Calls block and come from several threads at once.
 
-    Raises of every method: `PayloadStoreError` with `retriable` set, and nothing else for what the store does.
-    A topic is 1 to 249 characters of `[a-zA-Z0-9._-]`, as Kafka has it; another one is a `ValueError`.
+    If the store fails, every method raises a `PayloadStoreError` with `retriable` set, and no other error.
+    A topic is 1 to 249 characters of `[a-zA-Z0-9._-]`, as in Kafka; any other raises `ValueError`.
     """
 
     def configure(self, config: Mapping[str, object]) -> None:
@@ -109,16 +110,16 @@ class PayloadStore(Protocol):
     def publish(self, topic: str, data: bytes) -> str:
         """Stores `data` and returns the full path, once it is durable.
 
-        Atomic: no reader ever sees a part of it. Publishing again what is there already writes it again, so that its
-        age begins anew: a lifecycle rule must not delete an object to which a new record refers.
+        Atomic: no reader ever sees a part of it. To publish an existing payload writes it again, so that its age begins
+        again: a lifecycle rule must not delete an object to which a new record refers.
         """
         ...
 
     def download(self, full_path: str) -> bytes:
-        """The bytes that `publish` stored under this path; a publish that has returned is seen.
+        """The bytes that `publish` stored under this path, as soon as it has returned.
 
         Raises:
-            ReferenceRefusedError: the path is not below the store's root; nothing was requested.
+            ReferenceRefusedError: the path is not below the store's root; no request was made.
             PayloadNotFoundError: there is no such payload.
             PayloadTooLargeError: it is over `large.message.max.bytes`; the body was not read.
         """
@@ -129,26 +130,26 @@ class PayloadStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what the store holds; may be called twice. No other call may follow."""
+        """Closes connections and files; may be called twice. No other call may follow."""
         ...
 
 
 @runtime_checkable
 class Put(Protocol):
-    """Stores under a name that the caller has chosen, for instance a digest that it has computed already."""
+    """Stores under a name that the caller chooses, for instance a digest that it already has."""
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
         """As `publish`, under `object_id`.
 
         Raises:
-            ValueError: `topic` or `object_id` is not 1 to 249 characters of `[a-zA-Z0-9._-]`; the caller's mistake.
+            ValueError: `topic` or `object_id` is not 1 to 249 characters of `[a-zA-Z0-9._-]`.
         """
         ...
 
 
 @runtime_checkable
 class Get(Protocol):
-    """Reads no more than the caller is willing to hold."""
+    """Reads at most as many bytes as the caller allows."""
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
         """As `download`.
@@ -179,7 +180,7 @@ class Stat(Protocol):
     """Looks at a payload without reading it."""
 
     def stat(self, full_path: str) -> PayloadInfo:
-        """Size and age of one payload; raises what `download` raises."""
+        """Size and age of one payload; raises the same errors as `download`."""
         ...
 
 
@@ -188,7 +189,7 @@ class Delete(Protocol):
     """Removes payloads."""
 
     def delete(self, full_path: str) -> None:
-        """Removes one payload. One that is not there is no error: a second sweep must be able to follow a first.
+        """Removes one payload. A missing one is no error, so a sweep can be repeated.
 
         Raises:
             ReferenceRefusedError: the path is not below the store's root.
@@ -201,29 +202,29 @@ class List(Protocol):
     """Lists payloads."""
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """Every payload, or those of one topic, in no promised order; page by page, never all in memory.
+        """Every payload, or every payload of one topic, in any order; page by page, never all in memory.
 
-        Foreign objects below the root (unfinished writes, nested folders) are passed over.
+        Foreign objects below the root (unfinished writes, nested folders) are skipped.
         """
         ...
 
 
 RemovalOutcome = Literal["deleted", "versioned", "changed", "gone", "failed"]
-"""What became of a payload that was to be removed.
+"""The outcome of the removal of a payload.
 
-`deleted`: it is no more. `versioned`: it is an old version now, which the bucket keeps. `changed`: it was published
-again since, so it stays. `gone`: it was not there any more. `failed`: the store did not do it.
+`deleted`: it is removed. `versioned`: the bucket keeps it as an old version. `changed`: it was published again since
+the listing, so it stays. `gone`: it did not exist any more. `failed`: the store could not remove it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What became of one payload that was to be removed.
+    """The outcome of the removal of one payload.
 
     Attributes:
         payload: as it was listed.
         outcome: in a word.
-        error: what the store said where it failed; None elsewhere.
+        error: the store's message if it failed; else None.
     """
 
     payload: PayloadInfo
@@ -236,11 +237,11 @@ class DeleteUnchanged(Protocol):
     """Removes many payloads, but none that was published again since it was listed."""
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """Removes those whose `modified` is still the one that they were listed with; one `Removal` for each.
+        """Removes the payloads whose `modified` is still as listed; gives one `Removal` for each payload.
 
-        The look and the removal are as close to one another as the store can have them; what is published between the
-        two is lost. Payloads are taken from `payloads` some at a time, and removed whether or not the caller goes on
-        to the next `Removal`. May be repeated, as after a crash.
+        The check and the removal are as close together as the store can do it; a payload that is published between the
+        two is lost. Payloads are taken from `payloads` in groups; a group is removed even if the caller does not take
+        all its outcomes. May be repeated, for instance after a crash.
 
         Raises:
             ReferenceRefusedError: a path is not below the store's root.
@@ -250,22 +251,22 @@ class DeleteUnchanged(Protocol):
 
 @runtime_checkable
 class ListTopics(Protocol):
-    """Says of which topics there are payloads, without listing those."""
+    """Lists the topics that have payloads, without listing the payloads."""
 
     def topics(self) -> Iterator[str]:
-        """The name of each folder of payloads below the root, in no promised order; it may be empty by now."""
+        """The name of each topic folder below the root, in any order; a folder may be empty."""
         ...
 
 
 @runtime_checkable
 class Check(Protocol):
-    """Can be asked, before any record is read, whether it will work."""
+    """Can be checked before any record is read."""
 
     def check(self, *, writing: bool = True) -> None:
         """Makes one harmless request to prove that the store is reachable and usable.
 
         Args:
-            writing: whether payloads are going to be published; a reader may have a store that it cannot write to.
+            writing: whether payloads will be published; a reader may have no permission to write.
 
         Raises:
             PayloadStoreError: it is not; the message says what is missing.
@@ -273,32 +274,9 @@ class Check(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiryRule:
-    """A rule by which a store deletes payloads on its own.
-
-    Attributes:
-        id: how the store calls it.
-        days: the age at which payloads go; None where they go on a date.
-        date: the day, as `2030-01-31`, from which on payloads go whatever their age; None where they go by age.
-        whole: whether it is for every payload of the topic; a rule for some sizes, names or tags may leave some out.
-        tagged: whether it is only for payloads with a tag. The project gives them none.
-        own: whether it is the one that `Lifecycle.set_expiry` sets.
-        scope: what it is for, in words.
-    """
-
-    id: str
-    days: int | None
-    date: str | None
-    whole: bool
-    tagged: bool
-    own: bool
-    scope: str
-
-
 @runtime_checkable
 class Lifecycle(Protocol):
-    """Deletes payloads by age, on its own."""
+    """Can delete payloads by age, without a sweep."""
 
     def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
         """The rules in force that may delete payloads of the topic; the earliest decides.
@@ -309,9 +287,9 @@ class Lifecycle(Protocol):
         ...
 
     def set_expiry(self, topic: str, days: int | None) -> bool:
-        """Makes the project's own rule for the topic delete payloads at this age, or removes it: None.
+        """Sets the age at which the project's own rule deletes payloads of the topic; None removes the rule.
 
-        All other rules stay as they are. Returns whether there was anything to change, once the change is seen.
+        All other rules stay as they are. Returns True if something changed, as soon as the change is visible.
 
         Raises:
             PayloadStoreError: it could not be done.
@@ -320,12 +298,12 @@ class Lifecycle(Protocol):
 
 
 class Store(Put, Get, Check, ABC):
-    """What the stores of the project share: the keys, the ids, and the seed's methods in terms of `put` and `get`.
+    """The base of the project's stores: keys, ids, and the seed's methods in terms of `put` and `get`.
 
-    A subclass gives `KEYS`, `open` (which sets `root`), `put`, `get`, `check` and `close`.
+    A subclass defines `KEYS`, `open` (which sets `root`), `put`, `get`, `check` and `close`.
 
     Attributes:
-        root: what every path begins with.
+        root: the beginning of every path.
         max_bytes: `large.message.max.bytes`.
         timeout_ms: `large.message.store.timeout.ms`.
     """
@@ -340,7 +318,7 @@ class Store(Put, Get, Check, ABC):
         self._by_digest = True
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. Keys of other owners must have been taken out."""
+        """See `PayloadStore.configure`. `config` must hold keys of the store only."""
         keys = (*COMMON_KEYS, *self.KEYS)
         known = [key.name for key in keys]
         for name in config:
@@ -369,7 +347,7 @@ class Store(Put, Get, Check, ABC):
 
     @abstractmethod
     def open(self, values: Mapping[str, Value | None]) -> None:
-        """Takes the store's own keys, checked and with defaults; sets `root`."""
+        """Takes the checked values of the store's own keys; sets `root`."""
 
     @abstractmethod
     def put(self, topic: str, object_id: str, data: bytes) -> str:
@@ -389,7 +367,7 @@ class Store(Put, Get, Check, ABC):
 
 
 def check_topic(topic: str) -> str:
-    """`topic` if it is a legal topic name, which has the alphabet and the length of an object id.
+    """`topic`, if it is a legal topic name; those have the alphabet and the length of object ids.
 
     Raises:
         ConfigurationError: it is not.

@@ -1,9 +1,9 @@
-"""A user's own class as a store: what it leaves out is filled in, and what it raises is made ours.
+"""A user's own class as a store: adds missing methods, and translates its errors.
 
-The class needs `publish` and `download`, and nothing of this project. `configure`, `id` and `close` are called if they
-are there. What a store may offer besides (`stores.store.Put`, `Get`, `Stat`, `Delete`, `DeleteUnchanged`, `List`,
-`ListTopics`, `Check`, `Lifecycle`) counts where the class inherits from that protocol: that it has a method called
-`get` does not say what the method does.
+The class needs `publish` and `download`, and nothing of this project. `configure`, `id` and `close` are called if it
+has them. The optional capabilities (`stores.store.Put`, `Get`, `Stat`, `Delete`, `DeleteUnchanged`, `List`,
+`ListTopics`, `Check`, `Lifecycle`) are used only if the class inherits from that protocol, since a method that happens
+to be called `get` may do something else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["UserStore", "missing_methods"]
 _REQUIRED = ("publish", "download")
 _NOT_THEIRS = {key.name for key in SIGNING_KEYS}
 
-# Clients like to say which URL failed: user and password before a host, and what a URL is signed with (Amazon, Google,
+# Clients print the URL that failed. This is user and password before the host, and the signature (Amazon, Google,
 # Azure).
 _SECRET = re.compile(
     r"(?<=://)[^/?#\s@]*:[^/?#\s@]*(?=@)"
@@ -48,7 +48,7 @@ _SECRET = re.compile(
 
 
 def missing_methods(cls: type) -> Sequence[str]:
-    """The methods of the seed's interface that a store cannot do without, and that `cls` lacks."""
+    """The required methods of the seed's interface that `cls` lacks."""
     return [name for name in _REQUIRED if not callable(getattr(cls, name, None))]
 
 
@@ -58,13 +58,12 @@ _T = TypeVar("_T")
 class UserStore:
     """A `PayloadStore` around an instance of a user's class.
 
-    What the instance raises passes if it is an error of this project. `TimeoutError` and `ConnectionError` become a
-    `PayloadStoreError` that may be retried, everything else one that may not. A payload over `large.message.max.bytes`
-    is refused, if only after the download.
+    Errors of this project pass unchanged. `TimeoutError` and `ConnectionError` become a `PayloadStoreError` that may be
+    retried, all others one that may not. A payload over `large.message.max.bytes` is refused after the download.
     """
 
     def __init__(self, inner: object, name: str) -> None:
-        """Wraps `inner`, an instance of the class that the configuration calls `name`. See `wrap`."""
+        """Wraps `inner`, an instance of the class `name` in the configuration. See `wrap`."""
         self._inner = inner
         self._name = name
         self._max_bytes = 0
@@ -72,13 +71,13 @@ class UserStore:
 
     @classmethod
     def wrap(cls, inner: object, name: str) -> UserStore:
-        """A store that offers the capabilities that the class of `inner` inherits, and no more."""
+        """A store with exactly the capabilities that the class of `inner` inherits."""
         offered = [methods for protocol, methods in _CAPABILITIES.items() if protocol in type(inner).__mro__]
         made: type[UserStore] = type("UserStore", (cls,), {key: of[key] for of in offered for key in of})
         return made(inner, name)
 
     def configure(self, config: Mapping[str, object]) -> None:
-        """See `PayloadStore.configure`. The instance gets all of `config` but keys to sign with, and checks its own."""
+        """See `PayloadStore.configure`. The instance gets all of `config` but the signing keys."""
         values = read(COMMON_KEYS, config)
         max_bytes = values["large.message.max.bytes"]
         assert isinstance(max_bytes, int)
@@ -106,14 +105,14 @@ class UserStore:
         return data
 
     def id(self, data: bytes) -> str:
-        """See `PayloadStore.id`; by `large.message.id.generator` where the class does not say."""
+        """See `PayloadStore.id`; by `large.message.id.generator` if the class has no such method."""
         if hasattr(self._inner, "id"):
             return _typed(self._call("id", data), str, f"{self._name}.id")
         return hashlib.sha256(data).hexdigest() if self._by_digest else str(uuid.uuid4())
 
     @property
     def has_own_ids(self) -> bool:
-        """Whether the class says itself what `id` of a payload is, so that `large.message.id.generator` does not."""
+        """Whether the class has its own `id`, so that `large.message.id.generator` has no effect."""
         return getattr(type(self._inner), "id", Store.id) is not Store.id
 
     def close(self) -> None:
@@ -137,7 +136,7 @@ class UserStore:
 
 
 def _method(name: str, kind: type[object] | None = None) -> Callable[..., object]:
-    """A method that calls the one of the instance; what it returns must be a `kind`."""
+    """A method that calls the same one of the instance and checks that the result is a `kind`."""
 
     def call(self: UserStore, *arguments: object, **named: object) -> object:
         value = self._call(name, *arguments, **named)
@@ -147,7 +146,7 @@ def _method(name: str, kind: type[object] | None = None) -> Callable[..., object
 
 
 def _generator(name: str) -> Callable[..., Iterator[object]]:
-    """As `_method`, for one that gives item after item."""
+    """As `_method`, for an iterator."""
 
     def iterate(self: UserStore, *arguments: object) -> Iterator[object]:
         with self._translated(name):

@@ -1,25 +1,24 @@
-"""Assembly: chunks become messages again. A state machine: chunks and the time go in, messages and outcomes come out.
+"""Assembly of chunks into messages. A state machine: chunks and the time go in, messages and outcomes come out.
 
-What happens to chunks that do not make a message; each is counted in `Counts`, and nothing leaves in silence but
-duplicates:
+Chunks that do not make a message are returned with a reason, and counted in `Counts`. Only duplicates are ignored.
 
-    malformed        the headers are not those of a chunk
+    malformed        a header breaks the format of chunks
     missing-first    there is no first chunk before them in the partition
-    out-of-order     a chunk between was left out; the log is in order, so it will not come
-    contradictory    key, count, size or checksum differ from those of the first chunk, bytes of one chunk from
-                     themselves, or there are more bytes than the message has
-    oversized        the message is larger than is allowed, which its first chunk says, before anything is kept; or its
-                     keys and headers make it larger than all that may be pending
-    corrupt          size or checksum of the whole are not what the chunks say
+    out-of-order     a chunk before this one is missing; the log is in order, so it will not come
+    contradictory    key, count, size or checksum differ from the first chunk, the bytes of a chunk differ from those of
+                     the same chunk before, or there are more bytes than the message has
+    oversized        the first chunk says that the message is larger than allowed; or keys and headers make it larger
+                     than all that may be pending
+    corrupt          size or checksum of the whole message are wrong
     expired          the last chunk did not come in time
-    evicted          the oldest, where there are more messages, or more bytes, than may be pending
-    duplicate        a chunk that is there already, or one of a message that has been delivered: ignored
+    evicted          the oldest message, when more messages or more bytes are pending than allowed
+    duplicate        a chunk that came before, or one of a delivered message: ignored
 
-A chunk that comes when its message has been discarded is given back too, with the message's reason, and marked `late`.
+A chunk of a message that was discarded before is returned too, with the reason of the message, and marked `late`.
 
-A message whose writer was taken for dead is written again by another one, and is delivered. If the first writer was
-only asleep, it goes on in the middle when it wakes: the rest of a message without its beginning. So the messages that
-were begun more often than ended are remembered, also beyond a restart: see `Assembler.torn`.
+A writer that seems dead is replaced by another one, which writes its message again, and that is delivered. If the first
+writer was only slow, it later writes the rest of its message, without a beginning. So the messages that were begun more
+often than ended are remembered, also after a restart: see `Assembler.torn`.
 
 Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; design, "Chunks".
 """
@@ -43,12 +42,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
 
-_BEGINNINGS = 10  # times the time that a message may wait: as long may its writer begin again
-# What Python holds of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
+_BEGINNINGS = 10  # for so many times `expire_ms` a writer may begin its message again
+# The memory of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
 _LEAST_HEADERS = 4
-# Discarded for what others hold, or for the time that has passed: when the same chunks come again, it may be otherwise.
+# These depend on other messages or on the time, so the same chunks may have another outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
 
 
@@ -74,15 +73,14 @@ class _Partition:
 class Assembler:
     """Keeps the chunks of each message, by partition and uuid, until it is whole.
 
-    It owns the safe offset: a commit must not pass the first chunk of a message that is not whole, or not delivered
-    yet. What was delivered above it is one number, as everything is delivered in order: see `delivered_below`.
+    It owns the safe offset: a commit must not pass the first chunk of a message that is incomplete or not delivered
+    yet. Messages are delivered in order, so one number says which ones above it were delivered: `delivered_below`.
 
     Args:
-        limits: how much may be pending.
+        limits: the limits for pending messages.
     """
 
-    # State that changes: `_partitions` and what is in them. One caller at a time; the oldest context is the first one
-    # in `_order`, which has each pending context once.
+    # One caller at a time. `_order` has each pending message once, the oldest first.
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -94,45 +92,44 @@ class Assembler:
 
     @property
     def pending(self) -> int:
-        """How many messages are not whole."""
+        """How many messages are incomplete."""
         return len(self._order)
 
     @property
     def repeating(self) -> int:
-        """How many messages that were delivered are just being written again."""
+        """How many delivered messages are being written again."""
         return sum(state.history.rewrites for state in self._partitions.values())
 
     @property
     def pending_bytes(self) -> int:
-        """What their chunks hold."""
+        """The memory of their chunks."""
         return self._held
 
     def add(self, partition: Hashable, record: LoggedRecord, now_ms: int) -> list[Assembled | Discarded]:
-        """Takes the next chunk of a partition, in the order of offsets; gives what has ended with it.
+        """Takes the next chunk of a partition, in the order of offsets; returns the messages that end with it.
 
-        An evicted message may be of another partition. What it and an expired one give back must be dealt with before
-        the next commit of their partition, for no offset waits for it.
+        An evicted message may belong to another partition. The caller must process the chunks of evicted and expired
+        messages before the next commit of their partition, because the safe offset does not wait for them.
 
         Args:
-            partition: whatever tells partitions apart. Where its position is set back, `clear` it first.
-            record: one that `is_chunk` is true of.
-            now_ms: milliseconds of a clock that does not go back. It should stand still while nothing is read, or
-                messages expire whose chunks are waiting in the log.
+            partition: identifies the partition. If its position is set back, `clear` it first.
+            record: a record for which `is_chunk` is true.
+            now_ms: milliseconds of a monotonic clock. It should stop while nothing is read; otherwise messages expire
+                whose chunks are waiting in the log.
         """
         state = self._partitions.setdefault(partition, _Partition())
         state.history.last = record.offset
         events = list(self._take(partition, state, record, now_ms))
-        if record.offset < state.history.delivered:  # what ended so before the restart too, and was delivered
+        if record.offset < state.history.delivered:  # they were delivered before the restart
             events = [event for event in events if isinstance(event, Discarded) and event.reason in _BY_CHANCE]
         for event in events:
             self._count(event)
         return events
 
     def expire(self, now_ms: int) -> list[Discarded]:
-        """Gives up what has waited too long; to be called now and then, also where no chunk comes."""
+        """Discards the messages that have waited too long; to be called regularly, also if no chunk comes."""
         limit = self.limits.expire_ms
         events = []
-        # The oldest is first, so the rest need not be looked at.
         while limit and self._order:
             partition, uuid = next(iter(self._order))
             context = self._partitions[partition].contexts[uuid]
@@ -147,14 +144,14 @@ class Assembler:
         return events
 
     def safe_offset(self, partition: Hashable, position: int) -> int:
-        """What may be committed: `position`, or the lowest first chunk of a message that is not delivered.
+        """The offset to commit: `position`, or the lowest first chunk of a message that is not delivered.
 
-        Nor does it pass the first chunk of a message that was delivered and is being written again: after a restart in
-        the middle of that, nobody could know the rest for what it is.
+        It also does not pass the first chunk of a delivered message that is being written again: after a restart in
+        the middle of that, the rest could not be recognised as a duplicate.
 
         Args:
             partition: as in `add`.
-            position: all that ended below it has been delivered. It does not go back.
+            position: everything that ended below it has been delivered. It never goes back.
         """
         state = self._partitions.get(partition)
         if state is None:
@@ -163,30 +160,29 @@ class Assembler:
         return min([state.history.safe_offset(position), *firsts])
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
-        """What to note beside a commit: `position`, or what was noted before the restart, where that is higher."""
+        """The offset to note beside a commit: `position`, or the one noted before the restart if that is higher."""
         state = self._partitions.get(partition)
         return position if state is None else max(position, state.history.delivered)
 
     def torn(self, partition: Hashable, offset: int) -> tuple[str, ...]:
-        """What to note beside a commit of `offset`: ids of messages that were begun more often than ended below it.
+        """The ids to note beside a commit of `offset`: of messages that were begun more often than ended below it.
 
-        They are delivered. The rest of such a message may come at any time, from a writer that was taken for dead; it
-        is a duplicate, and after a restart nobody could know that without this. Only the newest are given, and one as
-        often as there are writers. Each is 22 characters of base64: a hash of what the chunks say of their message.
+        They are delivered. The rest of such a message may come at any time, from a writer that seemed dead. It is a
+        duplicate, and after a restart only this note tells. Only the newest ids are given, each as often as there are
+        writers. An id is 22 characters of base64: a hash of uuid, count, size and checksum.
         """
         state = self._partitions.get(partition)
         return () if state is None else state.history.torn_ids(offset)
 
     def resume(self, partition: Hashable, delivered: int, torn: Iterable[str] = ()) -> None:
-        """After a restart at a safe offset: what ended below `delivered` was delivered, and is not given again.
+        """Continues after a restart at a safe offset: messages that ended below `delivered` are not returned again.
 
-        Only what was evicted or has expired may be given back again, since the next time it may be another message
-        that has to go.
+        Evicted and expired messages are the exception: the next time it may be another message that is discarded.
 
         Args:
             partition: as in `add`.
-            delivered: what `delivered_below` said at the commit.
-            torn: what `torn` said then.
+            delivered: the result of `delivered_below` at the commit.
+            torn: the result of `torn` then.
         """
         self._partitions.setdefault(partition, _Partition()).history.resume(delivered, torn)
 
@@ -196,7 +192,7 @@ class Assembler:
         return state is not None and offset < state.history.delivered
 
     def clear(self, partition: Hashable) -> None:
-        """Forgets a partition that another consumer has now; those of the others stay."""
+        """Forgets a partition that was revoked."""
         state = self._partitions.pop(partition, None)
         for uuid, context in () if state is None else state.contexts.items():
             self._held -= context.held
@@ -245,7 +241,7 @@ class Assembler:
 
     def _duplicate(self, partition: Hashable, context: _Context, chunk: Chunk, now_ms: int) -> None:
         self.counts.duplicates += 1
-        if not chunk.id:  # the writer begins again, and has as long as the first time
+        if not chunk.id:  # the writer begins again, and gets the whole time again
             context.begun += 1
             context.began_ms = now_ms
             self._order.move_to_end((partition, chunk.uuid))
@@ -279,7 +275,7 @@ class Assembler:
     def _problem(
         self, state: _Partition, context: _Context, chunk: Chunk, record: LoggedRecord
     ) -> tuple[Reason | None, str] | None:
-        """Why the chunk does not go on with its message; without a reason it is a duplicate. None where it does."""
+        """Why the chunk does not continue its message; None if it does. A duplicate has no reason."""
         first = context.chunk
         if not same_message(chunk, first):
             found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
@@ -292,7 +288,7 @@ class Assembler:
             return (None, "") if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
         if chunk.id > expected:
             told = f"chunk {chunk.id} came, chunk {expected} was next"
-            # Of a message that was delivered, it is the rest of an older writing.
+            # If the message was delivered, this is the rest from a slow writer.
             return (None, told) if state.history.is_torn(chunk) else ("out-of-order", told)
         left = first.count - 1 - chunk.id  # each has a byte at least
         if context.length + len(record.value or b"") + left > first.size:
@@ -318,7 +314,7 @@ class Assembler:
             detail = f"with keys and headers {context.held:,} bytes, allowed are {self.limits.pending_bytes:,}"
             yield self._drop(partition, uuid, "oversized", detail)
         while len(self._order) > self.limits.messages or self._held > self.limits.pending_bytes:
-            # There is another one: this one alone is within the limits, or is gone.
+            # There is another message: this one alone is within the limits, or was dropped above.
             oldest = next(place for place in self._order if place != (partition, uuid))
             yield self._drop(*oldest, "evicted", "more messages, or more bytes, are pending than may be")
 

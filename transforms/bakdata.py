@@ -1,26 +1,26 @@
-"""The two formats of bakdata's kafka-large-message-serde, as its serializer writes and its deserializer reads them.
+"""The two record formats of bakdata's kafka-large-message-serde.
 
     flag        value    0x00 and the value, or 0x01 and the URI of the object in UTF-8
     headers     value    the value, or the URI
                 header   __large.message.backed.value: one byte, 0 or 1, on each record but tombstones
     both        header   __large.message.backed..compression: one byte, 1 gzip, 2 snappy, 3 lz4, 4 zstd; on records with
-                         an object that is compressed, in front of the header above
+                         a compressed object, before the header above
                 null     stays null, without any header
 
-The object is the value, or one frame (see `transforms/frames.py`) with zeros behind it. Its URI, as their writer makes
-it: `s3://bucket/<base path><topic>/values/<id>`; their reader takes any. They say neither size nor checksum.
+The object is the value, or one frame (see `transforms/frames.py`) with zeros after it. Their writer makes the URI
+`s3://bucket/<base path><topic>/values/<id>`; their reader takes any. The records have neither size nor checksum.
 
 Source: com.bakdata.kafka:large-message-serde 2.9.1, 3.0.0 and 3.1.1 as published, run by
 `tests/vectors/Bakdata.java`:
 
-- `large.message.use.headers` chooses what is written; without it, flags. Their reader goes by the record: a record with
-  the header is read by it, another one by its flag, or with `large.message.accept.no.headers` as it is.
-- The last header of a name counts. The one of the compression has two dots in all three; a name with one is read here
-  all the same.
-- Their reader fails on zeros behind frames of snappy and zstd, which their writer puts there. So no zeros are written
-  here, and they are read.
+- `large.message.use.headers` chooses the format to write; the default is the flag. Their reader decides for each
+  record: by the header if there is one, else by the flag, or with `large.message.accept.no.headers` as a plain value.
+- The last header of a name counts. The compression header has two dots in all three versions; the name with one dot is
+  read here too.
+- Their writer puts zeros after frames of snappy and zstd, and their reader fails on them. Here zeros are accepted when
+  read, and not written.
 
-Keys have formats of their own, the same with `key` for `value`; they are left as they are.
+Keys have the same formats, with `key` for `value`; they are passed unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CODEC_BYTES: Mapping[Codec | None, bytes] = {codec: number for number, codec in
 
 
 class _Bakdata:
-    """What the two have in common: frames, and the header of the compression."""
+    """The common part of the two: frames."""
 
     marks = True
 
@@ -69,7 +69,7 @@ class _Bakdata:
 
 
 class BakdataHeaders(_Bakdata):
-    """The format with headers. A record without them is a value as it is."""
+    """The format with headers. A record without them is a plain value."""
 
     def wants(self, record: RecordLike) -> bool:
         """See `Format.wants`."""
@@ -105,9 +105,9 @@ class BakdataHeaders(_Bakdata):
 
 
 class BakdataFlag(_Bakdata):
-    """The format with a byte in front of the value.
+    """The format with a byte before the value.
 
-    A record that has the other format's header is read and written in that format, since their reader does so.
+    A record with the header of the other format is read and written in that format, as their reader does.
     """
 
     def wants(self, record: RecordLike) -> bool:
@@ -156,7 +156,7 @@ _HEADERS = BakdataHeaders()
 
 
 def _last(headers: Sequence[Header], *names: str) -> int | None:
-    """Where the last header with one of the names stands."""
+    """The index of the last header with one of the names."""
     for i in reversed(range(len(headers))):
         if headers[i][0] in names:
             return i
@@ -168,7 +168,7 @@ def _without(headers: Sequence[Header], at: int) -> tuple[Header, ...]:
 
 
 def _compression(headers: tuple[Header, ...]) -> tuple[Codec | None, tuple[Header, ...]]:
-    """How the object is compressed, and the headers without the one that says so."""
+    """The compression of the object, and the headers without the compression header."""
     at = _last(headers, COMPRESSION, COMPRESSION_ONE_DOT)
     if at is None:
         return None, headers
@@ -179,7 +179,7 @@ def _compression(headers: tuple[Header, ...]) -> tuple[Codec | None, tuple[Heade
 
 
 def _compression_headers(headers: Sequence[Header], codec: Codec | None) -> tuple[Header, ...]:
-    # A header that is there already would be taken for the object's own.
+    # An existing header of the record would be taken for the header of the object.
     if codec is None and _last(headers, COMPRESSION, COMPRESSION_ONE_DOT) is None:
         return ()
     return ((COMPRESSION, _CODEC_BYTES[codec]),)

@@ -1,4 +1,4 @@
-"""How many bytes a record takes in Kafka: the arithmetic of record batches, format version 2.
+"""The sizes of records and record batches, in format version 2.
 
 Source: Kafka protocol, "Record Batch" (magic 2): a header of 61 bytes, then records whose lengths are zigzag varints.
 The broker compares the whole batch with the topic's `max.message.bytes`.
@@ -19,7 +19,8 @@ __all__ = [
 ]
 
 BATCH_OVERHEAD_BYTES = 61
-# The most that a batch of one without headers has beside key and value: five-byte varints for record, key and value.
+# The most bytes of a batch of one record without headers, beside key and value: varints of five bytes for record, key
+# and value.
 HEADERLESS_OVERHEAD_BYTES = 80
 
 
@@ -50,10 +51,10 @@ def record_bytes(record: RecordLike) -> int:
 
 
 def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
-    """The longest value with which the record as a batch of one is not over the limit; below 0 where there is none.
+    """The longest value with which the record, alone in a batch, is within the limit; below 0 if there is none.
 
     Args:
-        record: its own value does not count.
+        record: its value is ignored.
         limit_bytes: the most bytes of the batch.
     """
     rest = _rest_bytes(record)
@@ -68,11 +69,11 @@ def value_room_bytes(record: RecordLike, limit_bytes: int) -> int:
 
 
 def batch_of_one_bytes(record: RecordLike) -> int:
-    """Bytes of a batch that holds this record alone, uncompressed."""
+    """Bytes of an uncompressed batch with this record alone."""
     return BATCH_OVERHEAD_BYTES + record_bytes(record)
 
 
 def headerless_batch_bytes(key: bytes | None, value_bytes: int) -> int:
-    """Bytes of a batch that holds one record without headers, uncompressed, of a value that need not be there yet."""
+    """Bytes of an uncompressed batch of one record without headers; the value need not exist yet."""
     size = _rest_bytes(Record(key, None)) + varint_bytes(value_bytes) + value_bytes
     return BATCH_OVERHEAD_BYTES + varint_bytes(size) + size

@@ -14,20 +14,20 @@ R = TypeVar("R", bound=RecordLike)
 
 
 def split_index(sizes: Sequence[int]) -> int:
-    """How many of the records make the first part: both get at least one, and bytes as equal as that allows.
+    """How many records go into the first part. Both parts get at least one, and about the same number of bytes.
 
     Args:
         sizes: bytes of each record, in order; at least two.
 
     Raises:
-        ValueError: there are fewer than two records, which cannot be two parts.
+        ValueError: there are fewer than two records.
     """
     if len(sizes) < 2:  # noqa: PLR2004
         raise ValueError(f"{len(sizes)} records cannot be split in two")
     total = sum(sizes)
     before = sizes[0]
     for index in range(1, len(sizes) - 1):
-        # Taking this record as well must bring the first part nearer to the half.
+        # This record belongs to the first part only if that gets closer to half.
         if abs(total - 2 * (before + sizes[index])) >= abs(total - 2 * before):
             return index
         before += sizes[index]
@@ -35,7 +35,7 @@ def split_index(sizes: Sequence[int]) -> int:
 
 
 def split(records: Sequence[R]) -> tuple[Sequence[R], Sequence[R]]:
-    """The records in two parts, in order, each as it was.
+    """The records in two parts, in order.
 
     Raises:
         ValueError: there are fewer than two.

@@ -1,17 +1,17 @@
-"""Chunks: a value that no record of a topic can hold travels as several records, in order, to one partition.
+"""Chunks: a value that is too large for one record is sent as several records, in order, to one partition.
 
-    value                              a piece of the value, not empty; the pieces, in order, are the value
-    key                                that of the record, on every chunk
+    value                              a piece of the value, not empty; all pieces in order are the value
+    key                                the key of the record, on every chunk
     header large-message.chunk.uuid    1 to 64 characters of [a-zA-Z0-9._-]: the same for all chunks of a message
-    header .id                         which chunk, from 0, decimal
-    header .count                      how many chunks the message has, decimal
+    header .id                         the number of the chunk, from 0, decimal
+    header .count                      the number of chunks of the message, decimal
     header .size                       bytes of the whole value, decimal
     header .checksum                   "sha256:" and 64 lower-case hex digits, of the whole value; may be absent
 
 Source: seed 004, "How Message Chunking Is Implemented" (uuid, chunk_id, num_chunks_from_msg, total_chunk_msg_size);
-design, "Chunks" (the names of the headers, and the checksum). The five stand behind the record's own headers, `uuid`
-first, and those behind the last `uuid` are the chunk's, so a chunk may itself be chunked again. The record's own
-headers ride on each chunk if they take no more than half of its room, else on the first alone, which has them always.
+design, "Chunks" (the names of the headers, and the checksum). The five come after the record's own headers, `uuid`
+first. The headers after the last `uuid` are the chunk's, so a chunk may be split again. Each chunk has the record's own
+headers if they take at most half of its room; else only the first chunk has them.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ _CHECKSUM_FORM = re.compile(rb"sha256:([0-9a-f]{64})", re.ASCII)
 _MOST = 2**31 - 1  # seed 004 has int32 for count, size and id
 _ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
-_LAYOUT = 1  # of the chunks that `split` makes of a record: one more with each change of where it cuts, or what it adds
+_LAYOUT = 1  # of the chunks that `split` makes; to be increased when it cuts at other places or adds other headers
 
 
 def is_chunk(headers: Sequence[Header]) -> bool:
-    """True where a header says that the record is a chunk."""
+    """Whether the record is a chunk: it has a uuid header."""
     return any(name == _UUID for name, _ in headers)
 
 
 def checksum(value: bytes) -> str:
-    """The SHA-256 of a whole value, in hex, as chunks say it."""
+    """The SHA-256 of a whole value, in hex, as in the headers of chunks."""
     return hashlib.sha256(value).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a chunk says of itself and of its message.
+    """The headers of a chunk.
 
     Attributes:
-        uuid: the message's.
-        id: which chunk, from 0.
-        count: how many there are.
+        uuid: of the message.
+        id: the number of the chunk, from 0.
+        count: the number of chunks.
         size: bytes of the whole value.
-        checksum: SHA-256 of the whole value, hex; None where the writer did not say.
+        checksum: SHA-256 of the whole value, hex; None if the header is absent.
     """
 
     uuid: str
@@ -72,7 +72,7 @@ class Chunk:
     checksum: str | None = None
 
     def headers(self) -> tuple[Header, ...]:
-        """The headers that go behind the record's own."""
+        """The headers to append to the record's own."""
         headers: list[Header] = [
             (_UUID, self.uuid.encode()),
             (_ID, b"%d" % self.id),
@@ -85,11 +85,11 @@ class Chunk:
 
     @classmethod
     def parse(cls, record: RecordLike) -> tuple[Chunk, tuple[Header, ...]]:
-        """What a record says of the chunk that it is, and its own headers.
+        """The chunk, and the record's own headers.
 
         Raises:
-            MalformedChunkError: it is none, a header is not as above, `id` is not below `count`, it is empty, or with
-                a byte for each other chunk there would be more than `size`.
+            MalformedChunkError: the record is no chunk, a header breaks the format, `id` is not below `count`, the
+                value is empty, or it is longer than `size` allows with a byte for each other chunk.
         """
         headers = record.headers
         flag = next((i for i in reversed(range(len(headers))) if headers[i][0] == _UUID), None)
@@ -121,17 +121,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Which records are too large, and how they are split.
+    """Splits records that are too large.
 
     Attributes:
-        limit_bytes: the most that a record may take as a batch of one, uncompressed: `max.message.bytes` of the topic
-            that it goes to, or less.
+        limit_bytes: the most bytes of a record, alone in an uncompressed batch: `max.message.bytes` of the sink topic,
+            or less.
     """
 
     limit_bytes: int
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the record would be refused. A tombstone and an empty value never are split."""
+        """Whether the record is over the limit. A tombstone or an empty value is never split."""
         value = record.value
         if not value:
             return False
@@ -140,16 +140,16 @@ class Chunking:
         return batch_of_one_bytes(record) > self.limit_bytes
 
     def uuid(self, record: RecordLike, digest: str, origin: Sequence[str | int]) -> str:
-        """A uuid that is the same when the same record of a log is split again, into the same chunks; 32 characters.
+        """A uuid of 32 characters that is the same whenever the same record of a log is split into the same chunks.
 
-        With it, readers go on with a message of which the writer died in the middle: what they have is a duplicate,
-        what comes after it is the rest. All that the chunks are made of is in it, so no other message has it: a topic
-        that was deleted and made anew, or another limit, gives another one.
+        With it, readers can continue a message whose writer died in the middle: repeated chunks are duplicates, and the
+        others are the rest. It is a digest of everything that the chunks depend on, so no other message has it; a topic
+        that was deleted and created again, or another limit, gives another uuid.
 
         Args:
-            record: what will be split.
+            record: the record to split.
             digest: `checksum` of its value.
-            origin: where it was read, and by whom: another reader's copy of the record is another message.
+            origin: the place where it was read, and the reader; the copy of another reader is another message.
         """
         own = [part for name, value in record.headers for part in (name, value)]
         parts = (_LAYOUT, *origin, self.limit_bytes, record.timestamp, digest, record.key, *own)
@@ -160,19 +160,19 @@ class Chunking:
         return digested.hexdigest()[:32]
 
     def split(self, record: RecordLike, uuid: str, digest: str | None = None) -> Iterator[Record]:
-        """The chunks of a record, in order; none is over the limit as a batch of one.
+        """The chunks of a record, in order; each one, alone in a batch, is within the limit.
 
-        What is raised is raised by the call itself; only the piece that is taken is copied.
+        Errors are raised by the call itself, not by the iterator. A piece is copied when its chunk is taken.
 
         Args:
-            record: one that `wants` is true of.
-            uuid: a new one for each message, and for each attempt unless it makes the same chunks (`uuid`): 1 to 64
-                characters of `[a-zA-Z0-9._-]`.
-            digest: `checksum` of its value, where it is known; else all of it is hashed when the first chunk is taken.
+            record: a record for which `wants` is true.
+            uuid: 1 to 64 characters of `[a-zA-Z0-9._-]`; a new one for each message, and for each attempt unless it
+                makes the same chunks (see `uuid`).
+            digest: `checksum` of its value, if known; else it is computed when the first chunk is taken.
 
         Raises:
-            ChunkError: key and headers leave no room for a piece of the value, or there is too much of it.
-            ValueError: the value is null or empty, or the uuid is none.
+            ChunkError: key and headers leave no room for a piece of the value, or the value is too long.
+            ValueError: the value is null or empty, or the uuid has another form.
         """
         value = record.value
         if not value:
@@ -197,8 +197,8 @@ class Chunking:
             start = end
 
     def _rooms(self, record: RecordLike, uuid: str, size: int) -> tuple[int, int, int]:
-        """Bytes of the value in the first chunk and in each other one, and how many chunks that makes."""
-        # The numbers of the chunks are in their headers, and take more room the more chunks there are.
+        """Bytes of the value in the first chunk and in each other chunk, and the number of chunks."""
+        # Headers with more digits take more room, so the number of digits decides first.
         for digits in range(1, 11):
             widest = Chunk(uuid, 10**digits - 1, 10**digits - 1, size, _ANY_CHECKSUM).headers()
             bare = value_room_bytes(Record(record.key, b"", widest), self.limit_bytes)

@@ -1,4 +1,4 @@
-"""What goes into an assembler of chunks, and what comes out of it."""
+"""The input and output of the assembler of chunks: records of a log, limits, messages, discarded chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reason = Literal[
 
 
 class LoggedRecord(RecordLike, Protocol):
-    """A record, and where it stands in its partition."""
+    """A record with its offset."""
 
     @property
     def offset(self) -> int: ...
@@ -26,7 +26,7 @@ class LoggedRecord(RecordLike, Protocol):
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class ChunkMessageId:
-    """Where a message of chunks stands in its partition; ordered as messages are delivered, by their last chunks.
+    """The position of a chunked message in its partition; ordered by the last chunk, as messages are delivered.
 
     Source: seed 004, "Introducing Chunk Message ID" (PIP 107). Seeking to it means seeking to `first`.
 
@@ -65,12 +65,12 @@ class ChunkMessageId:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may be pending.
+    """The limits for pending messages.
 
     Attributes:
         messages: `max.pending.chunked.message`.
-        pending_bytes: `max.pending.chunked.bytes`, which Pulsar lacks: of all chunks that are kept, keys, headers and
-            what Python holds for each included. The message that is being put together comes on top.
+        pending_bytes: `max.pending.chunked.bytes`, which Pulsar lacks: of all chunks that are held, with keys, headers
+            and the overhead of Python. The message that is being assembled comes on top.
         message_bytes: the largest value of a message.
         expire_ms: `expire.time.of.incomplete.chunked.message.ms`, from the first chunk on; 0 for never.
 
@@ -94,7 +94,7 @@ class Assembled:
 
     Attributes:
         record: as it was before it was split.
-        id: where its first and its last chunk stand.
+        id: the offsets of its first and last chunk.
     """
 
     record: Record
@@ -103,13 +103,13 @@ class Assembled:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Chunks that will not be a message.
+    """Chunks that do not make a message.
 
     Attributes:
-        reason: why; see the module.
-        uuid: the message's; None where it cannot be read.
-        records: the chunks themselves, as they came.
-        detail: for people: what was found.
+        reason: see `transforms.assembly`.
+        uuid: of the message; None if it cannot be read.
+        records: the chunks, as they were read.
+        detail: the finding, for people.
         late: True for one more chunk of a message that has been discarded before.
     """
 
@@ -122,12 +122,12 @@ class Discarded:
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far.
+    """Counters.
 
     Attributes:
         assembled: whole messages.
         duplicates: chunks that were ignored.
-        late: chunks that came when their message had been discarded.
+        late: chunks that came after their message was discarded.
         discarded: messages by reason; for malformed ones, chunks.
     """
 

@@ -1,4 +1,4 @@
-"""Compression of stored payloads: four codecs, each by cramjam, never past a size that was agreed before.
+"""Compression of stored payloads: four codecs of cramjam, never more than a known size.
 
 The formats: gzip (RFC 1952), snappy (one raw block, format_description.txt), lz4 (LZ4 frame), zstd (RFC 8878 frame).
 """
@@ -12,19 +12,19 @@ from typing import Literal, get_args
 
 import cramjam
 
-__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress"]
+__all__ = ["CODECS", "Codec", "CompressionError", "compress", "decompress", "sized_buffer"]
 
 Codec = Literal["gzip", "snappy", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 
-# The levels that Kafka uses where a user names none (KIP-390); cramjam's own zstd default, 11, is several times slower.
+# Kafka's default levels (KIP-390); cramjam's own zstd default, 11, is several times slower.
 _GZIP_LEVEL = 6
 _LZ4_LEVEL = 1
 _ZSTD_LEVEL = 3
 
 
 class CompressionError(ValueError):
-    """The bytes are not one whole compressed value of the size that was promised."""
+    """The bytes are not one whole compressed value of the expected size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,29 @@ def compress(codec: Codec, data: bytes) -> bytes:
     return _FUNCTIONS[codec].compress(data)
 
 
-def decompress(codec: Codec, data: bytes, size: int) -> bytes:
-    """The `size` bytes that `data` holds.
+def sized_buffer(size: int) -> io.BytesIO:
+    """A buffer with room for `size` bytes.
 
-    The output is a buffer of exactly `size` bytes that the decoder cannot leave, so a compression bomb ends as an
-    error, not as memory. The caller has checked `size` against what is allowed.
-
-    Raises:
-        CompressionError: `data` is damaged, or holds more or fewer than `size` bytes.
+    BytesIO returns the bytes that it was filled with, without a copy if it was filled whole. A bytearray would be
+    copied: half the memory and 40 % of the time of a zstd value of 32 MB.
     """
-    # BytesIO hands out the bytes that it was filled with; a bytearray would be copied, half the memory and 40 % of
-    # the time of a zstd value of 32 MB.
     buffer = io.BytesIO()
     if size:
         buffer.seek(size - 1)
         buffer.write(b"\0")
+    return buffer
+
+
+def decompress(codec: Codec, data: bytes, size: int) -> bytes:
+    """The `size` bytes of the compressed `data`.
+
+    The decoder writes into a buffer of exactly `size` bytes, so a compression bomb is an error and takes no memory. The
+    caller has checked that `size` is within the limits.
+
+    Raises:
+        CompressionError: `data` is damaged, or holds more or fewer than `size` bytes.
+    """
+    buffer = sized_buffer(size)
     try:
         with buffer.getbuffer() as view:
             written = _FUNCTIONS[codec].decompress_into(data, view)

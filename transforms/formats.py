@@ -1,4 +1,4 @@
-"""The formats of a reference record: the project's own, and those of others that it reads and writes."""
+"""The formats of reference records: the project's own, and the two of bakdata."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ FormatName = Literal["wideload", "bakdata-headers", "bakdata-flag"]
 
 
 class Format(Protocol):
-    """How a record says that its value is elsewhere, or here.
+    """A format of records whose values may be in a store.
 
-    `read_…` and `write_…` are the inverse of each other; key, timestamp and the record's own headers pass.
+    `read_…` and `write_…` are inverse to each other; key, timestamp and the record's own headers stay.
     """
 
     @property
     def marks(self) -> bool:
-        """Whether a value that stays in the record is changed too, and has to be changed back."""
+        """Whether the format also marks values that stay in the record, so that the mark must be removed again."""
         ...
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the record is not as it was, for it was written in this format; every record is asked."""
+        """Whether the record must be restored, because it was written in this format; called for every record."""
         ...
 
     def refers(self, record: RecordLike) -> bool:
-        """True where the value is elsewhere, or where what says so is malformed. A tombstone never is."""
+        """Whether the value is in a store, or the reference is malformed. False for a tombstone."""
         ...
 
     def read_inline(self, record: RecordLike) -> Record:
-        """The record as it was, of one that `wants` is true of and `refers` is not."""
+        """The original record, if `wants` is true and `refers` is false."""
         ...
 
     def read_reference(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """What the record refers to, and its own headers.
+        """The reference in the record, and the record's own headers.
 
         Raises:
-            MalformedReferenceError: it does not refer, or the value or a header is not as the format has it.
+            MalformedReferenceError: there is none, or the value or a header breaks the format.
         """
         ...
 
     def write_inline(self, record: RecordLike) -> Record:
-        """The record with its value in it, in a format that `marks`; never a tombstone."""
+        """The record with its value and the mark, in a format that `marks`; never a tombstone."""
         ...
 
     def write_reference(self, record: RecordLike, reference: Reference) -> Record:
         """The record with the reference in place of its value.
 
         Raises:
-            MalformedReferenceError: the store gave a path that no reader would take.
+            MalformedReferenceError: the store returned a path that no reader accepts.
         """
         ...
 
     def compress(self, codec: Codec, value: bytes) -> bytes:
-        """What to store for `value`."""
+        """The compressed bytes to store for `value`."""
         ...
 
     def decompress(self, reference: Reference, stored: bytes, limit_bytes: int) -> bytes:
         """The value of a reference that has a codec.
 
         Raises:
-            OversizeError: there is more than `limit_bytes`, in a format that does not say how much there is.
-            CompressionError: it is damaged.
+            OversizeError: the value is over `limit_bytes`, in a format without sizes.
+            CompressionError: the payload is damaged.
         """
         ...
 
 
 class Wideload:
-    """The project's own: see `transforms/reference.py`."""
+    """The project's own format: see `transforms/reference.py`."""
 
     marks = False
 

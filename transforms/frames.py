@@ -1,7 +1,7 @@
-"""Compressed values that do not say how long they are, and may have something else behind their end.
+"""Compressed values of unknown length, which may have other bytes after their end.
 
-bakdata's serializer compresses as Kafka compresses its batches, and stores the buffer whole: the frame, and zeros
-behind it. So a reader must find the end of the frame, and a bound for what it holds, before it decompresses anything.
+bakdata's serializer compresses as Kafka compresses its batches, and stores the whole buffer: the frame, and zeros after
+it. So a reader must find the end of the frame, and a bound for its content, before it decompresses anything.
 
     gzip     RFC 1952: one member; zlib finds its end
     snappy   xerial's stream, of snappy-java: a head of 16 bytes, then blocks of int32 length, big-endian, and as many
@@ -9,19 +9,18 @@ behind it. So a reader must find the end of the frame, and a bound for what it h
     lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0
     zstd     RFC 8878 frame, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last
 
-Every length is checked against what is there, and every sum against the limit, before anything is allocated.
+Before anything is allocated, every length is checked against the bytes that exist, and every sum against the limit.
 """
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import cramjam
 
-from transforms.compression import Codec, CompressionError, compress
+from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
 __all__ = ["OversizeError", "compress_frame", "decompress_frame"]
 
@@ -42,10 +41,10 @@ _ZSTD_LARGEST_BLOCK = 128 * 1024
 
 
 class OversizeError(CompressionError):
-    """There is more in the frame than is allowed.
+    """A frame has more bytes than allowed.
 
     Attributes:
-        limit: how many bytes are allowed.
+        limit: the most bytes that are allowed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -55,18 +54,18 @@ class OversizeError(CompressionError):
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Where a frame ends, and the most bytes that it can hold."""
+    """The end of a frame, and the most bytes that it can hold."""
 
     end: int
     most_bytes: int
 
 
 def compress_frame(codec: Codec, data: bytes) -> bytes:
-    """`data` as one frame that bakdata's deserializer reads, with nothing behind it."""
+    """`data` as one frame that bakdata's deserializer reads, with nothing after it."""
     if codec == "snappy":
         return _compress_xerial(data)
     if codec == "lz4":
-        # Kafka's reader refuses blocks that refer to earlier ones, which is what the codec makes by itself.
+        # Kafka's reader refuses blocks that refer to earlier ones, which are the codec's default.
         compressor = cramjam.lz4.Compressor(level=_LZ4_LEVEL, content_checksum=False, block_linked=False)
         compressor.compress(data)
         return bytes(compressor.finish())
@@ -74,18 +73,18 @@ def compress_frame(codec: Codec, data: bytes) -> bytes:
 
 
 def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
-    """What the frame at the beginning of `data` holds; what stands behind it is not looked at.
+    """The content of the frame at the beginning of `data`; bytes after the frame are ignored.
 
-    Snappy's alone has no end: there only zeros may follow, and a whole block that is missing is not noticed.
+    Only snappy's frame has no end: there only zeros may follow, and a missing whole block is not noticed.
 
     Args:
-        codec: how it was compressed.
-        data: the frame, whole.
-        limit: the most bytes that may come out; no more are held, but for zstd's window, 128 MiB at most.
+        codec: the codec of the frame.
+        data: the whole frame.
+        limit: the most bytes of the content; no more memory is used, except zstd's window of at most 128 MiB.
 
     Raises:
         OversizeError: there are more than `limit`.
-        CompressionError: the frame is damaged, or is cut off.
+        CompressionError: the frame is damaged, or cut off.
     """
     return _DECOMPRESS[codec](data, limit)
 
@@ -113,8 +112,8 @@ def _compress_xerial(data: bytes) -> bytes:
 
 
 def _xerial(data: bytes, limit: int) -> bytes:
-    # Twice over the blocks: a list of them would take more than the limit, where each holds a byte.
-    buffer = _buffer(sum(size for _, size in _xerial_blocks(data, limit)))
+    # Two passes over the blocks: a list of them could take more than the limit, if each holds one byte.
+    buffer = sized_buffer(sum(size for _, size in _xerial_blocks(data, limit)))
     with buffer.getbuffer() as view:
         at = 0
         for block, size in _xerial_blocks(data, limit):
@@ -129,14 +128,14 @@ def _xerial(data: bytes, limit: int) -> bytes:
 
 
 def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
-    """Each block, and the bytes that it promises."""
+    """Each block, and the length of its content according to its head."""
     if not data.startswith(_XERIAL_MAGIC) or len(data) < len(_XERIAL_HEAD):
         raise CompressionError("not a stream of xerial's snappy: its head is another one")
     view = memoryview(data)
     at, total = len(_XERIAL_HEAD), 0
     while at < len(data):
         length = int.from_bytes(view[at : at + 4])
-        if length == 0:  # the zeros of the buffer, which may be fewer than a length has
+        if length == 0:  # the zeros of the buffer; there may be fewer than four
             if data.count(0, at) != len(data) - at:
                 raise CompressionError("a snappy block of 0 bytes")
             return
@@ -211,7 +210,7 @@ def _zstd_extent(data: bytes) -> _Extent:
 
 
 class _Reader:
-    """Little-endian numbers of `data`, one behind the other; what is not there is an error."""
+    """Reads little-endian numbers from `data`, one after the other; missing bytes are an error."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self.position = 0
@@ -232,16 +231,16 @@ class _Reader:
 def _framed(
     extent: Callable[[bytes], _Extent], decompress_into: Callable[[memoryview, memoryview], int]
 ) -> Callable[[bytes, int], bytes]:
-    """A decoder that is given one frame, and a buffer with room for what it may hold."""
+    """A decoder that gets exactly one frame, and a buffer with room for its content."""
 
     def decompress(data: bytes, limit: int) -> bytes:
         found = extent(data)
-        buffer = _buffer(min(found.most_bytes, limit))
+        buffer = sized_buffer(min(found.most_bytes, limit))
         try:
             with buffer.getbuffer() as view:
                 written = decompress_into(memoryview(data)[: found.end], view)
         except cramjam.DecompressionError as exc:
-            # Its words for a buffer that is full; where they become others, a bomb is called damaged.
+            # The decoder's text for a full buffer. If it changes, a bomb is reported as damaged.
             if found.most_bytes > limit and "whole buffer" in str(exc):
                 raise OversizeError(limit) from exc
             raise CompressionError(f"a damaged frame: {exc}") from exc
@@ -249,15 +248,6 @@ def _framed(
         return buffer.getvalue()
 
     return decompress
-
-
-def _buffer(size: int) -> io.BytesIO:
-    # BytesIO hands out the bytes that it was filled with, without a copy where it was filled whole.
-    buffer = io.BytesIO()
-    if size:
-        buffer.seek(size - 1)
-        buffer.write(b"\0")
-    return buffer
 
 
 _DECOMPRESS: Mapping[Codec, Callable[[bytes, int], bytes]] = {

@@ -1,9 +1,9 @@
-"""How long the names may be that Kafka's requests carry: the table of seed 003, as data.
+"""The limits for the names in Kafka's requests: the table of seed 003, as data.
 
-Kafka 5.0 refuses what is longer, and Kafka 4.x where `resource.identifier.limit.enable` says so. Today only topic names
-and the metadata of offset commits have a limit; all else ends where a string of the protocol does, at 32,767 bytes.
+Kafka 5.0 refuses longer names, and Kafka 4.x does if `resource.identifier.limit.enable` is true. Today only topic names
+and the metadata of offset commits have a limit; for all others it is the longest string of the protocol, 32,767 bytes.
 
-Names are counted in characters, which in brokers are Java's: one beyond U+FFFF counts as two.
+Names are counted in Java's characters: one beyond U+FFFF counts as two.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ErrorCode:
     """An error of Kafka's protocol.
 
     Attributes:
-        name: as Kafka calls it.
-        number: None where it is not assigned yet.
+        name: Kafka's name.
+        number: None if it is not assigned yet.
     """
 
     name: str
@@ -89,10 +89,10 @@ class Identifier:
 
     Attributes:
         name: for people.
-        limit: the most that it may have, in `unit`.
-        unit: what is counted.
-        error: what a broker answers to one that is longer.
-        enforced: True where brokers refuse it today; False where they do if `LIMIT_KEY` is true.
+        limit: the longest length, in `unit`.
+        unit: of the length.
+        error: the broker's error for a longer one.
+        enforced: True if brokers refuse it today; False if they do only when `LIMIT_KEY` is true.
     """
 
     name: str
@@ -102,13 +102,13 @@ class Identifier:
     enforced: bool = False
 
     def length(self, text: str) -> int:
-        """How long `text` is, in `unit`."""
+        """The length of `text`, in `unit`."""
         if self.unit == "bytes":
             return len(text.encode("utf-8", "surrogatepass"))
         return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
     def answer(self, *, new_client: bool) -> ErrorCode:
-        """The error that a client gets; one whose requests are too old for the new one gets another."""
+        """The error for a client; one that is too old to know the new error gets another."""
         return INVALID_REQUEST if self.error is TOO_LARGE and not new_client else self.error
 
 
@@ -144,22 +144,22 @@ CLIENT_KEYS: Mapping[str, Kind] = MappingProxyType(
         "transactional.id": "transactional-id",
     }
 )
-"""Which keys of a client's configuration are names of which kind."""
+"""The kinds of the names in a client's configuration, by key."""
 
 
 def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
     """Refuses a name that is too long.
 
     Args:
-        kind: what it names.
+        kind: the kind of the name.
         text: the name.
-        enabled: `LIMIT_KEY`. False: only what brokers refuse in any case, and what no request can carry.
+        enabled: `LIMIT_KEY`. If False, only names that brokers refuse in any case, or no request can carry.
 
     Raises:
         ResourceIdentifierTooLargeError: it is over the limit.
     """
     identifier = IDENTIFIERS[kind]
-    if 4 * len(text) <= identifier.limit:  # no character takes more, in whatever unit
+    if 4 * len(text) <= identifier.limit:  # no character takes more than 4 of either unit
         return
     if enabled or identifier.enforced:
         length = identifier.length(text)
@@ -170,14 +170,14 @@ def check(kind: Kind, text: str, *, enabled: bool = True) -> None:
         raise ResourceIdentifierTooLargeError(kind, size, STRING_BYTES, "bytes")
 
 
-_DIGEST_CHARACTERS = 40  # 160 bits: two that are equal are not to be expected
+_DIGEST_CHARACTERS = 40  # 160 bits, so two names never have the same one
 
 
 def transactional_id(pipeline: str, topic: str, partition: int) -> str:
-    """The `transactional.id` of a pipeline's transactions for one source partition; always the same, and its own.
+    """The `transactional.id` of a pipeline's transactions for one source partition; always the same, and unique.
 
-    `pipeline:topic:partition`: both names may have dashes, and `a-b-c-0` would be that of two pipelines, which then
-    fence each other. Where that is over the limit: the pipeline's name, as far as there is room, and a digest.
+    It is `pipeline:topic:partition`. With dashes, `a-b-c-0` could belong to two pipelines, which would fence each
+    other. If that is over the limit, it is the beginning of the pipeline's name and a digest.
     """
     whole = f"{pipeline}:{topic}:{partition}"
     if IDENTIFIERS["transactional-id"].length(whole) <= _CHARACTERS:

@@ -1,4 +1,4 @@
-"""Inflate: the value comes back into the record. The reverse of offload, verified; the store is elsewhere.
+"""Inflate: puts the value back into the record, verified. The reverse of offload; the caller reads from the store.
 
 Source: seed 000, "Deserializer"; design, "Reference".
 """
@@ -23,12 +23,12 @@ DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes i
 
 @dataclass(frozen=True, slots=True)
 class Inflation:
-    """A reference on its way to becoming the value again.
+    """A reference that was read, before its payload is.
 
     Attributes:
-        reference: what the record said.
+        reference: of the record.
         headers: the record's own headers.
-        stored_limit_bytes: the most that the payload may have in the store.
+        stored_limit_bytes: the largest allowed payload in the store.
     """
 
     reference: Reference
@@ -38,13 +38,13 @@ class Inflation:
 
 @dataclass(frozen=True, slots=True)
 class Inflate:
-    """Which records are references, and how the value is restored.
+    """Finds references and restores their values.
 
     Attributes:
         max_bytes: the largest payload, stored or decompressed.
-        format: how records are read.
-        copied: whether the value is copied at once by what is behind this.
-        signing: says which references are genuine; None where all are taken.
+        format: of the records.
+        copied: whether the next stage copies the value.
+        signing: verifies references; None if all are accepted.
     """
 
     max_bytes: int = DEFAULT_MAX_BYTES
@@ -53,14 +53,14 @@ class Inflate:
     signing: Signing | None = None
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the record is a reference, or is marked as one that is not. A tombstone never is."""
+        """Whether the record is a reference, or has the mark of a plain value. False for a tombstone."""
         return self.format.wants(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """How much memory restoring the value may take: what the reference says, else all that is allowed.
+        """The memory that restoring the value may take: the size in the reference, or else the limit.
 
-        Twice that where the payload is compressed, or the value copied, for then both are held. Never raises; what is
-        malformed takes none, since nothing is read for it.
+        It is twice that if the payload is compressed or the value copied, because both are held. Never raises; a
+        malformed reference takes no memory, as nothing is read for it.
         """
         if self.format.marks and not self.format.refers(record):
             return len(record.value or b"")  # the mark's removal makes a copy
@@ -72,37 +72,37 @@ class Inflate:
         return copies * inflation.stored_limit_bytes
 
     def begin(self, record: RecordLike) -> Inflation:
-        """Reads the reference; nothing is requested for one that is not right.
+        """Reads and verifies the reference, before any request to the store.
 
         Raises:
-            MalformedReferenceError: the value or a header is not what the format allows.
+            MalformedReferenceError: the value or a header breaks the format.
             SignatureError: see `verify`.
-            PayloadTooLargeError: the reference itself says more than `max_bytes`.
+            PayloadTooLargeError: the size in the reference is over `max_bytes`.
         """
         reference, headers = self.format.read_reference(record)
         self.verify(reference)
         return Inflation(reference, headers, self.stored_limit_bytes(reference))
 
     def verify(self, reference: Reference, part: Field = VALUE) -> None:
-        """Returns where the reference is genuine, as far as that is asked.
+        """Checks the signature of the reference, if there is a key.
 
         Raises:
-            SignatureError: it is not signed with a key that is known.
+            SignatureError: it is not signed with a known key.
         """
         if self.signing is not None:
             self.signing.verify(reference, part)
 
     def stored_limit_bytes(self, reference: Reference) -> int:
-        """The most that the payload of a reference may have in the store.
+        """The largest allowed payload of a reference, as stored.
 
         Raises:
-            PayloadTooLargeError: the reference itself says more than `max_bytes`.
+            PayloadTooLargeError: the size in the reference is over `max_bytes`.
         """
         if reference.size is None:
             return self.max_bytes
         if reference.size > self.max_bytes:
             raise PayloadTooLargeError(reference.path, reference.size, self.max_bytes)
-        # Compressed bytes are used only where they are fewer, so no payload is longer than its value.
+        # A writer compresses only if that makes it shorter, so no payload is longer than its value.
         return reference.size
 
     def finish(self, record: RecordLike, inflation: Inflation, stored: bytes) -> Record:
@@ -116,7 +116,7 @@ class Inflate:
         return Record(record.key, value, inflation.headers, record.timestamp)
 
     def restore(self, reference: Reference, stored: bytes) -> bytes:
-        """What was offloaded, from the payload as the store has it; raises what `finish` raises."""
+        """The original value, from the stored payload; raises the same errors as `finish`."""
         if len(stored) > self.max_bytes:
             raise PayloadTooLargeError(reference.path, len(stored), self.max_bytes)
         value = stored

@@ -1,4 +1,4 @@
-"""Offload: a large value leaves the record, a reference takes its place. Decisions and formats; the store is elsewhere.
+"""Offload: replaces a large value by a reference. Decisions and formats only; the caller writes to the store.
 
 Source: seed 000, "Serializer"; design, "Reference".
 """
@@ -23,13 +23,13 @@ DEFAULT_THRESHOLD_BYTES = 1_048_576  # seed 000: "1MB (Default of max.message.by
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A value on its way to the store.
+    """A value to be stored.
 
     Attributes:
-        data: the bytes to store: the value, or the value compressed.
+        data: the bytes to store: the value, or the compressed value.
         size: bytes of the value.
         checksum: SHA-256 of the value, hex.
-        codec: how `data` is compressed; None where it is the value.
+        codec: of `data`; None if it is the value itself.
     """
 
     data: bytes
@@ -38,22 +38,22 @@ class Payload:
     codec: Codec | None
 
     def reference(self, path: str) -> Reference:
-        """The reference, once the store has said where the payload is."""
+        """The reference to the payload at this path in the store."""
         return Reference(path, self.size, self.checksum, self.codec)
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Which records are large, and what becomes of them.
+    """Finds large records and makes their references.
 
     Attributes:
         threshold_bytes: a value longer than this is large.
-        sink_limit_bytes: `max.message.bytes` of the topic that the record goes to; a record over it as a batch of one
-            is large whatever the threshold says. None where there is no such limit.
-        codec: how payloads are compressed; None for not at all.
-        format: how records are written.
-        measure: bytes of what becomes of a record behind this, as a batch of one; None where that is the record.
-        signing: signs references; None where they are not.
+        sink_limit_bytes: `max.message.bytes` of the sink topic; a record that is over it, alone in a batch, is large
+            too. None if there is no such limit.
+        codec: the compression of payloads; None for none.
+        format: of the records.
+        measure: the size of a record, alone in a batch, after the stages behind this one; None if they keep it.
+        signing: signs references; None if they are not signed.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
@@ -64,11 +64,11 @@ class Offload:
     signing: Signing | None = None
 
     def changes(self, record: RecordLike) -> bool:
-        """True where the record is not written as it is: its value is to be offloaded, or marked as one that is not."""
+        """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
         return record.value is not None if self.format.marks else self.wants(record)
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the value is to be offloaded. A tombstone and an empty value never are."""
+        """Whether to offload the value. False for a tombstone and an empty value."""
         value = record.value
         if not value:
             return False
@@ -80,11 +80,11 @@ class Offload:
         if self.measure is not None or self.format.marks:
             return (self.measure or batch_of_one_bytes)(self.keep(record)) > limit
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
-            return False  # nearly every record ends here, for a tenth of what the exact size costs
+            return False  # nearly every record ends here, at a tenth of the cost of the exact size
         return batch_of_one_bytes(record) > limit
 
     def payload(self, value: bytes) -> Payload:
-        """What to store for `value`. Compressed bytes that are no fewer than the value are not used."""
+        """The payload of `value`, compressed if that makes it shorter."""
         checksum = hashlib.sha256(value).hexdigest()
         if self.codec is not None:
             compressed = self.format.compress(self.codec, value)
@@ -93,14 +93,14 @@ class Offload:
         return Payload(value, len(value), checksum, None)
 
     def refer(self, record: RecordLike, reference: Reference) -> Record:
-        """The record with the reference in place of its value: key, timestamp and own headers as they were.
+        """The record with the reference in place of its value; key, timestamp and own headers stay.
 
         Raises:
-            MalformedReferenceError: the store gave a path that no reader would take.
+            MalformedReferenceError: the store returned a path that no reader accepts.
         """
         signed = reference if self.signing is None else self.signing.signed(reference)
         return self.format.write_reference(record, signed)
 
     def keep(self, record: RecordLike) -> RecordLike:
-        """The record with its value in it, as the format has those."""
+        """The record with its value, and the mark if the format has one."""
         return self.format.write_inline(record) if self.format.marks else record

@@ -1,9 +1,9 @@
 """How well the batches of a topic compress: the estimate of KIP-126 (seed 001, "Proposed Changes").
 
-A producer has to close a batch before it knows how many bytes the batch compresses to. It goes by an estimate, one for
-each topic and compression type: what one topic's records compress to says nothing of another's.
+A producer must close a batch before it knows its compressed size. So it uses an estimate for each topic and compression
+type, as topics compress differently.
 
-The formulas and numbers are images in the seed that its text has lost; they are those of Kafka's own
+The formulas and numbers are images in the seed, which its text lacks; they are those of Kafka's own
 `CompressionRatioEstimator`. The text names 0.005 once as COMPRESSION_RATIO_DETERIORATE_STEP, and once the proportion as
 DETERIORATE:IMPROVING = 10:1. Only the second agrees with its reason (20 batches for an improvement of 0.1, so that few
 batches are split) and with Kafka: 0.005 is the step of improving, 0.05 that of deteriorating.
@@ -26,14 +26,14 @@ INITIAL_ESTIMATE = 1.0
 IMPROVING_STEP = 0.005
 DETERIORATE_STEP = 0.05
 ESTIMATION_FACTOR = 1.05
-"""For contingency: a batch may compress so much worse than estimated before it is over the limit."""
+"""A reserve: a batch may compress worse than estimated by this factor before it is over the limit."""
 
 
 def next_estimate(estimate: float, observed: float) -> float:
-    """The estimate after a batch that compressed to `observed` of its size, a number above 0.
+    """The next estimate, after a batch with the ratio `observed`, which is above 0.
 
-    A batch that compressed worse moves it by `DETERIORATE_STEP` at least, and never leaves it below `observed`; one
-    that compressed better moves it by `IMPROVING_STEP` at most, and never below `observed`.
+    A worse ratio raises the estimate by at least `DETERIORATE_STEP`, and at least to `observed`. A better one lowers it
+    by at most `IMPROVING_STEP`, and never below `observed`.
     """
     if observed > estimate:
         return max(estimate + DETERIORATE_STEP, observed)
@@ -43,12 +43,12 @@ def next_estimate(estimate: float, observed: float) -> float:
 
 
 def estimated_bytes(uncompressed: int, estimate: float) -> float:
-    """What so many bytes are taken to compress to."""
+    """The estimated compressed size, with the reserve."""
     return estimate * uncompressed * ESTIMATION_FACTOR
 
 
 def room_bytes(batch_bytes: int, estimate: float) -> int:
-    """The most uncompressed bytes of which `estimated_bytes` is not over `batch_bytes`."""
+    """The most uncompressed bytes whose `estimated_bytes` are within `batch_bytes`."""
     room = int(batch_bytes / (estimate * ESTIMATION_FACTOR))
     return room if estimated_bytes(room, estimate) <= batch_bytes else room - 1
 
@@ -66,10 +66,10 @@ class Estimates:
         return self._estimates.get((topic, codec), INITIAL_ESTIMATE)
 
     def observe(self, topic: str, codec: str, ratio: float) -> float:
-        """Takes in what a batch compressed to, and returns the new estimate; see `next_estimate`."""
+        """Takes the ratio of a batch and returns the new estimate; see `next_estimate`."""
         estimate = self._estimates[topic, codec] = next_estimate(self.of(topic, codec), ratio)
         return estimate
 
     def reset(self, topic: str, codec: str) -> None:
-        """Begins again at `INITIAL_ESTIMATE`: a batch had to be split."""
+        """Begins again at `INITIAL_ESTIMATE`, after a batch had to be split."""
         self._estimates.pop((topic, codec), None)

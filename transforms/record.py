@@ -1,4 +1,4 @@
-"""What a record is to a transform."""
+"""Kafka records, as transforms see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Header = tuple[str, bytes | None]
 
 
 class RecordLike(Protocol):
-    """What a transform reads of a record; aiokafka's `ConsumerRecord` has it as it is, so nothing is copied."""
+    """The fields of a record that a transform reads. aiokafka's `ConsumerRecord` is one, so nothing is copied."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -26,7 +26,7 @@ class RecordLike(Protocol):
 
 @runtime_checkable
 class SourceRecord(RecordLike, Protocol):
-    """A record with its place in the log. aiokafka's `ConsumerRecord` is one."""
+    """A record with its topic, partition and offset. aiokafka's `ConsumerRecord` is one."""
 
     @property
     def topic(self) -> str: ...
@@ -38,13 +38,13 @@ class SourceRecord(RecordLike, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One Kafka record, all of it.
+    """A Kafka record.
 
     Attributes:
-        key: the key; None is Kafka's null.
-        value: the value; None is a tombstone, b"" is not.
-        headers: in order; names may stand more than once, values may be None.
-        timestamp: milliseconds since the epoch, as Kafka carries it.
+        key: None is Kafka's null.
+        value: None is a tombstone, b"" is not.
+        headers: in order; a name may occur more than once, values may be None.
+        timestamp: milliseconds since the epoch.
     """
 
     key: bytes | None

@@ -1,17 +1,18 @@
-"""A record in the bytes that Kafka's batches carry: record format version 2, without the batch around it.
+"""Kafka's record format, version 2: the bytes of one record, without the batch around it.
 
     Record => Length Attributes TimestampDelta OffsetDelta Key Value Headers
-      Length         => varint  bytes of all that follows
+      Length         => varint  bytes of the rest
       Attributes     => int8    0
       TimestampDelta => varlong milliseconds since the batch's first timestamp; alone: since the epoch
       OffsetDelta    => varint  since the batch's first offset; alone: 0
       Key, Value     => varint length, bytes; -1 for null
       Headers        => varint count, [Name Value]
-        Name         => varint length, bytes that ought to be UTF-8
+        Name         => varint length, bytes; should be UTF-8
         Value        => varint length, bytes; -1 for null
 
-Varints are zigzag. A reader takes what brokers take: any length below 0 for a null, and of a varint 64 bits. A header's
-name that is not UTF-8 is kept as Python keeps file names, by `surrogateescape`, so it is written again byte for byte.
+Varints are zigzag. The reader accepts what brokers accept: any negative length is a null, and a varint has 64 bits. A
+header name that is not UTF-8 is decoded by `surrogateescape`, as Python does with file names, so that it is written
+again byte for byte.
 Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82; Kafka's `DefaultRecord` and `ByteUtils`.
 """
 
@@ -29,12 +30,12 @@ _ESCAPE = "surrogateescape"
 
 
 def name_bytes(name: str) -> bytes:
-    """The bytes of a header's name, also where they are not UTF-8."""
+    """The bytes of a header's name, even if they are not UTF-8."""
     return name.encode(errors=_ESCAPE)
 
 
 def is_writable(record: RecordLike) -> bool:
-    """True where the name of each header is UTF-8, so that clients can write it."""
+    """Whether the name of each header is UTF-8, so that clients can write it."""
     try:
         check_names(record)
     except HeaderNameError:
@@ -43,7 +44,7 @@ def is_writable(record: RecordLike) -> bool:
 
 
 def check_names(record: RecordLike) -> None:
-    """Refuses what is not `is_writable`.
+    """Refuses a record that is not `is_writable`.
 
     Raises:
         HeaderNameError: the name of a header is not UTF-8.
@@ -56,10 +57,10 @@ def check_names(record: RecordLike) -> None:
 
 
 def serialize(record: RecordLike, offset: int = 0) -> bytes:
-    """The record; alone, `parse` gives it back.
+    """The bytes of a record; the inverse of `parse`.
 
     Args:
-        record: in a batch, its timestamp is the delta.
+        record: for a batch, its timestamp must be the delta.
         offset: the offset delta.
     """
     body = bytearray(b"\0")
@@ -77,10 +78,10 @@ def serialize(record: RecordLike, offset: int = 0) -> bytes:
 
 
 def parse(data: bytes) -> Record:
-    """What `serialize` was given.
+    """The record of which `serialize` made the bytes.
 
     Raises:
-        MalformedError: the bytes are not one record and nothing else.
+        MalformedError: the bytes are not exactly one record.
     """
     record, _, end = read(data, 0)
     if end != len(data):
@@ -89,15 +90,15 @@ def parse(data: bytes) -> Record:
 
 
 def read(data: bytes, at: int) -> tuple[Record, int, int]:
-    """The record at `at`; its timestamp is the delta that stands there.
+    """The record at index `at`; its timestamp is the delta.
 
-    No length is believed before it is checked against the bytes that are there.
+    No length is used before it is checked against the bytes that exist.
 
     Returns:
-        The record, its offset delta, and where it ends.
+        The record, its offset delta, and the index of its end.
 
     Raises:
-        MalformedError: there is none.
+        MalformedError: there is no valid record.
     """
     size, at = _number(data, at, len(data))
     end = at + size
@@ -151,7 +152,7 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     size, at = _number(data, at, end)
-    if size < 0:  # brokers, and readers of every kind, take any for null
+    if size < 0:  # brokers and all readers accept any negative number as null
         return None, at
     if size > end - at:
         raise MalformedError("length", f"{size:,}", f"up to {end - at:,}")

@@ -1,17 +1,17 @@
-"""The reference record: a path in place of a value, and headers that say what lies there.
+"""The reference record: a path in place of the value, and headers that describe the payload.
 
-    value                        the full path, UTF-8, as the store's `publish` returned it
+    value                        the full path, UTF-8, as returned by the store's `publish`
     header large-message         "true"
     header .size                 length of the original value in bytes, decimal
     header .checksum             "sha256:" and 64 lower-case hex digits, of the original value
-    header .compression          gzip, snappy, lz4 or zstd; absent where the stored bytes are the value itself
-    header .signature            see `transforms/signing.py`; absent where references are not signed
+    header .compression          gzip, snappy, lz4 or zstd; absent if the stored bytes are the value itself
+    header .signature            see `transforms/signing.py`; absent if references are not signed
 
-An offloaded key has the same, with `large-message-key` for `large-message` in each name; a record may have both.
+An offloaded key has the same headers, named `large-message-key`; a record may have both.
 
 Source: seed 000, "Serializer" and "Deserializer" (the path and the first header); design, "Reference" (the others).
-These headers stand together behind the record's own, `large-message` first. So they can be told from headers of the
-same name that the original record had, and taking them off restores it exactly, however often it was done.
+These headers come together after the record's own, `large-message` first. So a reader can distinguish them from headers
+of the same name in the original record, and restores that exactly, even if it was offloaded more than once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["KEY", "MAX_PATH_BYTES", "VALUE", "Field", "Reference", "is_reference
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The part of a record that a reference stands for, and the names of its headers.
+    """The part of a record that a reference replaces, and the names of its headers.
 
     Attributes:
         name: `value` or `key`.
-        flag: the header that says `true`.
-        size, checksum, compression, signature: the headers behind it.
+        flag: the header with the value `true`.
+        size, checksum, compression, signature: the headers after it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Field:
 
     @property
     def details(self) -> tuple[str, ...]:
-        """The names of the headers behind the flag."""
+        """The names of the headers after the flag."""
         return self.size, self.checksum, self.compression, self.signature
 
 
@@ -79,7 +79,7 @@ _SHOWN_BYTES = 100  # of a header's value in a message; a checksum has 71
 
 
 def is_reference(headers: Sequence[Header], part: Field = VALUE) -> bool:
-    """True where the last `large-message` header (of a key: `large-message-key`) says `true`."""
+    """Whether the last `large-message` header (for a key: `large-message-key`) is `true`."""
     for name, value in reversed(headers):
         if name == part.flag:
             return value == _TRUE
@@ -88,14 +88,14 @@ def is_reference(headers: Sequence[Header], part: Field = VALUE) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a reference record says of its payload.
+    """The description of a payload in a reference record.
 
     Attributes:
         path: the full path in the store.
-        size: bytes of what was offloaded; None where the writer did not say (the seed's own format).
-        checksum: SHA-256 of what was offloaded, 64 hex digits; None likewise.
-        codec: how the stored bytes are compressed; None where they are what was offloaded.
-        signature: what stands in its header; None where it is not signed. Reading does not verify it.
+        size: bytes of the original value or key; None if there is no header (the seed's own format).
+        checksum: SHA-256 of the original, 64 hex digits; None if there is no header.
+        codec: the compression of the stored bytes; None if they are the original.
+        signature: its header; None if it is not signed. Reading does not verify it.
     """
 
     path: str
@@ -105,7 +105,7 @@ class Reference:
     signature: str | None = None
 
     def headers(self, part: Field = VALUE) -> tuple[Header, ...]:
-        """The headers that go behind the record's own."""
+        """The headers to append to the record's own."""
         headers: list[Header] = [(part.flag, _TRUE)]
         if self.size is not None:
             headers.append((part.size, b"%d" % self.size))
@@ -118,10 +118,10 @@ class Reference:
         return tuple(headers)
 
     def value(self) -> bytes:
-        """What stands in the record in place of the value, or of the key.
+        """The bytes in place of the value or the key.
 
         Raises:
-            MalformedReferenceError: no reader would take the path.
+            MalformedReferenceError: no reader accepts the path.
         """
         try:
             value = self.path.encode()
@@ -131,10 +131,10 @@ class Reference:
 
     @classmethod
     def parse(cls, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """The reference that stands for a record's value, and the record's own headers without those of the reference.
+        """The reference in place of a record's value, and the record's own headers.
 
         Raises:
-            MalformedReferenceError: `is_reference` is False, or the value or a header is not as above.
+            MalformedReferenceError: `is_reference` is False, or the value or a header breaks the format.
         """
         return cls.read(record.value, record.headers)
 
@@ -142,12 +142,12 @@ class Reference:
     def read(
         cls, data: bytes | None, headers: Sequence[Header], part: Field = VALUE
     ) -> tuple[Reference, tuple[Header, ...]]:
-        """As `parse`, of a value or a key alone.
+        """As `parse`, for a value or a key.
 
         Args:
-            data: what stands in the record as the value, or as the key.
-            headers: those of the record.
-            part: which of the two it is.
+            data: the value or the key of the record.
+            headers: of the record.
+            part: which of the two `data` is.
         """
         if not is_reference(headers, part):
             raise MalformedReferenceError(part.flag, "absent or another", "true")
@@ -162,10 +162,10 @@ class Reference:
 
 
 def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes | None], tuple[Header, ...]]:
-    """The reference's headers and the others.
+    """The headers of the reference, and the others.
 
-    The last flag is the reference's, and so is the first of each other name behind it, whatever stands between. Where
-    nothing follows, the writer was another one (seed 000 knows just the first header, and promises no order).
+    The last flag is the reference's, and so is the first header of each other name after it, with any headers between.
+    If none follows, another program wrote it (seed 000 has only the first header, and promises no order).
     """
     flag = next(i for i in reversed(range(len(headers))) if headers[i][0] == part.flag)
     ours: dict[str, int] = {}
@@ -179,7 +179,7 @@ def _partition(headers: Sequence[Header], part: Field) -> tuple[dict[str, bytes 
 
 
 def _loose(headers: Sequence[Header], part: Field) -> dict[str, int]:
-    """The last of each name that does not follow an earlier flag without a gap, each name once, and so is another's."""
+    """The last header of each name outside an earlier reference: a flag, and directly after it each name once."""
     loose: dict[str, int] = {}
     group: set[str] | None = None
     for i, (name, _) in enumerate(headers):
@@ -196,10 +196,10 @@ def _loose(headers: Sequence[Header], part: Field) -> dict[str, int]:
 
 
 def parse_path(data: bytes | None, part: Field = VALUE) -> str:
-    """The path that stands in a value or a key.
+    """The path in a value or a key.
 
     Raises:
-        MalformedReferenceError: it is not one that a store may have given.
+        MalformedReferenceError: no store returns such a path.
     """
     if data is None:
         raise MalformedReferenceError(part.name, "null", _PATH_ALLOWED)

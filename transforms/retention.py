@@ -1,17 +1,17 @@
-"""How long payloads must stay, given how long their topic's records do.
+"""How long payloads must be kept, for the retention of their topic.
 
-Source: seed 000, "Considerations": a TTL should exceed the topic's retention by 10 to 20 %; payloads of a topic that
-is compacted, and not deleted from as well, have no TTL. `compact,delete` deletes by age as `delete` does.
-`retention.bytes` only makes Kafka delete earlier, so it needs no longer TTL.
+Source: seed 000, "Considerations": a TTL should exceed the topic's retention by 10 to 20 %; payloads of a topic with
+`compact` alone have no TTL. `compact,delete` deletes by age as `delete` does. `retention.bytes` only makes Kafka delete
+earlier, so it needs no longer TTL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-__all__ = ["FOREVER", "ExpiryRuleLike", "Retention", "State", "Verdict", "duration_text"]
+__all__ = ["FOREVER", "ExpiryRule", "Retention", "State", "Verdict", "duration_text"]
 
 FOREVER = -1  # Kafka's word for it, in `retention.ms`
 
@@ -20,45 +20,43 @@ _PERCENT, _LEAST_PERCENT, _MOST_PERCENT = 115, 110, 120
 _MOST_DAYS = 2**31 - 1  # of an S3 rule; a retention beyond it is no retention
 
 State = Literal["ok", "missing", "too-short", "too-long", "forbidden", "no-ttl"]
-"""What the expiry rules of a store come to.
+"""The result of a check of a store's expiry rules.
 
-`ok`: payloads outlive their records, by little. `missing`: no rule deletes them. `too-short`: payloads go before
-records that refer to them, or less than 10 % after. `too-long`: they stay for longer than 120 %, which only costs
-storage. `forbidden`: records stay for ever, and a rule deletes payloads. `no-ttl`: both stay for ever.
+`ok`: payloads are kept a little longer than records. `missing`: no rule deletes them. `too-short`: payloads are deleted
+before their records, or less than 10 % after. `too-long`: they are kept for more than 120 %, which only costs storage.
+`forbidden`: records are kept for ever, but a rule deletes payloads. `no-ttl`: both are kept for ever.
 """
 
 _WARNED: frozenset[State] = frozenset({"missing", "too-short", "forbidden", "no-ttl"})
 _WRONG: frozenset[State] = _WARNED - {"no-ttl"}
 
 
-class ExpiryRuleLike(Protocol):
-    """A rule by which a store deletes payloads of a topic; see `stores.store.ExpiryRule`."""
+@dataclass(frozen=True, slots=True)
+class ExpiryRule:
+    """A rule by which a store deletes payloads on its own.
 
-    @property
-    def id(self) -> str: ...
+    Attributes:
+        id: the rule's name in the store.
+        days: the age at which payloads are deleted; None if `date` is set.
+        date: the day, as `2030-01-31`, from which on payloads of any age are deleted; None if `days` is set.
+        whole: whether it is for every payload of the topic, not only for some sizes, names or tags.
+        tagged: whether it is only for payloads with a tag. The project sets no tags.
+        own: whether `Lifecycle.set_expiry` of the store sets this rule.
+        scope: the objects that it is for, in words.
+    """
 
-    @property
-    def days(self) -> int | None: ...
-
-    @property
-    def date(self) -> str | None: ...
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def tagged(self) -> bool: ...
-
-    @property
-    def own(self) -> bool: ...
-
-    @property
-    def scope(self) -> str: ...
+    id: str
+    days: int | None
+    date: str | None
+    whole: bool
+    tagged: bool
+    own: bool
+    scope: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be said of a topic and the rules for its payloads.
+    """The result of a check of a topic and the rules for its payloads.
 
     Attributes:
         state: in a word.
@@ -70,12 +68,12 @@ class Verdict:
 
     @property
     def warns(self) -> bool:
-        """Whether a user should be told without having asked."""
+        """Whether to warn the user at start."""
         return self.state in _WARNED
 
     @property
     def wrong(self) -> bool:
-        """Whether something must be set right."""
+        """Whether something must be corrected."""
         return self.state in _WRONG
 
 
@@ -87,7 +85,7 @@ class Retention:
         topic: its name.
         retention_ms: its `retention.ms`; -1 for ever.
         cleanup_policy: its `cleanup.policy`.
-        segment_ms: its `segment.ms`: a record stays for up to so much longer, since segments go as a whole.
+        segment_ms: its `segment.ms`. A record may stay so much longer, since whole segments are deleted.
     """
 
     topic: str
@@ -97,7 +95,7 @@ class Retention:
 
     @property
     def forever(self) -> str | None:
-        """Why no record ever goes for its age; None where records do."""
+        """Why records are never deleted for their age; None if they are."""
         policies = [policy.strip() for policy in self.cleanup_policy.split(",")]
         if "delete" not in policies:
             how = "compacted without delete" if "compact" in policies else "not cleaned up at all"
@@ -108,13 +106,13 @@ class Retention:
 
     @property
     def recommended_days(self) -> int | None:
-        """The TTL: `retention.ms` and 15 %, in whole days, as stores count them; None where there must be none."""
+        """The TTL: `retention.ms` and 15 %, in whole days, as in stores; None if there must be none."""
         return None if self.forever else _days(self.retention_ms, _PERCENT)
 
-    def judge(self, rules: Iterable[ExpiryRuleLike]) -> Verdict:
-        """What the rules that may delete the topic's payloads come to. The earliest decides.
+    def judge(self, rules: Iterable[ExpiryRule]) -> Verdict:
+        """Checks the rules that may delete the topic's payloads. The earliest decides.
 
-        Rules for tagged payloads do not count, as the project gives payloads no tags; `notes` names them.
+        Rules for tagged payloads do not count, as the project sets no tags; `notes` names them.
         """
         ordered = sorted((rule for rule in rules if not rule.tagged), key=_age)
         if self.forever:
@@ -134,16 +132,16 @@ class Retention:
             return Verdict("too-long", f"{_named(earliest)} {_deletes(earliest)}, later than needed; {wanted}")
         return Verdict("ok", f"{_named(earliest)} {_deletes(earliest)}; {wanted}")
 
-    def _judge_forever(self, rules: Sequence[ExpiryRuleLike]) -> Verdict:
+    def _judge_forever(self, rules: Sequence[ExpiryRule]) -> Verdict:
         reason = f"topic {self.topic} {self.forever}, so a TTL must not be used"
         if rules:
             return Verdict("forbidden", f"{reason}, but {_named(rules[0])} {_deletes(rules[0])}; it must go")
         return Verdict("no-ttl", f"{reason}: payloads stay until those without a record are swept")
 
-    def own_days(self, rules: Iterable[ExpiryRuleLike]) -> int | None:
-        """The age that the project's own rule should have, given all rules as they are; None for no such rule.
+    def own_days(self, rules: Iterable[ExpiryRule]) -> int | None:
+        """The age for the project's own rule, beside the other rules; None for no own rule.
 
-        One that is there is never made shorter: another cluster's worker may have set it for the same topic and prefix,
+        An existing one is never made shorter: another cluster's worker may have set it for the same topic and prefix,
         and the longest retention counts.
         """
         if self.forever:
@@ -155,8 +153,8 @@ class Retention:
             return None if own is None else own.days
         return self.recommended_days
 
-    def notes(self, rules: Iterable[ExpiryRuleLike]) -> Sequence[str]:
-        """What a verdict leaves out, in sentences: rules for tagged payloads, records that outlive `retention.ms`."""
+    def notes(self, rules: Iterable[ExpiryRule]) -> Sequence[str]:
+        """Remarks beside the verdict: on rules for tagged payloads, and on records kept longer than `retention.ms`."""
         rules = list(rules)
         told = [
             f"{_named(rule)} {_deletes(rule)}, if somebody gives payloads this tag"
@@ -174,7 +172,7 @@ class Retention:
             )
         return told
 
-    def _is_early(self, rule: ExpiryRuleLike) -> bool:
+    def _is_early(self, rule: ExpiryRule) -> bool:
         return _age(rule) * _DAY_MS * 100 < self.retention_ms * _LEAST_PERCENT
 
 
@@ -182,16 +180,16 @@ def _days(retention_ms: int, percent: int) -> int:
     return max(1, -(-retention_ms * percent // (100 * _DAY_MS)))
 
 
-def _age(rule: ExpiryRuleLike) -> int:
-    """In days; a rule with a date deletes what is there then, however young."""
+def _age(rule: ExpiryRule) -> int:
+    """In days; a rule with a date deletes payloads of any age."""
     return -1 if rule.days is None else rule.days
 
 
-def _named(rule: ExpiryRuleLike) -> str:
+def _named(rule: ExpiryRule) -> str:
     return f"our own rule {rule.id}" if rule.own else f"rule {rule.id!r} ({rule.scope})"
 
 
-def _deletes(rule: ExpiryRuleLike) -> str:
+def _deletes(rule: ExpiryRule) -> str:
     what = "deletes payloads" if rule.whole else "deletes some payloads"
     return f"{what} from {rule.date} on, whatever their age" if rule.days is None else f"{what} after {rule.days} d"
 

@@ -1,11 +1,11 @@
-"""Signed references: who can write to a topic cannot make up a reference, without the key.
+"""Signed references: without the key, a writer to a topic cannot forge a reference.
 
     header .signature            "hmac-sha256:", 8 hex digits that name the key, ":", and 64 hex digits, the HMAC
 
-The HMAC (RFC 2104) is over what a reference says: that it is a reference of this project, in this version; whether it
-stands for a value or a key; path, size, checksum and codec, each with its length before it, so that no two references
-give the same bytes. It is not over topic, offset or key of the record, which mirrors, replays and compaction change; so
-a genuine reference can be copied to another record (docs/reference-messages.md, "Signatures").
+The HMAC (RFC 2104) covers the name and version of the format; whether the reference is for a value or a key; path,
+size, checksum and codec. Each has its length before it, so that no two references give the same bytes. It does not
+cover topic, offset or key of the record, since mirrors, replays and compaction change them; so a genuine reference can
+be copied to another record (docs/reference-messages.md, "Signatures").
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _SCHEME = "hmac-sha256"
 
 @dataclass(frozen=True)
 class Signing:
-    """The keys of a writer or a reader, and what it demands.
+    """The signing keys of a writer or a reader.
 
     Attributes:
-        key: what is written is signed with this.
-        previous: what was signed with one of these is as good.
+        key: signs and verifies.
+        previous: older keys, which only verify.
         required: whether a reference without a signature is refused.
     """
 
@@ -47,7 +47,7 @@ class Signing:
 
     @classmethod
     def of(cls, config: Mapping[str, object]) -> Signing | None:
-        """From the values of the keys `large.message.signing.…`, among others; None where nothing is signed.
+        """From the configuration keys `large.message.signing.…`; None if there is no key.
 
         Raises:
             ConfigurationError: a key is too short, or there are only previous ones.
@@ -69,7 +69,7 @@ class Signing:
 
     @cached_property
     def _keys(self) -> Mapping[str, bytes]:
-        """By the name that stands in signatures, which tells nothing of the key."""
+        """The keys by their names in signatures; a name does not reveal its key."""
         return {_name(each): each.encode() for each in (self.key, *self.previous)}
 
     def signed(self, reference: Reference, part: Field = VALUE) -> Reference:
@@ -78,10 +78,10 @@ class Signing:
         return replace(reference, signature=f"{_SCHEME}:{name}:{_digest(self._keys[name], reference, part)}")
 
     def verify(self, reference: Reference, part: Field = VALUE) -> None:
-        """Returns where the reference was signed with one of the keys, or need not be.
+        """Checks the signature of a reference.
 
         Raises:
-            SignatureError: it was not; the store is not to be asked for it.
+            SignatureError: it is missing or wrong; the payload must not be read.
         """
         signature = reference.signature
         if signature is None:

@@ -1,4 +1,4 @@
-"""Text for people: sizes, and bytes of a record that can do no harm to a terminal."""
+"""Text for people: sizes, and the bytes of records in a form that is safe for terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ROUNDS_UP = 999.95  # to 1000.0, with one digit behind the point
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes for people: `512 B`, `20.0 kB`, `1.5 MB`; decimal units, as the tools around Kafka have."""
+    """A number of bytes for people: `512 B`, `20.0 kB`, `1.5 MB`; decimal units, as in the tools around Kafka."""
     if count < _KILO:
         return f"{count} B"
     size = float(count)
@@ -21,20 +21,20 @@ def bytes_text(count: int) -> str:
 
 
 def printable(data: bytes | None, limit: int = 200) -> str:
-    """Bytes of a record as text that can harm no terminal: what is not printable ASCII or Unicode is escaped.
+    """Bytes of a record as text that is safe for a terminal: characters that are not printable are escaped.
 
-    A null is `-`. What is longer than `limit` characters is cut, with an ellipsis.
+    A null is `-`. A text longer than `limit` characters is cut, with an ellipsis.
     """
     if data is None:
         return "-"
-    # Four bytes make a character at most, so the rest of a key of a megabyte need not be looked at.
+    # A character has at most four bytes, so the rest of a key of a megabyte is not needed.
     text = data[: 4 * limit + 4].decode(errors="backslashreplace")
     escaped = _escaped(text[: limit + 1])
     return escaped if len(escaped) <= limit else f"{escaped[: limit - 1]}…"
 
 
 def brief(text: str, limit: int = 40) -> str:
-    """`text` as it may stand in a line: what is not printable is escaped, and what is long is cut in its middle."""
+    """`text` for one line: characters that are not printable are escaped, and a long text is cut in its middle."""
     if len(text) <= limit:
         return _escaped(text)
     end = limit // 3

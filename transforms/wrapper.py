@@ -4,15 +4,15 @@
       MagicByte     => int8    0
       HeadersLength => int32   bytes of Headers
       Headers       => [Key ValueLength Value]
-        Key         => int32   each one once
+        Key         => int32   each key once
         ValueLength => int32   0 or more: a header's value is never null
         Value       => bytes
       ValueLength   => int32   bytes of Value; -1 for a null value, the tombstone marker
       Value         => bytes
 
 Numbers are big-endian, and nothing follows the value. Source: seed 002, "Wire protocol of the Message wrapper"; design,
-"Wrapper" (−1, and that there is one way to read any bytes). Which int key is which header is a table of the
-configuration; see `HeaderTable`.
+"Wrapper" (−1, and that any bytes have one reading only). A table in the configuration maps int keys to header names;
+see `HeaderTable`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from transforms.reference import KEY, VALUE
 __all__ = ["MAX_HEADERS", "OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
 
 MAX_HEADERS = 65_536
-"""The most headers of a wrapper. The document has no bound; but eight bytes of a wrapper become 290 as a header."""
+"""The most headers of a wrapper. The document has no bound, but a header of 8 bytes takes 290 bytes of memory."""
 
 UNMAPPED_PREFIX = "wrapper.header."
-"""What stands before the int key in the name of a header that the table does not name."""
+"""The prefix of the name of a header that is not in the table; the int key follows it."""
 
 _MAGIC = 0
 _NULL = -1
@@ -49,11 +49,11 @@ _BARE_BYTES = _START.size + _LENGTH.size
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _UNMAPPED = re.compile(r"wrapper\.header\.(0|-?[1-9][0-9]{0,9})", re.ASCII)
 _NO_KEY = "no int key has this name; give it one (wrapper.header.NUMBER), or leave it out (wrap.on.unmapped.header)"
-_HEADER_COST = 320  # what a header takes in Python beside its value, at most (CPython 3.11, measured: 290)
+_HEADER_COST = 320  # bytes of memory of a header beside its value, at most (CPython 3.11, measured: 290)
 
 
 class KeyRange(Enum):
-    """Who may give a meaning to an int key: seed 002 has the four, the bounds are ours. Negative keys are nobody's.
+    """The four ranges of int keys in seed 002, by owner; the bounds are ours. Negative keys have no range.
 
     Attributes:
         first: the least key.
@@ -77,7 +77,7 @@ class KeyRange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MessageWrapper:
-    """What a wrapper holds.
+    """The content of a wrapper.
 
     Attributes:
         headers: values by int key, in order.
@@ -92,7 +92,7 @@ class MessageWrapper:
 
         Raises:
             TypeError: a key is no int, or a value is not bytes.
-            ValueError: a key, or a length, is more than an int32 holds, or there are more than `MAX_HEADERS`.
+            ValueError: a key or a length is no int32, or there are more than `MAX_HEADERS`.
         """
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"{len(self.headers):,} headers; allowed are {MAX_HEADERS:,}")
@@ -112,12 +112,12 @@ class MessageWrapper:
 
     @classmethod
     def parse(cls, data: bytes) -> MessageWrapper:
-        """What the bytes hold: all of it, or an error. `parse(data).serialize()` is `data` again.
+        """The wrapper in the bytes. `parse(data).serialize()` is `data` again.
 
-        No length is believed before it is checked against the bytes that are there.
+        No length is used before it is checked against the bytes that exist.
 
         Raises:
-            MalformedWrapperError: the bytes are not exactly as above.
+            MalformedWrapperError: the bytes break the format.
         """
         entries, end = _layout(data)
         length = _LENGTH.unpack_from(data, end)[0]
@@ -126,7 +126,7 @@ class MessageWrapper:
 
     @staticmethod
     def check(data: bytes) -> bool:
-        """Whether `parse` takes the bytes; nothing is copied. Bytes that begin otherwise cost one comparison."""
+        """Whether `parse` accepts the bytes, without a copy. Most other values cost one comparison."""
         if len(data) < _BARE_BYTES or data[0] != _MAGIC:
             return False
         try:
@@ -146,7 +146,7 @@ def _check_header(key: object, data: object) -> None:
 
 
 def _layout(data: bytes) -> tuple[list[tuple[int, int, int]], int]:
-    """Key, start and end of each header, and where the value's length stands."""
+    """Key, start and end of each header, and the position of the value's length."""
     size = len(data)
     if size < _BARE_BYTES:
         raise MalformedWrapperError("the whole", f"{size} bytes", f"{_BARE_BYTES} bytes or more")
@@ -188,7 +188,7 @@ def _entries(data: bytes, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _is_utf8(text: str) -> bool:
-    """False with a lone surrogate, which is how Python has bytes of the environment that are no UTF-8."""
+    """False for a lone surrogate, which Python makes of bytes in the environment that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -208,21 +208,21 @@ OWN_KEYS: Mapping[int, str] = {
     **_numbered(2_082_020, tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())),
     **_numbered(2_082_030, (FLAG, "__large.message.backed.key", COMPRESSION, COMPRESSION_ONE_DOT)),
 }
-"""The int keys of the headers that this project and bakdata's serializer write; every table has them."""
+"""The int keys of the headers of this project and of bakdata's serializer; every table has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderTable:
-    """Which int key is which header. One way to read it in either direction, so nothing changes on a round trip.
+    """The names of headers by int key. It is unambiguous in both directions, so a round trip changes nothing.
 
-    A key that neither `names` nor `OWN_KEYS` has is called `wrapper.header.` and the number.
+    A key that is neither in `names` nor in `OWN_KEYS` has the name `wrapper.header.` and the number.
 
     Args:
         names: the user's own, by key.
 
     Raises:
-        ValueError: a key is none that may be named, a name is empty, no UTF-8, stands twice, is one of ours, or is the
-            one of a key without a name. `args` are the key and the reason.
+        ValueError: a key may not be named; or a name is empty, not UTF-8, used twice, one of ours, or begins with
+            `wrapper.header.`. `args` are the key and the reason.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class HeaderTable:
         """The table of keys of a configuration: `wrapper.header.3000001` and the header's name.
 
         Raises:
-            ConfigurationError: what stands behind `wrapper.header.` is no such number, or the table cannot be.
+            ConfigurationError: the text after `wrapper.header.` is no valid number, or the table is ambiguous.
         """
         names: dict[int, str] = {}
         for key, name in keys.items():
@@ -267,11 +267,11 @@ class HeaderTable:
             raise ConfigurationError(f"{UNMAPPED_PREFIX}{number}", reason) from exc
 
     def name(self, key: int) -> str:
-        """The header of an int key; any int32 has one."""
+        """The header name of an int key; any int32 has one."""
         return self._by_key.get(key) or f"{UNMAPPED_PREFIX}{key}"
 
     def key(self, name: str) -> int | None:
-        """The int key whose header this is; None where `name` gives it for no key."""
+        """The int key of a header name; None if no key has this name."""
         key = self._by_name.get(name)
         if key is None and (match := _UNMAPPED.fullmatch(name)) is not None:
             number = int(match[1])
@@ -281,25 +281,25 @@ class HeaderTable:
 
 @dataclass(frozen=True, slots=True)
 class Unwrap:
-    """The wrapper comes off: its headers go behind the record's own, its value takes the place of the wrapper.
+    """Takes the wrapper off: appends its headers to the record's own, and replaces it by its value.
 
     A tombstone is no wrapper, and passes.
 
     Attributes:
-        table: which int key is which header.
-        plain: what a value does that is no wrapper: it is an error of the record, or it passes as it is.
+        table: header names by int key.
+        plain: what to do with a value that is no wrapper: an error of the record, or pass it unchanged.
     """
 
     table: HeaderTable = field(default_factory=HeaderTable)
     plain: Literal["fail", "pass"] = "fail"
 
     def wants(self, record: RecordLike) -> bool:
-        """True where `unwrap` is to be asked."""
+        """Whether `unwrap` must be called."""
         value = record.value
         return value is not None and (self.plain == "fail" or MessageWrapper.check(value))
 
     def reserve_bytes(self, record: RecordLike) -> int:
-        """How much memory `unwrap` may take beside the record; many small headers take far more than their bytes."""
+        """The memory that `unwrap` may take beside the record; small headers take far more than their bytes."""
         value = record.value or b""
         if len(value) < _BARE_BYTES:
             return 0
@@ -308,7 +308,7 @@ class Unwrap:
         return len(value) + _HEADER_COST * count
 
     def unwrap(self, record: RecordLike) -> Record:
-        """The record that was wrapped; a true tombstone, with its headers, where its value was null.
+        """The record that was wrapped; a true tombstone, with its headers, if its value was null.
 
         Raises:
             MalformedWrapperError: the value is no wrapper.
@@ -323,12 +323,12 @@ class Unwrap:
 
 @dataclass(frozen=True, slots=True)
 class Wrap:
-    """Headers and value go into a wrapper, which becomes the value; the record has no headers then.
+    """Puts headers and value into a wrapper, which becomes the value; the record has no headers then.
 
     Attributes:
-        table: which header is which int key.
-        unmapped: what becomes of a header that has no int key: it is an error of the record, or it is left out.
-        null: what becomes of a tombstone: it is wrapped, by the marker, or it passes as it is, with its headers.
+        table: header names by int key.
+        unmapped: what to do with a header without an int key: an error of the record, or leave it out.
+        null: what to do with a tombstone: wrap it with the marker, or pass it unchanged, with its headers.
     """
 
     table: HeaderTable = field(default_factory=HeaderTable)
@@ -336,14 +336,14 @@ class Wrap:
     null: Literal["wrap", "pass"] = "wrap"
 
     def wants(self, record: RecordLike) -> bool:
-        """True where the record is to be wrapped."""
+        """Whether to wrap the record."""
         return record.value is not None or self.null == "wrap"
 
     def wrap(self, record: RecordLike) -> Record:
-        """The record with a wrapper for its value.
+        """The record with a wrapper as its value.
 
         Raises:
-            WrapError: a wrapper cannot hold a header: its value is null, its name stands twice, or has no int key, or
+            WrapError: a wrapper cannot hold a header: its value is null, its name occurs twice or has no int key, or
                 there are more than `MAX_HEADERS`.
         """
         headers: dict[int, bytes] = {}
@@ -363,7 +363,7 @@ class Wrap:
         return Record(record.key, MessageWrapper(headers, record.value).serialize(), (), record.timestamp)
 
     def batch_of_one_bytes(self, record: RecordLike) -> int:
-        """Bytes of a batch that holds nothing but `wrap(record)`; also where that would be refused."""
+        """Bytes of a batch with `wrap(record)` alone; also if that would be refused."""
         size = _BARE_BYTES + len(record.value or b"")
         for name, data in record.headers:
             if self.unmapped == "fail" or self.table.key(name) is not None:

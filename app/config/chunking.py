@@ -1,4 +1,4 @@
-"""Chunks in the configuration: which pipelines split values and assemble them, their limits, and what cannot work."""
+"""Chunks in the configuration: the settings of a pipeline that splits values or assembles them, and their checks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class ChunkSettings:
     """What a pipeline does with chunks.
 
     Attributes:
-        splits: whether large values leave as chunks: all of them, or (`strategy` is `auto`) while the store is down.
-        assembles: whether chunks that are read become messages again.
+        splits: whether large values are split: all of them, or (`strategy` is `auto`) while the store is down.
+        assembles: whether chunks are assembled.
         max_bytes: None for the sink's own limit.
-        message_bytes: the largest value that is split or assembled.
     """
 
     splits: bool
@@ -102,7 +101,7 @@ class ChunkSettings:
         return Limits(self.pending_messages, self.pending_bytes, self.message_bytes, self.expire_ms)
 
     def limit_bytes(self, sink_limit_bytes: int) -> int:
-        """The most bytes of a chunk as a batch of one, for a sink with this `max.message.bytes`."""
+        """The most bytes of a chunk, alone in a batch, for a sink with this `max.message.bytes`."""
         return min(sink_limit_bytes, self.max_bytes or sink_limit_bytes)
 
 
@@ -112,16 +111,16 @@ CHUNK_KEYS = keys_of(ChunkSettings)
 def chunk_settings(
     values: Mapping[str, Any], given: Mapping[str, object], transforms: Sequence[str], in_flight_bytes: int
 ) -> ChunkSettings:
-    """The settings of a pipeline that `check_order` let pass.
+    """The settings of a pipeline whose transforms have passed `check_order`.
 
     Args:
-        values: of the keys of the pipeline, defaults included.
-        given: what the file says.
+        values: the values of the pipeline's keys, with defaults.
+        given: the values in the file.
         transforms: in order.
-        in_flight_bytes: of which the defaults are parts.
+        in_flight_bytes: the defaults are parts of it.
 
     Raises:
-        ConfigurationError: some do not go together.
+        ConfigurationError: some values contradict each other.
     """
     strategy: Strategy = values[_STRATEGY]
     _check_strategy(strategy, values[_FORMAT], transforms)
@@ -162,7 +161,7 @@ def _check_strategy(strategy: Strategy, form: str, transforms: Sequence[str]) ->
 
 
 def check_order(transforms: Sequence[str]) -> None:
-    """Refuses transforms in an order in which chunks cannot be.
+    """Refuses an order of transforms that does not work with chunks.
 
     Raises:
         ConfigurationError: `assemble` is not the first, or `chunk` not the last.

@@ -1,6 +1,6 @@
-"""The configuration of a client that an application embeds: what it says of the connection, and of names.
+"""The connection settings of a client that an application embeds, read from its configuration.
 
-Values may be of their own type or strings, as Kafka's clients take both.
+Values may have their own type or be strings, as in Kafka's clients.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["LIMIT", "coerced", "embedded_client_settings", "limits_names"]
 LIMIT = Key(
     LIMIT_KEY,
     "boolean",
-    "Whether names are held to the limits of Kafka 5.0 before a request is made (docs/limits.md). The client does not "
-    "see this key.",
+    "Whether names must be within the limits of Kafka 5.0 (docs/limits.md). They are checked before a request is made. "
+    "The client does not get this key.",
     default=True,
 )
 
 
 def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
-    """How the client of this configuration reaches its cluster.
+    """The settings with which our own clients reach the same cluster as the client of this configuration.
 
     Raises:
-        ConfigurationError: it does so in a way that this project's own clients do not know.
+        ConfigurationError: our own clients do not support a value.
     """
     given = dict(config)
     if "sasl.mechanisms" in given:  # librdkafka's name for it
@@ -42,14 +42,14 @@ def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
 
 
 def limits_names(config: Mapping[str, object]) -> bool:
-    """Whether names in this configuration are held to the limits of Kafka 5.0.
+    """Whether names in this configuration must be within the limits of Kafka 5.0.
 
     Raises:
-        ConfigurationError: the key says neither yes nor no.
+        ConfigurationError: the value is not a boolean.
     """
     return read([LIMIT], coerced([LIMIT], config))[LIMIT_KEY] is True
 
 
 def coerced(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, object]:
-    """The values of `keys` in a configuration, texts as what their keys take; without those that are not given."""
+    """The given values of `keys`; a text is converted to the type of its key."""
     return {key.name: key.coerce(config[key.name]) for key in keys if config.get(key.name) is not None}

@@ -1,4 +1,4 @@
-"""The document of a configuration file: dotted names for its nested tables, and where each name may stand."""
+"""The TOML document of a configuration file: nested tables as dotted names, and which name may be in which table."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from transforms.errors import ConfigurationError
 
 __all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten", "flatten_in"]
 
-_TYPO = 0.9  # how near a key for a user's store must come to one of ours to be taken for it, misspelt
+_TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
 
-# Keys of Kafka's Java clients and of Connect that have another name here: files are PEM, logins have no Java classes.
+# Keys of Kafka's Java clients and of Connect that have another name here: files are PEM, and logins need no Java class.
 _ELSEWHERE: Mapping[str, str] = {
     "consumer.group.id": "group.id",
     "errors.deadletterqueue.topic.replication.factor": "topic.creation.default.replication.factor",
@@ -33,7 +33,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
-    """Dotted names from the nested tables that TOML makes of them; a quoted name with dots means the same.
+    """The values by dotted name, of nested tables and of quoted names with dots alike.
 
     Raises:
         ConfigurationError: a name is given twice, or a placeholder cannot be filled in from `environ` or a file.
@@ -49,7 +49,7 @@ def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = 
 
 
 def flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, object]:
-    """As `flatten`; what is raised is said of the pipeline."""
+    """As `flatten`; errors name the pipeline."""
     try:
         return flatten(table, environ)
     except ConfigurationError as exc:
@@ -57,10 +57,10 @@ def flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, st
 
 
 def check_top_names(names: Iterable[str]) -> None:
-    """What stands above all pipelines is the worker's.
+    """Checks the keys above all pipelines, which must be keys of the worker.
 
     Raises:
-        ConfigurationError: a key is not, or is not known.
+        ConfigurationError: a key belongs elsewhere, or is unknown.
     """
     known = [key.name for key in WORKER_KEYS]
     for name in names:
@@ -74,10 +74,10 @@ def check_top_names(names: Iterable[str]) -> None:
 
 
 def check_client_names(names: Iterable[str]) -> None:
-    """What begins with `consumer.` or `producer.` is a key of theirs.
+    """Checks the keys that begin with `consumer.` or `producer.`.
 
     Raises:
-        ConfigurationError: a key is not known.
+        ConfigurationError: a key is unknown.
     """
     for name in names:
         for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
@@ -87,16 +87,16 @@ def check_client_names(names: Iterable[str]) -> None:
 
 
 def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
-    """A key that is not the pipeline's own is the store's, or nobody's.
+    """Checks the keys in a pipeline's table that are not its own; they must be keys of its store.
 
     Args:
         pipeline: its name.
-        handed: the keys that are not its own.
+        handed: the keys for the store.
         store_class: the value of `large.message.payload.store.class`.
-        own: the keys that are.
+        own: the pipeline's own keys.
 
     Raises:
-        ConfigurationError: a key is the worker's, or not known.
+        ConfigurationError: a key belongs to the worker, or is unknown.
     """
     check_client_names(handed)
     keys = store_keys(store_class) if isinstance(store_class, str) else None

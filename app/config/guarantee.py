@@ -1,4 +1,4 @@
-"""What a pipeline guarantees of how often a record comes out, and the keys that say it."""
+"""The processing guarantee of a pipeline: at least once, or exactly once with transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ISOLATION = "consumer.isolation.level"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """How often a record comes out, and the bounds of a transaction.
+    """The guarantee, and the bounds of a transaction.
 
     Attributes:
         size: bytes of records.
@@ -63,10 +63,10 @@ class Guarantee:
 
 
 def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
-    """What the values of a pipeline's keys come to.
+    """The guarantee from the values of a pipeline's keys.
 
     Raises:
-        ConfigurationError: some do not go together.
+        ConfigurationError: some values contradict each other.
     """
     guarantee = settings_of(Guarantee, values, timeout_ms=values[TIMEOUT])
     if not guarantee.exactly_once:
@@ -75,7 +75,7 @@ def guarantee_of(values: Mapping[str, Any]) -> Guarantee:
         raise ConfigurationError(
             _ISOLATION,
             f'found {values[_ISOLATION]!r}, allowed is "read_committed": {_GUARANTEE} = "exactly_once" cannot take '
-            "back what it has made of a record that its producer takes back",
+            "back the result of a record whose own transaction is aborted",
         )
     if guarantee.interval_ms >= guarantee.timeout_ms:
         raise ConfigurationError(

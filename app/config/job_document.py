@@ -1,7 +1,7 @@
-"""What a configuration says to the Spark jobs, as a document: `jobs` know neither the worker nor its settings.
+"""The document that tells the Spark jobs what is configured; `jobs` know neither the worker nor its settings.
 
-For each store: whose payloads are there, and into which topics the pipelines may carry references to them. A sweep
-that overlooks one of those deletes payloads that are still referred to.
+It lists the stores. For each one it has the topics whose payloads are in it, and the topics to which pipelines may
+carry references to them. A sweep that overlooks such a topic deletes payloads that are still in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
 
 
 def document(settings: Settings) -> dict[str, object]:
-    """The document; it holds secrets in the clear. `jobs.driver.worker_config` reads it.
+    """The document, with secrets in the clear. `jobs.driver.worker_config` reads it.
 
     Raises:
         ConfigurationError: a store cannot be opened.
@@ -52,7 +52,7 @@ def write(document: Mapping[str, object], path: str) -> None:
         ConfigurationError: it cannot be written, or is there already.
     """
     try:
-        # Not one that is there: others might be reading it, or might have been allowed to.
+        # Never an existing file: others might have it open, or be allowed to read it.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump(document, file, indent=1)
             file.write("\n")
@@ -63,10 +63,10 @@ def write(document: Mapping[str, object], path: str) -> None:
 
 
 def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[str]:
-    """The topics into which the pipelines may carry references of `topic`, through others too; in the file's order.
+    """The topics to which the pipelines may carry references of `topic`, directly or not, in the file's order.
 
-    More than `app.cluster.expiry.carriers` says: `inflate` lets references to keys pass, and references that it does
-    not know.
+    These are more than `app.cluster.expiry.carriers` has: `inflate` passes on references to keys, and references in
+    other formats.
     """
     found: list[str] = []
     waiting = [topic]
@@ -89,12 +89,12 @@ def _named(pipelines: Iterable[PipelineSettings]) -> set[str]:
 
 
 def _by_store(pipelines: Sequence[PipelineSettings]) -> list[list[PipelineSettings]]:
-    """The pipelines that have a store, those with one root together."""
+    """The pipelines that have a store, grouped by the root of the store."""
     groups: dict[object, list[PipelineSettings]] = {}
     for pipeline in pipelines:
         if pipeline.store:
             with closing(open_store(pipeline.store)) as store:
-                # A store of which no root is known is another one for each configuration.
+                # Without a known root, each configuration counts as a store of its own.
                 config = tuple(sorted((key, repr(_plain(value))) for key, value in pipeline.store.items()))
                 groups.setdefault(store.root.uri if isinstance(store, Store) else config, []).append(pipeline)
     return list(groups.values())
@@ -102,7 +102,7 @@ def _by_store(pipelines: Sequence[PipelineSettings]) -> list[list[PipelineSettin
 
 def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettings]) -> dict[str, object]:
     topics = list(dict.fromkeys(topic for pipeline in group for topic in _folders(pipeline)))
-    # One store, but perhaps not one limit: what any pipeline may read, a job may read.
+    # Pipelines of one store may have different limits; a job may read as much as any of them.
     widest = max(group, key=lambda pipeline: pipeline.max_bytes)
     carriers = {topic: reachable_topics(topic, pipelines) for topic in topics}
     store = {key: value for key, value in widest.store.items() if key not in _SIGNING} | _signing(group)
@@ -116,19 +116,19 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
 
 
 def _folders(pipeline: PipelineSettings) -> list[str]:
-    """The topics below whose names the store has payloads."""
+    """The topics whose payloads are in the store."""
     found = list(pipeline.topics) if "inflate" in pipeline.transforms else []
     if pipeline.offloads:
         found.append(pipeline.output_topic)
     if pipeline.dead_letter_topic is not None:
-        found.append(pipeline.dead_letter_topic)  # of letters that are too large for it
+        found.append(pipeline.dead_letter_topic)  # large dead letters have a payload too
     return found
 
 
 def _signing(group: Sequence[PipelineSettings]) -> dict[str, object]:
-    """The keys of signatures: a job signs as who offloads does, and knows what any of them knows.
+    """The signing keys for a job: it signs as the pipelines that offload do, and accepts every key of the group.
 
-    In the middle of a change of keys, pipelines of one store have different ones.
+    During a rotation of keys, pipelines of one store have different ones.
     """
     writers_first = sorted(group, key=lambda pipeline: not pipeline.offloads)
     keyed = [pipeline.signing for pipeline in writers_first if pipeline.signing is not None]
@@ -141,16 +141,16 @@ def _signing(group: Sequence[PipelineSettings]) -> dict[str, object]:
 
 
 def _in_flight_ms(pipeline: PipelineSettings) -> int:
-    """How long a payload may be there before its record is, as far as the configuration bounds it.
+    """How long a payload may exist before its record does, as far as the configuration bounds it.
 
-    The call that publishes it, one more try of a record before it in its partition, and the delivery.
+    That is one store call for it, one retry of a record before it in its partition, and the delivery.
     """
     delivery = cast("int", pipeline.producer["producer.delivery.timeout.ms"])
     return 2 * pipeline.store_timeout_ms + pipeline.retry_delay_max_ms + delivery
 
 
 def _formats(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[str]]) -> dict[str, FormatName]:
-    """How the topics refer to payloads. Where pipelines differ, the one that no header tells, so that a sweep asks."""
+    """The reference format of each topic. If pipelines differ, `bakdata-flag` wins, since no header tells it."""
     found: dict[str, FormatName] = {}
     for pipeline in group:
         for topic in _folders(pipeline):
@@ -161,7 +161,7 @@ def _formats(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[
 
 
 def _plain(value: object) -> object:
-    """Without the classes that hide secrets, and the executors may lack."""
+    """The value without `Secret`, a class that executors may lack."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -14,6 +14,11 @@ __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS"]
 
 _INT32 = 2_147_483_647  # the greatest number that Kafka's protocol has room for in these fields
 
+
+def _int32(name: str, default: int, doc: str, minimum: int = 1) -> Key:
+    return Key(name, "int", doc, default=default, minimum=minimum, maximum=_INT32)
+
+
 SECURITY_KEYS: Sequence[Key] = (
     Key(
         "security.protocol",
@@ -59,44 +64,22 @@ CONSUMER_KEYS: Sequence[Key] = (
     ),
     Key("consumer.check.crcs", "boolean", "Whether the checksums of fetched batches are verified.", default=True),
     Key("consumer.client.rack", "string", "The rack of the worker, to read from the nearest replica (KIP-392)."),
-    Key(
+    _int32(
         "consumer.fetch.max.bytes",
-        "int",
+        52_428_800,
         "The most bytes of one fetch; a larger record is still returned. If a quarter of `in.flight.bytes` is less "
         "than the default, that is the default.",
-        default=52_428_800,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
-        "consumer.fetch.max.wait.ms",
-        "int",
-        "The longest time that a broker waits before it answers a fetch.",
-        default=500,
-        minimum=0,
-        maximum=_INT32,
+    _int32(
+        "consumer.fetch.max.wait.ms", 500, "The longest time that a broker waits before it answers a fetch.", minimum=0
     ),
-    Key(
-        "consumer.fetch.min.bytes",
-        "int",
-        "The least bytes that a broker waits for before it answers a fetch.",
-        default=1,
-        minimum=1,
-        maximum=_INT32,
-    ),
+    _int32("consumer.fetch.min.bytes", 1, "The least bytes that a broker waits for before it answers a fetch."),
     Key(
         "consumer.group.instance.id",
         "string",
         "The name of a static member (KIP-345): after its restart, partitions do not move.",
     ),
-    Key(
-        "consumer.heartbeat.interval.ms",
-        "int",
-        "How often the worker sends a heartbeat to the group coordinator.",
-        default=3_000,
-        minimum=1,
-        maximum=_INT32,
-    ),
+    _int32("consumer.heartbeat.interval.ms", 3_000, "How often the worker sends a heartbeat to the group coordinator."),
     Key(
         "consumer.isolation.level",
         "string",
@@ -105,62 +88,37 @@ CONSUMER_KEYS: Sequence[Key] = (
         default="read_committed",
         allowed=("read_committed", "read_uncommitted"),
     ),
-    Key(
+    _int32(
         "consumer.max.partition.fetch.bytes",
-        "int",
+        1_048_576,
         "The most bytes of one partition in a fetch; a larger record is still returned, alone.",
-        default=1_048_576,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "consumer.max.poll.interval.ms",
-        "int",
+        300_000,
         "After this time without a poll, the worker loses its partitions to the group.",
-        default=300_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "consumer.max.poll.records",
-        "int",
+        2_000,
         "The most records of one poll. Kafka's default, 500, is slower; `in.flight.bytes` bounds the bytes.",
-        default=2_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "consumer.metadata.max.age.ms",
-        "int",
+        300_000,
         "How old the metadata of the cluster may get before it is asked for again.",
-        default=300_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "consumer.request.timeout.ms",
-        "int",
+        40_000,
         "How long to wait for a response. Longer than Kafka's 30,000: to join a group is one request, and it waits "
         "while other members finish their records, for up to `task.shutdown.graceful.timeout.ms`.",
-        default=40_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
-        "consumer.retry.backoff.ms",
-        "int",
-        "The wait before a request is sent again.",
-        default=100,
-        minimum=0,
-        maximum=_INT32,
-    ),
-    Key(
+    _int32("consumer.retry.backoff.ms", 100, "The wait before a request is sent again.", minimum=0),
+    _int32(
         "consumer.session.timeout.ms",
-        "int",
+        45_000,
         "After this time without a heartbeat, the worker loses its partitions to the group.",
-        default=45_000,
-        minimum=1,
-        maximum=_INT32,
     ),
 )
 
@@ -172,14 +130,11 @@ PRODUCER_KEYS: Sequence[Key] = (
         default="all",
         allowed=("all", "-1"),
     ),
-    Key(
+    _int32(
         "producer.batch.size",
-        "int",
+        131_072,
         "The most bytes of a batch, estimated before it is compressed (see [batches.md](batches.md)); a larger record "
         "is sent alone. Under load, batches larger than Kafka's 16,384 save requests.",
-        default=131_072,
-        minimum=1,
-        maximum=_INT32,
     ),
     Key(
         "producer.compression.type",
@@ -188,58 +143,37 @@ PRODUCER_KEYS: Sequence[Key] = (
         default="none",
         allowed=("none", *CODECS),
     ),
-    Key(
+    _int32(
         "producer.delivery.timeout.ms",
-        "int",
+        120_000,
         "The time in which a batch must be acknowledged. It begins with the batch's first record, or with the "
         "response to the batch before it in its partition. After it, the pipeline begins again at its committed "
         "offsets. At least the sum of `producer.linger.ms` and `producer.request.timeout.ms`.",
-        default=120_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "producer.linger.ms",
-        "int",
+        0,
         "How long a batch that is not full waits for more records. It does not wait while `in.flight.bytes` is used "
         "up, nor when the pipeline stops or loses partitions. Kafka's default is 5; with 0 a batch is filled while "
         "the one before it is being sent, and waits no longer.",
-        default=0,
         minimum=0,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "producer.metadata.max.age.ms",
-        "int",
+        300_000,
         "How old the metadata of the cluster may get before it is asked for again.",
-        default=300_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
+    _int32(
         "producer.request.timeout.ms",
-        "int",
+        40_000,
         "How long to wait for a response. Longer than Kafka's 30,000: it also limits how long a batch waits for a "
         "leader of its partition.",
-        default=40_000,
-        minimum=1,
-        maximum=_INT32,
     ),
-    Key(
-        "producer.retry.backoff.ms",
-        "int",
-        "The wait before a request is sent again.",
-        default=100,
-        minimum=0,
-        maximum=_INT32,
-    ),
-    Key(
+    _int32("producer.retry.backoff.ms", 100, "The wait before a request is sent again.", minimum=0),
+    _int32(
         "producer.transaction.timeout.ms",
-        "int",
+        60_000,
         "With `exactly_once`: after this time the brokers abort a transaction that was not ended, and readers go on. "
         "At most the brokers' `transaction.max.timeout.ms`.",
-        default=60_000,
-        minimum=1,
-        maximum=_INT32,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a worker, and a client of ours, are called in Kafka; names that are derived; and all of them within limits."""
+"""The names that the worker and our clients use in Kafka, and the check that all of them are within limits."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def check_name(kind: Kind, text: str, key: str, *, enabled: bool = True, derived
     """Refuses a name that is over its limit.
 
     Args:
-        kind: what it names.
+        kind: the kind of the name.
         text: the name.
-        key: what to change: a key of a configuration, or an option.
+        key: the key or option that the user must change.
         enabled: `resource.identifier.limit.enable`.
-        derived: what the name is made of, where it is not the value of the key.
+        derived: the parts of the name, if it is not the value of the key.
 
     Raises:
-        ConfigurationError: it is; the message has kind, length, limit and key. The name is not repeated.
+        ConfigurationError: it is; the message has kind, length, limit and key, but not the name.
     """
     try:
         check(kind, text, enabled=enabled)
@@ -71,7 +71,7 @@ def check_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> None:
     """Checks every name that the pipeline gives to Kafka.
 
     Raises:
-        ConfigurationError: one is over its limit; said of the pipeline.
+        ConfigurationError: one is over its limit; the error names the pipeline.
     """
     try:
         for kind, text, key, derived in _names(client, pipeline):
@@ -100,7 +100,7 @@ def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple
 
 
 def check_config(config: Mapping[str, object], *, enabled: bool = True) -> None:
-    """Checks the names in the configuration of a client, by Kafka's keys.
+    """Checks the names in a client's configuration with Kafka's keys.
 
     Raises:
         ConfigurationError: one is over its limit.

@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str]) -> Settings:
     """The settings of a TOML file. Makes no request.
 
     Raises:
-        ConfigurationError: the file cannot be read, is not TOML, or says what cannot work.
+        ConfigurationError: the file cannot be read, is not TOML, or has settings that cannot work.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # some editors put a byte order mark before the text
@@ -71,10 +71,10 @@ def load(path: str | os.PathLike[str]) -> Settings:
 
 
 def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of a document as `tomllib` gives it.
+    """The settings of a document that `tomllib` has read.
 
     Raises:
-        ConfigurationError: with the key, the pipeline, what was found and what is allowed.
+        ConfigurationError: the settings cannot work.
     """
     tables = document.get("pipeline", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -101,10 +101,10 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 
 
 def checked_client_settings(config: Mapping[str, object]) -> ClientSettings:
-    """The connection that the values of `CONNECTION_KEYS` describe; other keys of `config` are left.
+    """The connection settings of the worker or a command; keys of `config` other than `CONNECTION_KEYS` are ignored.
 
     Raises:
-        ConfigurationError: a value is missing or wrong, or some do not go together.
+        ConfigurationError: a value is missing or wrong, or some contradict each other.
     """
     values = _read(CONNECTION_KEYS, config)
     _check_addresses(values["bootstrap.servers"])
@@ -115,7 +115,7 @@ def checked_client_settings(config: Mapping[str, object]) -> ClientSettings:
 
 
 def _read(keys: Sequence[Key], config: Mapping[str, object]) -> dict[str, Any]:
-    """As `read`. The text of a placeholder becomes a value of its key's type, and secrets are hidden."""
+    """As `read`, but the text of a placeholder is converted to its key's type, and secrets are hidden."""
     given = {key.name: config[key.name] for key in keys if key.name in config}
     texts = {key.name: key.coerce(given[key.name]) for key in keys if isinstance(given.get(key.name), Secret)}
     values = read(keys, {**given, **texts})
@@ -146,7 +146,7 @@ def _check_security(security: Mapping[str, Value | None]) -> None:
 
 
 def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
-    """What a client reads ahead is memory too: where the budget is small, so is the default of a fetch."""
+    """The default of a fetch: what a client reads ahead takes memory too, so a small budget makes it small."""
     return {_FETCH: max(1, min(52_428_800, in_flight_bytes // 4))}
 
 
@@ -169,7 +169,7 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
     own = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
     own_names = {key.name for key in own}
     handed = {key: value for key, value in config.items() if key not in own_names and not is_header_key(key)}
-    # Names first: a key that is misspelt would else be reported as one that is missing.
+    # Names first, or a misspelt key would be reported as a missing one.
     check_pipeline_names(name, handed, config.get(_STORE_CLASS), own_names)
     values = _read(own, config)
     common = _read(COMMON_KEYS, config)
@@ -263,25 +263,25 @@ def _needs_store(transforms: Sequence[str], chunks: ChunkSettings) -> bool:
 
 
 def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, needed: bool) -> Mapping[str, object]:
-    """What the store is opened with. A user's class may have secrets among its keys, so its strings are all hidden."""
+    """The configuration of the store. A user's class may have secrets among its keys, so all its strings are hidden."""
     store_class = values[_STORE_CLASS]
     if store_class is None and not needed:
         for name in handed:
-            raise ConfigurationError(name, f"is a key of a store, and transforms {values['transforms']} need none")
+            raise ConfigurationError(name, f"is a key of a store, but transforms {values['transforms']} need none")
         return {}
     if store_class is None:
         raise ConfigurationError(_STORE_CLASS, f"is missing; transforms {values['transforms']} need a store")
     keys = store_keys(store_class)
     checked = _read((*COMMON_KEYS, *(keys or ())), handed)
     if not needed:
-        return {}  # one that is configured for another day is checked, and not opened
+        return {}  # a store that is configured but not needed is checked, and not opened
     return {_STORE_CLASS: store_class} | {
         name: checked[name] if name in checked else hidden(value) for name, value in handed.items()
     }
 
 
 def _check_delivery(values: Mapping[str, Any]) -> None:
-    # As Kafka's producer has it: where the time is not given, it is made long enough.
+    # As in Kafka's producer, this is checked only if the time is given; else it is made long enough.
     least = values["producer.linger.ms"] + values["producer.request.timeout.ms"]
     if values[_DELIVERY] < least:
         raise ConfigurationError(
@@ -299,7 +299,7 @@ def _check_below(values: Mapping[str, Any], key: str, limit: str) -> None:
 
 
 def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettings]) -> None:
-    """A pipeline that loses partitions drains before it joins the group again, which waits no longer than this."""
+    """Checks that a pipeline that loses partitions can drain before its time to join the group again is over."""
     for pipeline in pipelines:
         interval = cast("int", pipeline.consumer[_POLL_INTERVAL])
         if graceful_timeout_ms >= interval:

@@ -1,4 +1,4 @@
-"""What a pipeline's store must be for readers that are not ours."""
+"""Whether readers of other projects can follow the references that a pipeline writes to its store."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from transforms.formats import FormatName
 
 __all__ = ["check_store_paths"]
 
-# bakdata's reader takes bucket and key from java.net.URI. A bucket that is no host name there is null; what may not
-# stand in the path of a URI, or has a meaning there, is refused or read as something else.
+# bakdata's reader takes bucket and key from java.net.URI. If the bucket is no host name, it gets null. Characters that
+# a URI's path may not have, or that have a meaning there, are refused or misread.
 _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _BUCKET = re.compile(rf"{_LABEL}|(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
 _PREFIX = re.compile(r"[a-zA-Z0-9._~!$&'()*+,;=:@/-]*")
 
 
 def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mapping[str, object]) -> None:
-    """Refuses a store whose paths nobody could follow who reads the format that `offload` writes.
+    """Refuses a store whose paths the readers of this format cannot follow.
 
     Raises:
-        ConfigurationError: with the key of the store that is at fault.
+        ConfigurationError: with the wrong key of the store.
     """
     if name == "wideload" or "offload" not in transforms:
         return
@@ -30,7 +30,7 @@ def check_store_paths(name: FormatName, transforms: Sequence[str], store: Mappin
     if store[STORE_CLASS] in ("filesystem", "memory"):
         raise ConfigurationError(STORE_CLASS, f"found {store[STORE_CLASS]!r}; {why} 's3'")
     if store[STORE_CLASS] != "s3":
-        return  # a class of the user's own, who knows which paths it gives
+        return  # the paths of a user's own class are not known here
     bucket, prefix = str(store.get("s3.bucket", "")), str(store.get("s3.prefix", ""))
     if not _BUCKET.fullmatch(bucket):
         raise ConfigurationError(

@@ -52,7 +52,7 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
     """The settings of a pipeline.
 
     Raises:
-        ConfigurationError: the keys do not go together, or with the transforms.
+        ConfigurationError: the keys contradict each other, or the transforms.
     """
     by_topic = values[_ROOT] == "topic"
     if by_topic and "inflate" not in transforms:
@@ -64,21 +64,21 @@ def reference_scope_settings(values: Mapping[str, Any], transforms: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class ReferenceScope:
-    """Which payloads the records of a topic may refer to.
+    """Checks whether a record may refer to a payload.
 
     Attributes:
         root: of the store.
-        topics: beside the one that a record is read from.
+        topics: the allowed topics beside the record's own.
     """
 
     root: Root
     topics: frozenset[str]
 
     def check(self, path: str, source: RecordLike) -> None:
-        """Lets a path pass that leads to a payload of the right topic.
+        """Checks that a path leads to a payload of an allowed topic.
 
         Raises:
-            ReferenceRefusedError: it does not; nothing was requested.
+            ReferenceRefusedError: it does not; no request was made.
         """
         topic = self.root.topic(path)
         own = source.topic if isinstance(source, SourceRecord) else None
@@ -87,10 +87,10 @@ class ReferenceScope:
             raise ReferenceRefusedError(path, root, "large.message.root is topic, and it is not below")
 
     def check_letter(self, path: str) -> None:
-        """Lets a path pass that leads to the payload of a dead letter.
+        """Checks that a path leads to the payload of a dead letter.
 
         Raises:
-            ReferenceRefusedError: it leads to another topic's; nothing was requested.
+            ReferenceRefusedError: it leads to the payload of another topic; no request was made.
         """
         if self.root.topic(path) not in self.topics:
             below = " or ".join(f"{self.root.uri}{topic}/" for topic in sorted(self.topics))
@@ -98,10 +98,10 @@ class ReferenceScope:
 
 
 def reference_scope(settings: ReferenceScopeSettings, store: PayloadStore) -> ReferenceScope | None:
-    """What is to be checked beside what the store checks itself; None for nothing.
+    """The check of a pipeline's references; None if they may lead to any payload of the store.
 
     Raises:
-        ConfigurationError: the store does not say where the payloads of a topic are.
+        ConfigurationError: the store does not tell the topic of a payload.
     """
     if not settings.by_topic:
         return None

@@ -1,4 +1,4 @@
-"""Values that must not be seen: filled in from outside the file, printed as ***."""
+"""Secret values: filled in from outside the file, and printed as `***`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_FILE_BYTES = 65_536
 
 
 class Secret(str):
-    """A string that shows itself only where it is used, not where it is printed with `repr` or in an error."""
+    """A string that `repr` and error messages hide."""
 
     __slots__ = ()
 
@@ -25,9 +25,9 @@ class Secret(str):
 
 
 def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) -> object:
-    """`value` with each `${env:NAME}` and `${file:/path}` replaced; a string with one of them becomes a `Secret`.
+    """`value` with each `${env:NAME}` and `${file:/path}` replaced; a string that had one becomes a `Secret`.
 
-    The syntax is that of Kafka's configuration providers (KIP-297, KIP-887). What is filled in is not searched again.
+    The syntax is that of Kafka's configuration providers (KIP-297, KIP-887). Replaced text is not searched again.
     A line break at the end of a file is not part of the value.
 
     Raises:
@@ -65,7 +65,7 @@ def _file(key: str, name: str) -> str:
     try:
         return content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        # Its traceback would have the content.
+        # `from exc` would show the content.
         raise ConfigurationError(key, f"file {name!r} is not UTF-8") from None
 
 

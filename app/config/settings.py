@@ -1,4 +1,4 @@
-"""Settings: what the configuration file says, checked and frozen. Each field carries its key."""
+"""The settings of a configuration file, checked and frozen. Each field carries its key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class ClientSettings:
     """How every client of the worker reaches the cluster.
 
     Attributes:
-        limit_names: whether names are held to the limits of Kafka 5.0.
         security: the values of `SECURITY_KEYS`, by name.
     """
 
@@ -40,10 +39,7 @@ class ClientSettings:
         default=REQUIRED,
     )
     client_id: str = keyed(
-        "client.id",
-        "string",
-        "The worker's name in the logs and quotas of the brokers.",
-        default="wideload",
+        "client.id", "string", "The worker's name in the logs and quotas of the brokers.", default="wideload"
     )
     limit_names: bool = keyed(
         LIMIT_KEY,
@@ -65,11 +61,11 @@ class PipelineSettings:
 
     Attributes:
         group_id: the consumer group; its default is made of the pipeline's name.
-        store: what the store is opened with, its class included; empty if the pipeline needs none.
+        store: the configuration of the store, with its class; empty if the pipeline needs no store.
         dead_letter_topic: None if `errors.tolerance` is `none`.
         max_bytes: `large.message.max.bytes`.
         store_timeout_ms: `large.message.store.timeout.ms`.
-        signing: of references; None if they are not signed.
+        signing: how references are signed; None if they are not.
         consumer: the values of `CONSUMER_KEYS`, by name.
         producer: the values of `PRODUCER_KEYS`, by name.
     """
@@ -205,11 +201,7 @@ class Settings:
         minimum=1,
     )
     store_threads: int = keyed(
-        "store.threads",
-        "int",
-        "How many store calls each pipeline may make at the same time.",
-        default=8,
-        minimum=1,
+        "store.threads", "int", "How many store calls each pipeline may make at the same time.", default=8, minimum=1
     )
     web_bind: str = keyed("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1")
     web_port: int = keyed(

@@ -1,4 +1,4 @@
-"""How the pipelines of a worker stand to one another: groups apart, and no circle of topics."""
+"""Checks between the pipelines of a worker: groups of their own, and no circle of topics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["check_groups", "check_no_circle"]
 
 
 def check_groups(pipelines: Sequence[PipelineSettings]) -> None:
-    """Two pipelines of one group would share partitions, and each would lose what the other one got.
+    """Checks that each pipeline has its own group; two of one group would each miss the partitions of the other.
 
     Raises:
-        ConfigurationError: two pipelines have one group.
+        ConfigurationError: two pipelines have the same group.
     """
     groups: dict[str, str] = {}
     for pipeline in pipelines:
@@ -29,11 +29,11 @@ def check_groups(pipelines: Sequence[PipelineSettings]) -> None:
 
 
 def check_no_circle(pipelines: Sequence[PipelineSettings]) -> None:
-    """A record that comes back to a topic it has left would go round for ever, and so would its dead letter.
+    """Checks that no record, and no dead letter, can come back to a topic that it was read from.
 
     Raises:
-        ConfigurationError: a pipeline writes to a topic from which records lead back to one of its sources. The error
-            is said of the pipeline, in the order of the file, that closes the circle.
+        ConfigurationError: a record could. The error names the pipeline, in the order of the file, that closes the
+            circle.
     """
     for count, pipeline in enumerate(pipelines, start=1):
         for key, target in _targets(pipeline):
@@ -54,7 +54,7 @@ def _targets(pipeline: PipelineSettings) -> Iterator[tuple[str, str]]:
 
 
 def _way_back(start: str, pipeline: PipelineSettings, pipelines: Sequence[PipelineSettings]) -> list[str] | None:
-    """The topics from `start` to a source of `pipeline`; None where no way leads there."""
+    """The topics from `start` to a source of `pipeline`; None if there is no way."""
     ways = {start: [start]}
     waiting = [start]
     while waiting:

@@ -1,4 +1,4 @@
-"""Wrappers in the configuration: which pipelines take them off and put them on, and what cannot work."""
+"""Wrappers in the configuration: the settings of a pipeline that wraps or unwraps values, and their checks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class WrapperSettings:
     """What a pipeline does with wrappers.
 
     Attributes:
-        unwraps: whether they are taken off.
-        wraps: whether they are put on.
-        headers: names of headers by `wrapper.header.NUMBER`.
+        unwraps: whether `unwrap` is among the transforms.
+        wraps: whether `wrap` is.
+        headers: the names of headers, by key: `wrapper.header.NUMBER`.
     """
 
     unwraps: bool
@@ -74,12 +74,12 @@ class WrapperSettings:
 
     @property
     def unwrap(self) -> Unwrap:
-        """How wrappers are taken off, if they are."""
+        """The transform `unwrap` with these settings."""
         return Unwrap(HeaderTable.configured(self.headers), self.plain)
 
     @property
     def wrap(self) -> Wrap:
-        """How wrappers are put on, if they are."""
+        """The transform `wrap` with these settings."""
         return Wrap(HeaderTable.configured(self.headers), self.unmapped, self.null)
 
 
@@ -98,26 +98,26 @@ def wrapper_settings(
     """The settings of a pipeline.
 
     Args:
-        values: of the keys of the pipeline, defaults included.
-        given: what the file says.
+        values: the values of the pipeline's keys, with defaults.
+        given: the values in the file.
         transforms: in order.
 
     Raises:
-        ConfigurationError: the table cannot be read in both directions.
+        ConfigurationError: the table of headers is ambiguous.
     """
     named = {name: value for name, value in given.items() if is_header_key(name)}
     texts = {name: cast("str", Key(name, "string", HEADER_KEY.doc).check(value)) for name, value in named.items()}
-    HeaderTable.configured(texts)
+    HeaderTable.configured(texts)  # refuses an ambiguous table
     return settings_of(
         WrapperSettings, values, unwraps="unwrap" in transforms, wraps="wrap" in transforms, headers=texts
     )
 
 
 def check_order(transforms: Sequence[str]) -> None:
-    """Refuses transforms in an order in which wrappers cannot be.
+    """Refuses an order of transforms that does not work with wrappers.
 
     Raises:
-        ConfigurationError: `unwrap` stands behind a transform that is to see what was wrapped, or `wrap` before one.
+        ConfigurationError: `unwrap` comes after a transform that needs the unwrapped value, or `wrap` before one.
     """
     found = f"found {list(transforms)}"
     for i, name in enumerate(transforms):

@@ -147,7 +147,7 @@ def _batches(records: Sequence[tuple[Topic, int, RecordLike]]) -> Iterator[tuple
 
 
 def _batch_of_one_bytes(record: RecordLike) -> int:
-    """As the function of `transforms.size`, also for a record that has a header whose name is not UTF-8."""
+    """As the function of `transforms.batch_size`, also for a record that has a header whose name is not UTF-8."""
     if is_writable(record):
         return batch_of_one_bytes(record)
     return BATCH_OVERHEAD_BYTES + len(serialize(Record(record.key, record.value, record.headers, 0)))

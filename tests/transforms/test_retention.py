@@ -1,31 +1,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transforms.retention import FOREVER, Retention, duration_text
+from transforms.retention import FOREVER, ExpiryRule, Retention, duration_text
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
 
 
-@dataclass(frozen=True)
-class Rule:
-    days: int | None
-    id: str = "theirs"
-    date: str | None = None
-    whole: bool = True
-    tagged: bool = False
-    own: bool = False
-    scope: str = "all keys"
+def rule(days: int | None, **more: Any) -> ExpiryRule:
+    """A rule of somebody else for all payloads, but for what is said."""
+    fields = {"id": "theirs", "date": None, "whole": True, "tagged": False, "own": False, "scope": "all keys"}
+    return ExpiryRule(days=days, **{**fields, **more})
 
 
-def ours(days: int) -> Rule:
-    return Rule(days, id="ours", own=True)
+def ours(days: int) -> ExpiryRule:
+    return rule(days, id="ours", own=True)
 
 
 def retention(milliseconds: int = 7 * DAY, policy: str = "delete", segment_ms: int = 0) -> Retention:
@@ -77,23 +72,23 @@ def test_recommended_is_ok_whatever_the_retention(milliseconds: int) -> None:
 )
 def test_verdict_at_each_boundary(milliseconds: int, days: int, state: str) -> None:
     """Between 10 and 20 % above the retention, in whole days, is right."""
-    assert retention(milliseconds).judge([Rule(days)]).state == state
+    assert retention(milliseconds).judge([rule(days)]).state == state
 
 
 @pytest.mark.parametrize(
     ("rules", "state", "part"),
     [
         ([], "missing", "no rule deletes payloads, so they stay for ever"),
-        ([Rule(9), Rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
-        ([Rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
-        ([Rule(400)], "too-long", "later than needed"),
-        ([Rule(3, whole=False), ours(9)], "too-short", "deletes some payloads after 3 d"),
-        ([Rule(30, whole=False)], "missing", "no rule deletes all payloads, so"),
-        ([Rule(3, whole=False, tagged=True), ours(9)], "ok", "after 9 d"),
-        ([Rule(None, date="2030-01-31"), ours(9)], "too-short", "from 2030-01-31 on, whatever their age"),
+        ([rule(9), rule(3)], "too-short", "rule 'theirs' (all keys) deletes payloads after 3 d"),
+        ([rule(400), ours(9)], "ok", "our own rule ours deletes payloads after 9 d"),
+        ([rule(400)], "too-long", "later than needed"),
+        ([rule(3, whole=False), ours(9)], "too-short", "deletes some payloads after 3 d"),
+        ([rule(30, whole=False)], "missing", "no rule deletes all payloads, so"),
+        ([rule(3, whole=False, tagged=True), ours(9)], "ok", "after 9 d"),
+        ([rule(None, date="2030-01-31"), ours(9)], "too-short", "from 2030-01-31 on, whatever their age"),
     ],
 )
-def test_verdict_by_the_earliest_rule(rules: Sequence[Rule], state: str, part: str) -> None:
+def test_verdict_by_the_earliest_rule(rules: Sequence[ExpiryRule], state: str, part: str) -> None:
     """The earliest rule decides; one that leaves some payloads out can be too early, but is never enough."""
     for ordered in (rules, list(reversed(rules))):
         verdict = retention().judge(ordered)
@@ -117,7 +112,7 @@ def test_verdict_where_records_stay(milliseconds: int, policy: str, reason: str)
     """Where records stay for ever a TTL must not be used: that is a warning, and with any rule something is wrong."""
     topic = retention(milliseconds, policy)
     assert topic.recommended_days is None
-    kept, lost = topic.judge([Rule(3, tagged=True, whole=False)]), topic.judge([Rule(9), ours(8)])
+    kept, lost = topic.judge([rule(3, tagged=True, whole=False)]), topic.judge([rule(9), ours(8)])
     assert (kept.state, kept.warns, kept.wrong) == ("no-ttl", True, False)
     assert (lost.state, lost.warns, lost.wrong) == ("forbidden", True, True)
     assert "our own rule ours deletes payloads after 8 d; it must go" in lost.message
@@ -141,13 +136,13 @@ def test_compaction_with_delete_is_as_delete(policy: str) -> None:
         ([ours(8)], 8),
         ([ours(9)], 9),
         ([ours(400)], 400),  # perhaps another cluster's
-        ([Rule(9)], None),  # somebody else's will do
-        ([Rule(400)], 9),
-        ([Rule(3)], 9),
-        ([Rule(3), ours(9)], 9),
+        ([rule(9)], None),  # somebody else's will do
+        ([rule(400)], 9),
+        ([rule(3)], 9),
+        ([rule(3), ours(9)], 9),
     ],
 )
-def test_own_rule(rules: Sequence[Rule], days: int | None) -> None:
+def test_own_rule(rules: Sequence[ExpiryRule], days: int | None) -> None:
     """Our own rule is set where it is needed, made longer where it is too short, and never made shorter."""
     assert retention().own_days(rules) == days
 
@@ -159,7 +154,7 @@ def test_own_rule_must_go_where_records_stay() -> None:
 
 def test_notes_name_rules_for_tags_and_long_segments() -> None:
     """What the verdict leaves out is said: rules for tagged payloads only, and records that outlive their time."""
-    tagged = Rule(3, whole=False, tagged=True, scope="tag a=b")
+    tagged = rule(3, whole=False, tagged=True, scope="tag a=b")
     (note,) = retention().notes([tagged, ours(9)])
     assert note == "rule 'theirs' (tag a=b) deletes some payloads after 3 d, if somebody gives payloads this tag"
     (note,) = retention(segment_ms=7 * DAY).notes([ours(9)])

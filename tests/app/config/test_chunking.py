@@ -151,7 +151,7 @@ REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
     (
         ["chunk"],
         {"large_message_max_bytes": 10},
-        "large.message.max.bytes: is a key of a store, and transforms ['chunk'] need none",
+        "large.message.max.bytes: is a key of a store, but transforms ['chunk'] need none",
     ),
     (["chunk"], {"chunk_max_byte": 10}, "chunk.max.byte: is not a key that is known here; did you mean chunk.max.b"),
 ]

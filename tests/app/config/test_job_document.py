@@ -59,7 +59,7 @@ def test_document_has_every_carrier(tmp_path: Path) -> None:
     assert set(found["topics"]) == {"raw", "raw-dlq", "orders", *expected, "apart-raw", "apart"}
 
 
-def test_reached_leaves_out_no_way() -> None:
+def test_reachable_topics_leave_out_no_way() -> None:
     """Whatever the pipelines are, no record of a topic comes by any way of theirs to a topic that is not named."""
     chance = random.Random(8)
     for _ in range(30):
