@@ -137,8 +137,10 @@ def breaks_room(house: str, module: str, name: str) -> bool:
 def circles(modules: Mapping[str, str]) -> list[list[str]]:
     """The groups of modules, of those at these paths, each of which imports itself through the others."""
     names = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in modules}
-    graph = {name: {target for each in imported(modules[path]) if (target := nearest(each, names)) not in (None, name)}
-             for name, path in names.items()}  # fmt: skip
+    graph = {
+        name: {found for each in imported(modules[path]) if (found := nearest(each, names))} - {name}
+        for name, path in names.items()
+    }
     reached = {name: reachable(graph, name) for name in graph}
     groups = {
         tuple(sorted({name, *(other for other in reached[name] if name in reached[other])}))
@@ -155,15 +157,15 @@ def nearest(name: str, modules: Mapping[str, str]) -> str | None:
     return name or None
 
 
-def reachable(graph: Mapping[str, set[str | None]], start: str) -> set[str]:
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     """What a module imports, and what that imports, and so on."""
     found: set[str] = set()
-    waiting = [each for each in graph[start] if each is not None]
+    waiting = list(graph[start])
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [each for each in graph[name] if each is not None]
+            waiting += graph[name]
     return found
 
 
