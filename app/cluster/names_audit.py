@@ -6,20 +6,24 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from io import BytesIO
 from typing import Any
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.admin import DescribeAclsRequest, DescribeClientQuotasRequest
 from aiokafka.protocol.commit import OffsetFetchRequest
-from aiokafka.protocol.types import Array, Bytes, Int16, Int32, Schema, String
 
 from app.cluster.name_uses import Audit, NotRead, Use
 from app.config.settings import ClientSettings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import admin, describe
-from app.kafka.group_queries import DescribeConsumerGroups, DescribeGroups, DescribeShareGroups, ListGroups
+from app.kafka.group_queries import (
+    DescribeConsumerGroups,
+    DescribeGroups,
+    DescribeShareGroups,
+    ListGroups,
+    rack_of,
+)
 from app.kafka.queries import DescribeCluster, ListConfigResources, ListTransactions
 from transforms.identifiers import IDENTIFIERS, LIMIT_KEY, Kind
 from transforms.text import brief
@@ -49,14 +53,6 @@ _ACL_RESOURCES: Mapping[int, str] = {
     6: "delegation token",
     7: "user",
 }
-_RACKS_SINCE = 3  # the version of a subscription
-_SUBSCRIPTION = Schema(
-    ("topics", Array(String("utf-8"))),
-    ("user_data", Bytes),
-    ("owned_partitions", Array(("topic", String("utf-8")), ("partitions", Array(Int32)))),
-    ("generation", Int32),
-    ("rack_id", String("utf-8")),
-)
 _LEFT_OUT = "brokers leave out names that a user may not describe, and do not say so"
 
 
@@ -276,7 +272,7 @@ class _Reading:
                 self._note("client-id", member["client_id"], where)
                 self._note("group-instance-id", member.get("instance_id"), where)
                 subscribes = group.get("protocol_type") == "consumer"
-                self._note("rack-id", _rack(member["metadata"]) if subscribes else member.get("rack_id"), where)
+                self._note("rack-id", rack_of(member["metadata"]) if subscribes else member.get("rack_id"), where)
 
     async def _offsets(self, node: int, ids: Sequence[str]) -> None:
         # aiokafka's `list_consumer_group_offsets` hides the coordinator's error: it returns that there are no offsets.
@@ -302,15 +298,3 @@ def _count(groups: Sequence[str]) -> str:
 def _batches(ids: Sequence[str]) -> Iterable[Sequence[str]]:
     for start in range(0, len(ids), _GROUPS_AT_ONCE):
         yield ids[start : start + _GROUPS_AT_ONCE]
-
-
-def _rack(subscription: bytes) -> str | None:
-    """The rack in the subscription of a member of a classic group; None if it has none that can be read."""
-    data = BytesIO(subscription)
-    try:
-        if Int16.decode(data) < _RACKS_SINCE:
-            return None
-        rack: str | None = _SUBSCRIPTION.decode(data)[-1]
-    except (ValueError, TypeError):  # of a client with a format of its own
-        return None
-    return rack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 from aiokafka.protocol.admin import ListGroupsRequest_v1
@@ -10,8 +11,16 @@ from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Int64, 
 
 from app.kafka.queries import TEXT, Query, fields, rows, version
 
-__all__ = ["DescribeConsumerGroups", "DescribeGroups", "DescribeShareGroups", "ListGroups"]
+__all__ = ["DescribeConsumerGroups", "DescribeGroups", "DescribeShareGroups", "ListGroups", "rack_of"]
 
+_RACKS_SINCE = 3  # the version of a subscription
+_SUBSCRIPTION = fields(
+    topics=Array(TEXT),
+    user_data=Bytes,
+    owned_partitions=rows(topic=TEXT, partitions=Array(Int32)),
+    generation=Int32,
+    rack_id=TEXT,
+)
 _GROUPS = fields(groups=Array(TEXT), include_authorized_operations=Boolean)
 _CLASSIC = fields(
     throttle_time_ms=Int32,
@@ -125,3 +134,15 @@ class DescribeShareGroups(DescribeGroups):
             ),
         ),
     )
+
+
+def rack_of(subscription: bytes) -> str | None:
+    """The rack in the subscription of a member of a classic group; None if it has none that can be read."""
+    data = BytesIO(subscription)
+    try:
+        if Int16.decode(data) < _RACKS_SINCE:
+            return None
+        rack: str | None = _SUBSCRIPTION.decode(data)[-1]
+    except (ValueError, TypeError):  # of a client with a format of its own
+        return None
+    return rack
