@@ -19,7 +19,8 @@ from app.commands.connection import client_of, connection_options
 from app.commands.console import progress
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
-from app.kafka.sender import BATCH_BYTES, UNLIMITED_BYTES, Sender, SendError, Sent, find_topic, open_sender
+from app.kafka.producer import UNLIMITED_BYTES
+from app.kafka.sender import BATCH_BYTES, Sender, SendError, Sent, find_topic, open_sender
 from app.kafka.topics import Topic
 from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS

@@ -18,6 +18,7 @@ from app.config.naming import client_id
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
+from app.kafka.producer import UNLIMITED_BYTES
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = [
@@ -32,8 +33,6 @@ __all__ = [
     "writing_producer",
 ]
 
-# aiokafka compares `max_request_size` with uncompressed records; the worker checks the limit of the sink itself.
-_UNLIMITED_BYTES = 2**31 - 1
 
 _PROBE_S = 5.0
 
@@ -209,7 +208,7 @@ def producer(
         acks="all",
         enable_idempotence=True,
         compression_type=None if codec == "none" else codec,
-        max_request_size=_UNLIMITED_BYTES,
+        max_request_size=UNLIMITED_BYTES,  # aiokafka would compare it with uncompressed records
         metadata_max_age_ms=values["producer.metadata.max.age.ms"],
         request_timeout_ms=values["producer.request.timeout.ms"],
         retry_backoff_ms=values["producer.retry.backoff.ms"],
@@ -241,7 +240,7 @@ async def writing_producer(settings: ClientSettings, **more: Any) -> AsyncIterat
         client_id=settings.client_id,
         acks="all",
         enable_idempotence=True,
-        max_request_size=_UNLIMITED_BYTES,
+        max_request_size=UNLIMITED_BYTES,
         **more,
     )
     try:

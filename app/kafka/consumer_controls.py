@@ -70,7 +70,8 @@ class ConsumerControls:
 
     def position(self, partition: TopicPartition) -> int | None:
         """The offset from which the next poll reads; None if it is not known, or the partition is not assigned."""
-        state = None if self.assignment is None else self.assignment.state_value(partition)
+        assignment = self.assignment
+        state = assignment.state_value(partition) if assignment is not None and assignment.active else None
         position: int | None = state.position if state is not None and state.has_valid_position else None
         return position
 

@@ -13,7 +13,9 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 from aiokafka.structs import RecordMetadata
 
-__all__ = ["ProducerControls", "Stamp"]
+__all__ = ["UNLIMITED_BYTES", "ProducerControls", "Stamp"]
+
+UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 
 _STOP_SENDER_S = 1.0
 _OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)

@@ -20,10 +20,9 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record
 
-__all__ = ["BATCH_BYTES", "UNLIMITED_BYTES", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
+__all__ = ["BATCH_BYTES", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
 BATCH_BYTES = 131_072
-UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 _WINDOW_BYTES = 64 * 1024 * 1024
 
 

@@ -69,10 +69,10 @@ class UndecodableBatches:
         for partition in [each for each in self._found if not partitions or each in partitions]:
             offset = self._found.pop(partition)
             assignment = self._controls.assignment
-            if assignment is None or not self._stands_at(assignment, partition, offset):
+            if self._controls.position(partition) != offset:
                 continue  # it was given away meanwhile
             found = await self._fetch(partition, offset)
-            if not self._stands_at(assignment, partition, offset):
+            if self._controls.assignment is not assignment or self._controls.position(partition) != offset:
                 continue
             if found is None:  # perhaps there is no leader; the next poll tries again
                 self._found[partition] = offset
@@ -82,13 +82,6 @@ class UndecodableBatches:
             self._controls.consumer.seek(partition, end)
             return {partition: records}
         return {}
-
-    @staticmethod
-    def _stands_at(assignment: Any, partition: TopicPartition, offset: int) -> bool:
-        if not assignment.active or partition not in assignment.tps:
-            return False
-        state = assignment.state_value(partition)
-        return bool(state.has_valid_position and state.position == offset)
 
     async def _fetch(self, partition: TopicPartition, offset: int) -> tuple[list[ConsumerRecord], int] | None:
         client = self._controls.client

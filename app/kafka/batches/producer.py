@@ -33,7 +33,7 @@ from app.kafka.batches.batch import Batch, Builder, Load
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
-from app.kafka.producer import ProducerControls
+from app.kafka.producer import UNLIMITED_BYTES, ProducerControls
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
@@ -48,7 +48,6 @@ _LARGE_BATCH_BYTES = 1_048_576
 _TURN_S = 5.0
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
-_UNLIMITED_BYTES = 2**31 - 1
 
 # After these errors the broker has appended nothing, and takes the next batch. After others that is not known.
 _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -243,7 +242,7 @@ class Batches:
 
     def _builder(self, room: int) -> Builder:
         controls = self._controls
-        return Builder(min(room, _UNLIMITED_BYTES), controls.codec_number, transactional=controls.transactional)
+        return Builder(min(room, UNLIMITED_BYTES), controls.codec_number, transactional=controls.transactional)
 
     def _start(self, outbox: Outbox[Any]) -> None:
         if outbox.sender is None and self.failure is None:
@@ -352,7 +351,7 @@ class Batches:
             batch.wire_bytes,
             reason,
         )
-        make = partial(self._builder, _UNLIMITED_BYTES)
+        make = partial(self._builder, UNLIMITED_BYTES)
         if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             builders = await asyncio.get_running_loop().run_in_executor(None, batch.divided, make)
         else:
