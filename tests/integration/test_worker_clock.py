@@ -151,7 +151,7 @@ WALL_CLOCK = {
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/commands/dlq.py": "what a user means by a time ago",
     "app/pipeline/service.py": "people are told since when",
-    "app/cluster/preflight.py": "which timestamps brokers take",
+    "app/kafka/topics.py": "which timestamps brokers take",
     "app/pipeline/error_policy.py": "the timestamp of a letter whose own is refused",
     "stores/memory.py": "the age of a payload",
 }
