@@ -73,7 +73,6 @@ class FilesystemStore(Store):
     )
 
     def open(self, values: Mapping[str, Value | None]) -> None:
-        """See `Store.open`."""
         found = cast("str", values["filesystem.root"])
         if not found:
             raise ConfigurationError("filesystem.root", "is empty, allowed is a folder")
@@ -89,7 +88,6 @@ class FilesystemStore(Store):
         self._flushed_topics: set[str] = set()
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        """See `Put.put`."""
         path = self.root.path(topic, object_id)
         with _translated("write", path):
             if not self._made_root:
@@ -99,7 +97,6 @@ class FilesystemStore(Store):
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
-        """See `Get.get`."""
         with self._opened(full_path) as (file, status):
             if status.st_size > max_bytes:
                 raise PayloadTooLargeError(full_path, status.st_size, max_bytes)
@@ -120,12 +117,10 @@ class FilesystemStore(Store):
             return b"".join(pieces)
 
     def stat(self, full_path: str) -> PayloadInfo:
-        """See `Stat.stat`."""
         with self._opened(full_path) as (_, status):
             return _info(full_path, status)
 
     def delete(self, full_path: str) -> None:
-        """See `Delete.delete`."""
         topic, object_id = self.root.split(full_path)
         with _translated("delete", full_path), self._opened_root() as root:
             try:
@@ -152,7 +147,6 @@ class FilesystemStore(Store):
                 yield Removal(payload, outcome)
 
     def topics(self) -> Iterator[str]:
-        """See `ListTopics.topics`."""
         with _translated("list", self.root.uri), contextlib.suppress(FileNotFoundError), _folder(self._folder) as root:
             yield from _topics(root)
 

@@ -32,7 +32,6 @@ class MemoryStore(Store):
     )
 
     def open(self, values: Mapping[str, Value | None]) -> None:
-        """See `Store.open`."""
         name = cast("str", values["memory.name"])
         try:
             self.root = Root(f"memory://{check_object_id(name)}/")
@@ -42,7 +41,6 @@ class MemoryStore(Store):
             ) from None
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        """See `Put.put`."""
         path = self.root.path(topic, object_id)
         payload = bytes(data), datetime.now(UTC)
         with _lock:
@@ -50,19 +48,16 @@ class MemoryStore(Store):
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
-        """See `Get.get`."""
         data, _ = self._find(full_path)
         if len(data) > max_bytes:
             raise PayloadTooLargeError(full_path, len(data), max_bytes)
         return data
 
     def stat(self, full_path: str) -> PayloadInfo:
-        """See `Stat.stat`."""
         data, modified = self._find(full_path)
         return PayloadInfo(full_path, len(data), modified)
 
     def delete(self, full_path: str) -> None:
-        """See `Delete.delete`."""
         self.root.split(full_path)
         with _lock:
             _payloads.pop(full_path, None)
@@ -79,7 +74,6 @@ class MemoryStore(Store):
             yield Removal(payload, "gone" if found is None else "deleted" if unchanged else "changed")
 
     def topics(self) -> Iterator[str]:
-        """See `ListTopics.topics`."""
         with _lock:
             found = {self.root.split(path)[0] for path in _payloads if path.startswith(self.root.uri)}
         yield from found

@@ -148,7 +148,6 @@ class S3Store(Store):
         )
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
-        """See `Put.put`."""
         path = self.root.path(topic, object_id)
         body = _Upload(data, time.monotonic() + self._transfer_seconds) if data else b""
         with self._translated("PutObject", path):
@@ -159,7 +158,6 @@ class S3Store(Store):
         return path
 
     def get(self, full_path: str, max_bytes: int) -> bytes:
-        """See `Get.get`."""
         self.root.check_readable(full_path)
         deadline = time.monotonic() + self._transfer_seconds
         with self._translated("GetObject", full_path):
@@ -173,7 +171,6 @@ class S3Store(Store):
                 )
 
     def stat(self, full_path: str) -> PayloadInfo:
-        """See `Stat.stat`."""
         self.root.check_readable(full_path)
         with self._translated("HeadObject", full_path):
             try:
@@ -230,15 +227,12 @@ class S3Store(Store):
             _check_answer(response, "GetObject", path)
 
     def expiry_rules(self, topic: str) -> Sequence[ExpiryRule]:
-        """See `Lifecycle.expiry_rules`."""
         return self._lifecycle.rules(self._key(f"{self.root.uri}{check_object_id(topic)}/"))
 
     def set_expiry(self, topic: str, days: int | None) -> bool:
-        """See `Lifecycle.set_expiry`."""
         return self._lifecycle.set(self._key(f"{self.root.uri}{check_object_id(topic)}/"), days)
 
     def close(self) -> None:
-        """See `PayloadStore.close`."""
         self._client.close()
 
     def _pages(self, pages: Iterable[ListObjectsV2OutputTypeDef]) -> Iterator[ListObjectsV2OutputTypeDef]:

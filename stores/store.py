@@ -334,7 +334,6 @@ class Store(Put, Get, Check, ABC):
         self.open(values)
 
     def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
         return self.put(topic, self.id(data), data)
 
     def download(self, full_path: str) -> bytes:

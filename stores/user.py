@@ -94,11 +94,9 @@ class UserStore:
                 ) from exc
 
     def publish(self, topic: str, data: bytes) -> str:
-        """See `PayloadStore.publish`."""
         return _typed(self._call("publish", topic, data), str, f"{self._name}.publish")
 
     def download(self, full_path: str) -> bytes:
-        """See `PayloadStore.download`."""
         data = _typed(self._call("download", full_path), bytes, f"{self._name}.download")
         if len(data) > self._max_bytes:
             raise PayloadTooLargeError(full_path, len(data), self._max_bytes)
@@ -116,7 +114,6 @@ class UserStore:
         return getattr(type(self._inner), "id", Store.id) is not Store.id
 
     def close(self) -> None:
-        """See `PayloadStore.close`."""
         if hasattr(self._inner, "close"):
             self._call("close")
 

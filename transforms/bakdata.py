@@ -54,16 +54,14 @@ _CODEC_BYTES: Mapping[Codec | None, bytes] = {codec: number for number, codec in
 
 
 class _Bakdata:
-    """The common part of the two: frames."""
+    """The common part of the two: frames. The methods are those of `transforms.formats.Format`."""
 
     marks = True
 
     def compress(self, codec: Codec, value: bytes) -> bytes:
-        """See `Format.compress`."""
         return compress_frame(codec, value)
 
     def decompress(self, reference: Reference, stored: bytes, limit_bytes: int) -> bytes:
-        """See `Format.decompress`."""
         assert reference.codec is not None
         return decompress_frame(reference.codec, stored, limit_bytes)
 
@@ -72,22 +70,18 @@ class BakdataHeaders(_Bakdata):
     """The format with headers. A record without them is a plain value."""
 
     def wants(self, record: RecordLike) -> bool:
-        """See `Format.wants`."""
         return record.value is not None and _last(record.headers, FLAG) is not None
 
     def refers(self, record: RecordLike) -> bool:
-        """See `Format.refers`."""
         at = None if record.value is None else _last(record.headers, FLAG)
         return at is not None and record.headers[at][1] != _INLINE
 
     def read_inline(self, record: RecordLike) -> Record:
-        """See `Format.read_inline`."""
         at = _last(record.headers, FLAG)
         assert at is not None
         return Record(record.key, record.value, _without(record.headers, at), record.timestamp)
 
     def read_reference(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """See `Format.read_reference`."""
         at = _last(record.headers, FLAG)
         if at is None or record.headers[at][1] != _BACKED:
             raise MalformedReferenceError(FLAG, "absent" if at is None else _text(record.headers[at][1]), _FLAG_ALLOWED)
@@ -95,11 +89,9 @@ class BakdataHeaders(_Bakdata):
         return Reference(parse_path(record.value), codec=codec), own
 
     def write_inline(self, record: RecordLike) -> Record:
-        """See `Format.write_inline`."""
         return Record(record.key, record.value, (*record.headers, (FLAG, _INLINE)), record.timestamp)
 
     def write_reference(self, record: RecordLike, reference: Reference) -> Record:
-        """See `Format.write_reference`."""
         headers = (*record.headers, *_compression_headers(record.headers, reference.codec), (FLAG, _BACKED))
         return Record(record.key, reference.value(), headers, record.timestamp)
 
@@ -111,24 +103,20 @@ class BakdataFlag(_Bakdata):
     """
 
     def wants(self, record: RecordLike) -> bool:
-        """See `Format.wants`."""
         return record.value is not None
 
     def refers(self, record: RecordLike) -> bool:
-        """See `Format.refers`."""
         if _last(record.headers, FLAG) is not None:
             return _HEADERS.refers(record)
         return record.value is not None and record.value[:1] != _INLINE
 
     def read_inline(self, record: RecordLike) -> Record:
-        """See `Format.read_inline`."""
         if _last(record.headers, FLAG) is not None:
             return _HEADERS.read_inline(record)
         assert record.value is not None
         return Record(record.key, record.value[1:], record.headers, record.timestamp)
 
     def read_reference(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """See `Format.read_reference`."""
         if _last(record.headers, FLAG) is not None:
             return _HEADERS.read_reference(record)
         if record.value is None or record.value[:1] != _BACKED:
@@ -138,14 +126,12 @@ class BakdataFlag(_Bakdata):
         return Reference(parse_path(record.value[1:]), codec=codec), own
 
     def write_inline(self, record: RecordLike) -> Record:
-        """See `Format.write_inline`."""
         if _last(record.headers, FLAG) is not None:
             return _HEADERS.write_inline(record)
         assert record.value is not None
         return Record(record.key, _INLINE + record.value, record.headers, record.timestamp)
 
     def write_reference(self, record: RecordLike, reference: Reference) -> Record:
-        """See `Format.write_reference`."""
         if _last(record.headers, FLAG) is not None:
             return _HEADERS.write_reference(record, reference)
         headers = (*record.headers, *_compression_headers(record.headers, reference.codec))

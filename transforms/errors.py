@@ -32,6 +32,7 @@ pass from one process to another.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 __all__ = [
     "ChunkError",
@@ -83,6 +84,7 @@ class WideloadError(Exception):
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
+@dataclass(eq=False, repr=False)
 class ConfigurationError(WideloadError):
     """The configuration cannot work.
 
@@ -92,11 +94,10 @@ class ConfigurationError(WideloadError):
         pipeline: the pipeline that the key belongs to; None for a key of the worker.
     """
 
-    def __init__(self, key: str, reason: str, *, pipeline: str | None = None) -> None:
-        super().__init__(key, reason, pipeline)
-        self.key = key
-        self.reason = reason
-        self.pipeline = pipeline
+    key: str
+    reason: str
+    _: KW_ONLY
+    pipeline: str | None = None
 
     def __str__(self) -> str:
         where = f"[pipeline.{self.pipeline}] " if self.pipeline else ""
@@ -111,6 +112,7 @@ class TransformError(WideloadError):
     """This record can never succeed, however often it is retried."""
 
 
+@dataclass(eq=False, repr=False)
 class MalformedError(TransformError):
     """A field of a record breaks its format.
 
@@ -122,11 +124,9 @@ class MalformedError(TransformError):
 
     _WHAT = "record"
 
-    def __init__(self, field: str, found: str, allowed: str) -> None:
-        super().__init__(field, found, allowed)
-        self.field = field
-        self.found = found
-        self.allowed = allowed
+    field: str
+    found: str
+    allowed: str
 
     def __str__(self) -> str:
         return f"malformed {self._WHAT}: {self.field} is {shown(self.found)}; allowed: {self.allowed}"
@@ -150,6 +150,7 @@ class MalformedWrapperError(MalformedError):
     _WHAT = "wrapper"
 
 
+@dataclass(eq=False, repr=False)
 class ChunkError(TransformError):
     """A record cannot be split into chunks.
 
@@ -159,16 +160,15 @@ class ChunkError(TransformError):
         reason: why not.
     """
 
-    def __init__(self, size: int, limit: int, reason: str) -> None:
-        super().__init__(size, limit, reason)
-        self.size = size
-        self.limit = limit
-        self.reason = reason
+    size: int
+    limit: int
+    reason: str
 
     def __str__(self) -> str:
         return f"a value of {self.size:,} bytes cannot be split into chunks of {self.limit:,} bytes: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class DiscardedChunkError(TransformError):
     """The record is a chunk of a message that cannot be assembled.
 
@@ -178,16 +178,15 @@ class DiscardedChunkError(TransformError):
         detail: the finding, for people.
     """
 
-    def __init__(self, uuid: str | None, reason: str, detail: str) -> None:
-        super().__init__(uuid, reason, detail)
-        self.uuid = uuid
-        self.reason = reason
-        self.detail = detail
+    uuid: str | None
+    reason: str
+    detail: str
 
     def __str__(self) -> str:
         return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
 
 
+@dataclass(eq=False, repr=False)
 class HeaderNameError(TransformError):
     """The name of a header is not UTF-8. Kafka requires UTF-8, so clients cannot write it.
 
@@ -195,9 +194,7 @@ class HeaderNameError(TransformError):
         name: bytes that are not UTF-8 are decoded by `surrogateescape`.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    name: str
 
     def __str__(self) -> str:
         text = self.name.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -211,6 +208,7 @@ class KeyMissingError(TransformError):
         return f"the record has no key, and topic {self.args[0]} is compacted and takes only records with a key"
 
 
+@dataclass(eq=False, repr=False)
 class PayloadCorruptError(TransformError):
     """The payload in the store is not the value that the reference describes.
 
@@ -221,17 +219,17 @@ class PayloadCorruptError(TransformError):
         found: the value of the payload.
     """
 
-    def __init__(self, path: str, what: str, *, expected: str, found: str) -> None:
-        super().__init__(path, what, expected, found)
-        self.path = path
-        self.what = what
-        self.expected = expected
-        self.found = found
+    path: str
+    what: str
+    _: KW_ONLY
+    expected: str
+    found: str
 
     def __str__(self) -> str:
         return f"payload {shown(self.path)} is corrupt: {self.what} is {self.found}, the reference says {self.expected}"
 
 
+@dataclass(eq=False, repr=False)
 class PayloadTooLargeError(TransformError):
     """A payload, stored or decompressed, is over the limit.
 
@@ -241,11 +239,9 @@ class PayloadTooLargeError(TransformError):
         limit: the limit in bytes.
     """
 
-    def __init__(self, path: str, size: int | None, limit: int) -> None:
-        super().__init__(path, size, limit)
-        self.path = path
-        self.size = size
-        self.limit = limit
+    path: str
+    size: int | None
+    limit: int
 
     def __str__(self) -> str:
         size = "over the limit of" if self.size is None else f"{self.size:,} bytes, the limit is"
@@ -255,6 +251,7 @@ class PayloadTooLargeError(TransformError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class RecordTooLargeError(TransformError):
     """A record is over the `max.message.bytes` of its sink topic.
 
@@ -264,11 +261,9 @@ class RecordTooLargeError(TransformError):
         limit: the topic's `max.message.bytes`.
     """
 
-    def __init__(self, topic: str, size: int, limit: int) -> None:
-        super().__init__(topic, size, limit)
-        self.topic = topic
-        self.size = size
-        self.limit = limit
+    topic: str
+    size: int
+    limit: int
 
     def __str__(self) -> str:
         return (
@@ -277,6 +272,7 @@ class RecordTooLargeError(TransformError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class RecordUnfitError(TransformError):
     """A topic refuses a record for another reason than its size.
 
@@ -286,16 +282,15 @@ class RecordUnfitError(TransformError):
         timestamp: the record's timestamp, in milliseconds since 1970, if a broker refused it for that; else None.
     """
 
-    def __init__(self, topic: str, reason: str, timestamp: int | None = None) -> None:
-        super().__init__(topic, reason, timestamp)
-        self.topic = topic
-        self.reason = reason
-        self.timestamp = timestamp
+    topic: str
+    reason: str
+    timestamp: int | None = None
 
     def __str__(self) -> str:
         return f"topic {self.topic} refuses the record: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class SignatureError(TransformError):
     """A reference is not signed, or not with a known key; no request was made.
 
@@ -304,10 +299,8 @@ class SignatureError(TransformError):
         reason: what is wrong with the signature.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+    path: str
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -316,6 +309,7 @@ class SignatureError(TransformError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class WrapError(TransformError):
     """A message wrapper cannot hold a header of the record.
 
@@ -324,10 +318,8 @@ class WrapError(TransformError):
         reason: why not.
     """
 
-    def __init__(self, header: str, reason: str) -> None:
-        super().__init__(header, reason)
-        self.header = header
-        self.reason = reason
+    header: str
+    reason: str
 
     def __str__(self) -> str:
         return f"a message wrapper cannot hold the header {shown(self.header)}: {self.reason}"
@@ -387,6 +379,7 @@ class ReferenceRefusedError(PayloadStoreError):
         self.root = root
 
 
+@dataclass(eq=False, repr=False)
 class SerializationError(WideloadError):
     """A key or a value cannot be serialized or deserialized (seed 000: "as SerializationException to client").
 
@@ -402,23 +395,13 @@ class SerializationError(WideloadError):
         offset: its offset, or None too.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        field: str,
-        reason: str,
-        *,
-        deserializing: bool = False,
-        partition: int | None = None,
-        offset: int | None = None,
-    ) -> None:
-        super().__init__(topic, field, reason)
-        self.topic = topic
-        self.field = field
-        self.reason = reason
-        self.deserializing = deserializing
-        self.partition = partition
-        self.offset = offset
+    topic: str
+    field: str
+    reason: str
+    _: KW_ONLY
+    deserializing: bool = False
+    partition: int | None = None
+    offset: int | None = None
 
     def __reduce__(self) -> tuple[Callable[..., WideloadError], tuple[object, ...], dict[str, object]]:
         make, arguments, state = super().__reduce__()
@@ -448,6 +431,7 @@ class SerializationError(WideloadError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class ResourceIdentifierTooLargeError(WideloadError):
     """A name is longer than its kind allows (seed 003: "ResourceIdentifierTooLargeException … is not retriable").
 
@@ -461,12 +445,10 @@ class ResourceIdentifierTooLargeError(WideloadError):
 
     retriable = False
 
-    def __init__(self, kind: str, length: int, limit: int, unit: str = "characters") -> None:
-        super().__init__(kind, length, limit, unit)
-        self.kind = kind
-        self.length = length
-        self.limit = limit
-        self.unit = unit
+    kind: str
+    length: int
+    limit: int
+    unit: str = "characters"
 
     def __str__(self) -> str:
         return f"the {self.kind} has {self.length:,} {self.unit}, the limit is {self.limit:,}"

@@ -73,35 +73,28 @@ class Format(Protocol):
 
 
 class Wideload:
-    """The project's own format: see `transforms/reference.py`."""
+    """The project's own format, of `transforms/reference.py`; the methods are those of `Format`."""
 
     marks = False
 
     def wants(self, record: RecordLike) -> bool:
-        """See `Format.wants`."""
         return bool(record.headers) and record.value is not None and is_reference(record.headers)
 
     refers = wants
 
     def read_inline(self, record: RecordLike) -> Record:
-        """See `Format.read_inline`."""
         return Record(record.key, record.value, record.headers, record.timestamp)
 
     def read_reference(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
-        """See `Format.read_reference`."""
         return Reference.parse(record)
 
-    def write_inline(self, record: RecordLike) -> Record:
-        """See `Format.write_inline`."""
-        return Record(record.key, record.value, record.headers, record.timestamp)
+    write_inline = read_inline
 
     def write_reference(self, record: RecordLike, reference: Reference) -> Record:
-        """See `Format.write_reference`."""
         headers = (*record.headers, *reference.headers())
         return Record(record.key, reference.value(), headers, record.timestamp)
 
     def compress(self, codec: Codec, value: bytes) -> bytes:
-        """See `Format.compress`."""
         return compress(codec, value)
 
     def decompress(self, reference: Reference, stored: bytes, limit_bytes: int) -> bytes:  # noqa: ARG002

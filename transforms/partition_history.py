@@ -187,7 +187,6 @@ class PartitionHistory:
             torn.ends.append(self.last)
 
     def torn_ids(self, offset: int) -> tuple[str, ...]:
-        """See `Assembler.torn`."""
         found: list[str] = []
         for id_, torn in list(self._torn.items()):
             torn.ends = [end for end in torn.ends if end >= offset]  # a restart reads these again

@@ -1,0 +1,65 @@
+"""Fields of settings that carry their key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from app.config.fields import keyed, keys_of, mapped, settings_of, values_of
+from stores.keys import REQUIRED, Key, Value, read
+
+MAPPED = (Key("client.a", "string", "A."), Key("client.b", "int", "B.", default=2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """Settings in settings."""
+
+    flag: bool = keyed("inner.flag", "boolean", "Flag.", default=False)
+    computed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """Settings with each kind of field."""
+
+    names: tuple[str, ...] = keyed("names", "list", "Names.", default=REQUIRED)
+    inner: Inner
+    client: Mapping[str, Value | None] = mapped(MAPPED)
+    port: int = keyed("port", "int", "Port.", default=80, minimum=1)
+
+
+def test_keys_are_in_the_order_of_the_fields() -> None:
+    """The keys of a class are those of its fields, of the settings in it, and of its mappings, in order."""
+    assert [key.name for key in keys_of(Outer)] == ["names", "inner.flag", "client.a", "client.b", "port"]
+    assert keys_of(Outer)[-1] == Key("port", "int", "Port.", default=80, minimum=1)
+
+
+def test_settings_have_the_values_of_their_keys() -> None:
+    """Values become fields by their keys, and are given back in the order of the fields."""
+    values = read(keys_of(Outer), {"port": 7, "client.a": "x", "names": ["n", "m"]})
+    inner = settings_of(Inner, values, computed=3)
+    outer = settings_of(Outer, values, inner=inner, client={key.name: values[key.name] for key in MAPPED})
+    assert outer == Outer(names=("n", "m"), inner=Inner(computed=3), client={"client.a": "x", "client.b": 2}, port=7)
+    assert list(values_of(outer).items()) == [
+        ("names", ("n", "m")),
+        ("inner.flag", False),
+        ("client.a", "x"),
+        ("client.b", 2),
+        ("port", 7),
+    ]
+
+
+def test_field_without_a_key_must_be_computed() -> None:
+    """A field that is the value of no key is not filled in by chance."""
+    with pytest.raises(IndexError):
+        settings_of(Inner, {"inner.flag": True})
+
+
+def test_default_of_the_key_is_one_of_the_field() -> None:
+    """A default stands once; a required key has none."""
+    assert (Outer(names=(), inner=Inner(computed=1)).port, Inner(computed=1).flag) == (80, False)
+    with pytest.raises(TypeError, match="names"):
+        Outer(inner=Inner(computed=1))
