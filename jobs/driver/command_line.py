@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.driver.identifier_limits import LIMIT_OPTION, check_names
 from jobs.driver.session import SessionSettings, connector_jars, submitted
-from jobs.driver.worker_config import Configured
+from jobs.driver.worker_config import WorkerConfig
 from transforms.errors import ConfigurationError
 
 __all__ = [
@@ -55,9 +55,9 @@ def configure(arguments: argparse.Namespace, document: Mapping[str, Any] | None)
         raise ConfigurationError("-c", "is for `wideload job`, which knows configurations; here it is --options")
     if document is not None and arguments.options is not None:
         raise ConfigurationError("--options", "stands beside -c; give one of them")
-    configured = None if document is None else Configured.of(document)
+    configured = None if document is None else WorkerConfig.of(document)
     if arguments.options is not None:
-        configured = Configured.load(arguments.options)
+        configured = WorkerConfig.load(arguments.options)
     arguments.configured = configured
     if arguments.bootstrap_servers is None:
         if configured is None:
@@ -79,7 +79,7 @@ def kafka_options(
         ConfigurationError: an option is not KEY=VALUE, a file cannot be read, or a name is over its limit.
     """
     options: dict[str, str] = {}
-    configured: Configured | None = arguments.configured
+    configured: WorkerConfig | None = arguments.configured
     if configured is not None:
         options |= configured.java_options() if java else configured.client_options()
     if arguments.kafka_config:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from jobs.driver.command_line import pairs, properties
-from jobs.driver.worker_config import Configured, StoreUse
+from jobs.driver.worker_config import StoreUse, WorkerConfig
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.errors import ConfigurationError
@@ -37,7 +37,7 @@ def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse 
     Raises:
         ConfigurationError: the configuration has no store, or the user must choose one.
     """
-    configured: Configured | None = arguments.configured
+    configured: WorkerConfig | None = arguments.configured
     if configured is None:
         if arguments.pipeline is not None:
             raise ConfigurationError("--pipeline", "is one of a configuration; give that with -c")

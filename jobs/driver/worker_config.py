@@ -17,7 +17,7 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["Configured", "StoreUse"]
+__all__ = ["StoreUse", "WorkerConfig"]
 
 _SERVERS = "bootstrap.servers"
 _PKCS8 = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
@@ -51,7 +51,7 @@ class StoreUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class WorkerConfig:
     """The part of the configuration that jobs use.
 
     Attributes:
@@ -65,7 +65,7 @@ class Configured:
     stores: tuple[StoreUse, ...]
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Configured:
+    def of(cls, document: Mapping[str, Any]) -> WorkerConfig:
         """The configuration in a document.
 
         Raises:
@@ -83,7 +83,7 @@ class Configured:
             ) from None
 
     @classmethod
-    def load(cls, path: str) -> Configured:
+    def load(cls, path: str) -> WorkerConfig:
         """The configuration in a file.
 
         Raises:

@@ -197,10 +197,10 @@ def run(spark: SparkSession, settings: SweepSettings, *, screen: TextIO | None =
         if records_lost(error):
             if _DELETING in steps.seconds:
                 raise JobFailedError(
-                    "Kafka deleted records while payloads were being removed; only orphans were removed, and the next "
+                    "records were deleted while payloads were being removed; only orphans were removed, and the next "
                     "run goes on"
                 ) from error
-            reason = "Kafka deleted records while they were read, so it is not known what is live; run it again"
+            reason = "records were deleted while they were read, so it is not known what is live; run it again"
             return Sweep(datetime.now(UTC) - settings.grace, refusal=reason, seconds=steps.seconds)
         raise explained(
             error,

@@ -215,7 +215,7 @@ def run(spark: SparkSession, settings: AuditSettings, *, screen: TextIO | None =
             return _audit(spark, settings, store, steps)
     except SPARK_ERRORS as error:
         if records_lost(error):
-            raise JobFailedError("Kafka deleted records while they were read; run it again") from error
+            raise JobFailedError("records were deleted while they were read; run it again") from error
         raise explained(
             error, servers=settings.kafka.servers, source=", ".join(settings.topics), options=settings.kafka.options
         ) from error

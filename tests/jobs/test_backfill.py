@@ -25,24 +25,16 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from pyspark.sql import SparkSession
 
 from jobs.backfill import _parser, _settings, main
-from jobs.copying.checkpoint import Checkpoint, Progress
-from jobs.copying.forms import form_of
 from jobs.copying.partitions import Backfill, run
 from jobs.copying.range import BackfillSettings
-from jobs.copying.writer import SinkWriter, sink_topic
 from jobs.driver.command_line import configure
-from jobs.driver.failures import JobFailedError
 from jobs.driver.session import SessionSettings
-from jobs.reading.client import KAFKA_KEYS, Client
-from jobs.reading.partition import PartitionReader
-from stores.keys import read
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send
 from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
 from tests.vectors.bakdata import bakdata_cases
 from transforms.chunk import Chunking
-from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record
@@ -535,23 +527,6 @@ def test_table(
     ]
 
 
-@pytest.mark.parametrize(
-    ("record", "form", "found"),
-    [
-        (Record(b"k", b"v"), "wideload", "plain"),
-        (Record(b"k", b"v"), "bakdata-flag", "bakdata"),
-        (Record(b"k", b"v", [("__large.message.backed.value", b"\0")]), "wideload", "bakdata"),
-        (Record(b"k", None, [("__large.message.backed.value", b"\0")]), "bakdata-flag", "tombstone"),
-        (Record(b"k", b"p", [("large-message", b"true")]), "bakdata-flag", "reference"),
-        (Record(b"k", None, [("large-message", b"true")]), "wideload", "tombstone"),
-        (Record(b"k", b"p", [("large-message", b"true"), ("large-message.chunk.uuid", b"u")]), "wideload", "chunk"),
-    ],
-)
-def test_form_of(record: Record, form: FormatName, found: str) -> None:
-    """A chunk is a chunk whatever else it is, and a null value is a tombstone whatever its headers say."""
-    assert form_of(record, form) == found
-
-
 # --- restarts
 
 
@@ -598,79 +573,6 @@ def test_range_ends_by_bytes(place: Place, spark: SparkSession, make_topic: Make
     run(spark, tight, found := Backfill(), Event())
     # What is on its way when the bound is passed belongs to the range: one record here, 64 MiB by default.
     assert (found.ranges, found.tally.records) == (2, 4)
-
-
-def test_checkpoint_torn(spark: SparkSession, tmp_path: Path) -> None:
-    """Of a note that was cut off nothing counts; the one before it does, and the next has a number of its own."""
-    folder = tmp_path / "checkpoint"
-    first = Checkpoint(spark, str(folder), {"source": "a"})
-    assert first.load() is None
-    for at in (5, 7):
-        first.save(Progress({0: at}, {1: at + 1}))
-    (folder / "1").write_bytes((folder / "1").read_bytes()[:20])
-    again = Checkpoint(spark, str(folder), {"source": "a"})
-    assert again.load() == Progress({0: 5}, {1: 6})
-    again.save(Progress({0: 9}, {}))
-    assert Checkpoint(spark, str(folder), {"source": "a"}).load() == Progress({0: 9}, {})
-
-
-def test_checkpoint_without_a_whole_note(spark: SparkSession, tmp_path: Path) -> None:
-    """Where no note can be read the job does not begin anew; but where the first was never whole it does."""
-    folder = tmp_path / "checkpoint"
-    made = Checkpoint(spark, str(folder), {"source": "a"})
-    made.save(Progress({0: 1}, {}))
-    (folder / "0").write_bytes(b"{")
-    assert Checkpoint(spark, str(folder), {"source": "a"}).load() is None
-    made.save(Progress({0: 2}, {}))
-    (folder / "1").write_bytes(b"{")
-    with pytest.raises(ConfigurationError, match="is whole, so it is not known how far the job is"):
-        Checkpoint(spark, str(folder), {"source": "a"}).load()
-
-
-def test_writer_that_was_given_up(broker: str, make_topic: MakeTopic) -> None:
-    """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
-    topic, client = make_topic(), Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
-    sink = sink_topic(client, topic)
-
-    def records(name: bytes) -> list[Record]:
-        return [Record(name, b"%06d" % number * 50_000, (), STARTED_MS) for number in range(8)]
-
-    with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as lost:
-        for record in records(b"lost"):
-            lost.write(0, record)
-        with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as again:
-            for record in records(b"again"):
-                again.write(0, record)
-                with contextlib.suppress(JobFailedError):
-                    lost.write(0, record)
-            again.commit()
-        with pytest.raises(JobFailedError, match="another run or task of the same backfill"):
-            lost.commit()
-    everything = [found.key for found in read_all(broker, topic)[0]]
-    assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
-    with closing(PartitionReader(client, topic, 0)) as log:
-        assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
-
-
-def test_checkpoint_of_two_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """Two runs with one checkpoint: the one that comes second to a note ends, and says why."""
-    one, two = (Checkpoint(spark, str(tmp_path / "checkpoint"), {"source": "a"}) for _ in range(2))
-    assert (one.load(), two.load()) == (None, None)
-    one.save(Progress({0: 1}, {}))
-    with pytest.raises(JobFailedError, match="another run works with the checkpoint"):
-        two.save(Progress({0: 2}, {}))
-    assert two.load() == Progress({0: 1}, {})
-
-
-def test_checkpoint_of_something_else(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder with other files, or of another backfill, is refused."""
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "offsets").write_text("v1")
-    with pytest.raises(ConfigurationError, match="is not empty and was not made by this job"):
-        Checkpoint(spark, str(tmp_path / "checkpoint"), {"source": "a"}).load()
-    Checkpoint(spark, str(tmp_path / "new"), {"source": "a"}).save(Progress())
-    with pytest.raises(ConfigurationError, match="belongs to source a, this is source b"):
-        Checkpoint(spark, str(tmp_path / "new"), {"source": "b"}).load()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jobs import backfill, sweep
 from jobs.audit import main as audit
 from jobs.driver.command_line import configure
 from jobs.driver.store_options import store_config, store_use
-from jobs.driver.worker_config import Configured
+from jobs.driver.worker_config import WorkerConfig
 from jobs.ingesting import command_line
 from jobs.reading.source_options import settings_of
 from transforms.errors import ConfigurationError
@@ -47,7 +47,7 @@ def arguments(**given: object) -> argparse.Namespace:
 
 def test_configured_uses() -> None:
     """The store is that of the pipeline, or of the topics; where neither says which, the message has the names."""
-    found = Configured.of(json.loads(json.dumps(document())))
+    found = WorkerConfig.of(json.loads(json.dumps(document())))
     assert (found.servers, found.topics) == ("b:9092", ("orders", "orders-dlq", "returns"))
     use = found.use(None, ["orders"])
     assert (use.pipelines, use.topics, use.in_flight) == (("one",), ["orders", "orders-dlq"], timedelta(seconds=5))
@@ -57,14 +57,14 @@ def test_configured_uses() -> None:
     with pytest.raises(ConfigurationError, match="--pipeline: found 'three', those with a store are: one, two"):
         found.use("three", [])
     with pytest.raises(ConfigurationError, match="in which no pipeline has a store"):
-        Configured.of({**document(), "stores": []}).use(None, [])
+        WorkerConfig.of({**document(), "stores": []}).use(None, [])
 
 
 def test_configured_login_of_both_clients() -> None:
     """User and password reach Kafka's own client and aiokafka as they are, quotes and all; nothing prints them."""
     password = 'p"9\\x'
     connection = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "ann"}
-    found = Configured.of(document(**connection, sasl_password=password))
+    found = WorkerConfig.of(document(**connection, sasl_password=password))
     java = found.java_options()
     assert java["kafka.sasl.jaas.config"] == (
         'org.apache.kafka.common.security.scram.ScramLoginModule required username="ann" password="p\\"9\\\\x";'
@@ -85,7 +85,7 @@ def test_configured_certificates(tmp_path: Path) -> None:
     files = {f"ssl_{name}_location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
     described = document(security_protocol="SSL", **files)
     described["connection"] |= {"ssl.endpoint.identification.algorithm": "none", "ssl.key.password": "secret"}
-    assert Configured.of(described).java_options() == {
+    assert WorkerConfig.of(described).java_options() == {
         "kafka.security.protocol": "SSL",
         "kafka.ssl.endpoint.identification.algorithm": "",
         "kafka.ssl.truststore.type": "PEM",
@@ -97,10 +97,10 @@ def test_configured_certificates(tmp_path: Path) -> None:
     }
     (tmp_path / "key").write_text("-----BEGIN RSA PRIVATE KEY-----\n")
     with pytest.raises(ConfigurationError, match=r"ssl\.key\.location: is not PKCS #8, and Java reads no other keys"):
-        Configured.of(described).java_options()
+        WorkerConfig.of(described).java_options()
     (tmp_path / "ca").unlink()
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location: .* cannot be read"):
-        Configured.of(described).java_options()
+        WorkerConfig.of(described).java_options()
 
 
 def test_configure_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

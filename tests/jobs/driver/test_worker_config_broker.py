@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from app.config.job_document import document
 from app.local.broker import EmbeddedBroker
-from jobs.driver.worker_config import Configured
+from jobs.driver.worker_config import WorkerConfig
 from jobs.reading.client import bounds
 from jobs.reading.ranges import Bounds
 from jobs.reading.source_options import settings_of
@@ -83,7 +83,7 @@ def test_both_clients_get_in(spark: SparkSession, cluster: EmbeddedBroker, files
         f'ssl.key.location = "{files}/key"\n' + configurations.ORDERS,
         {"PASSWORD": PASSWORD},
     )
-    found = Configured.of(document(settings))
+    found = WorkerConfig.of(document(settings))
     kafka = Kafka(found.servers, {name: value for name, value in found.java_options().items() if "limit" not in name})
     (topic,) = describe(spark, kafka, ["orders"])
     rows = read(spark, kafka, [topic])

@@ -1,0 +1,44 @@
+"""The writer of a task, with a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from jobs.copying.writer import SinkWriter, sink_topic
+from jobs.driver.failures import JobFailedError
+from jobs.reading.client import KAFKA_KEYS, Client
+from jobs.reading.partition import PartitionReader
+from stores.keys import read
+from tests.integration.topics import end_offsets, read_all
+from transforms.record import Record
+
+STARTED_MS = 1_600_000_000_000
+
+
+def test_writer_that_was_given_up(broker: str, make_topic: Callable[..., str]) -> None:
+    """A task that was thought lost and writes on is ended by the one in its place; the two are never mixed."""
+    topic, client = make_topic(), Client(read(KAFKA_KEYS, {"kafka.bootstrap.servers": broker}))
+    sink = sink_topic(client, topic)
+
+    def records(name: bytes) -> list[Record]:
+        return [Record(name, b"%06d" % number * 50_000, (), STARTED_MS) for number in range(8)]
+
+    with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as lost:
+        for record in records(b"lost"):
+            lost.write(0, record)
+        with closing(SinkWriter(client, sink, f"{topic}-0", 60_000)) as again:
+            for record in records(b"again"):
+                again.write(0, record)
+                with contextlib.suppress(JobFailedError):
+                    lost.write(0, record)
+            again.commit()
+        with pytest.raises(JobFailedError, match="another run or task of the same backfill"):
+            lost.commit()
+    everything = [found.key for found in read_all(broker, topic)[0]]
+    assert everything == [b"lost"] * (len(everything) - 8) + [b"again"] * 8
+    with closing(PartitionReader(client, topic, 0)) as log:
+        assert [found.key for found in log.records(0, end_offsets(broker, topic)[0])] == [b"again"] * 8
