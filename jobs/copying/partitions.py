@@ -122,11 +122,7 @@ def _check_topics(settings: BackfillSettings, there: Mapping[int, Bounds], sink:
 
 
 def _begin(
-    settings: BackfillSettings,
-    found: Backfill,
-    there: Mapping[int, Bounds],
-    sink: SinkTopic,
-    progress: Progress | None,
+    settings: BackfillSettings, found: Backfill, there: Mapping[int, Bounds], sink: SinkTopic, progress: Progress | None
 ) -> None:
     """Fills in where each partition begins and ends; raises if source, sink and checkpoint do not fit together."""
     (topic,) = settings.source.topics

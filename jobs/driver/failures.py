@@ -11,10 +11,15 @@ from pyspark.errors import PySparkException
 
 from transforms.errors import ConfigurationError, WideloadError
 
-__all__ = ["SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
+__all__ = ["NO_CONNECTOR", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
 
 SPARK_ERRORS = (PySparkException, Py4JError, ConnectionError)
 """The errors of a call into Spark; a `ConnectionError` says that its Java process is gone."""
+
+NO_CONNECTOR = (
+    "Spark has no Kafka connector; give its jars, or to spark-submit: "
+    "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+)
 
 _CONNECT_SECONDS = 5.0
 # The end of a Python traceback: the error stands behind indented lines, and is not indented itself.
@@ -84,50 +89,26 @@ def explained(error: Exception, *, servers: str, source: str, options: Mapping[s
     return JobFailedError(_without_secrets(_cause(text), options))
 
 
+# What Spark says, the option to blame, and the reason for people.
+# fmt: off
 _MEANINGS = (
-    (
-        r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND",
-        "--jars",
-        (
-            "Spark has no Kafka connector; give its jars, or to spark-submit: "
-            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-        ),
-    ),
-    (
-        r"UnknownTopicOrPartitionException|InvalidTopicException",
-        "--topic",
-        "{source} is not on the broker at {servers}; create it, or check its name",
-    ),
-    (
-        r"KAFKA_DATA_LOSS|Some data may have been lost",
-        "--no-fail-on-data-loss",
-        (
-            "records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made "
-            "anew); give this option to go on without them, or a new --checkpoint and --output"
-        ),
-    ),
-    (
-        (
-            r"SaslAuthenticationException|SslAuthenticationException|TopicAuthorizationException|"
-            r"GroupAuthorizationException|ClusterAuthorizationException"
-        ),
-        "--kafka-option",
-        "the broker at {servers} refuses these credentials, or they may not read {source}",
-    ),
-    (
-        r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
+    (r"Failed to find (the )?data source: kafka|DATA_SOURCE_NOT_FOUND", "--jars", NO_CONNECTOR),
+    (r"UnknownTopicOrPartitionException|InvalidTopicException", "--topic",
+        "{source} is not on the broker at {servers}; create it, or check its name"),
+    (r"KAFKA_DATA_LOSS|Some data may have been lost", "--no-fail-on-data-loss",
+        ("records of {source} that the checkpoint needs are gone from Kafka (retention, or the topic was made anew); "
+        "give this option to go on without them, or a new --checkpoint and --output")),
+    (r"(Sasl|Ssl)AuthenticationException|(Topic|Group|Cluster)AuthorizationException", "--kafka-option",
+        "the broker at {servers} refuses these credentials, or they may not read {source}"),
+    (r"org\.apache\.kafka\.common\.errors\.TimeoutException|Timed out waiting for a node assignment",
         "--bootstrap-servers",
-        "{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the port",
-    ),
-    (
-        (
-            r"org\.apache\.kafka\.common\.config\.ConfigException|Failed to construct kafka consumer|"
-            r"Failed to create new KafkaAdminClient"
-        ),
+        ("{servers} takes connections but does not answer as a Kafka broker; check kafka.security.protocol and the "
+        "port")),
+    (r"kafka\.common\.config\.ConfigException|Failed to (construct kafka consumer|create new KafkaAdminClient)",
         "--kafka-option",
-        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)",
-    ),
+        "Kafka's client refuses the options; check the names and values of kafka.* (--verbose shows what it says)"),
 )
+# fmt: on
 
 
 def _cause(text: str) -> str:

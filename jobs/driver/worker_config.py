@@ -158,11 +158,7 @@ def _login(given: Mapping[str, str]) -> dict[str, str]:
     mechanism = given.get("sasl.mechanism", "PLAIN")
     if mechanism == "GSSAPI":
         service = given.get("sasl.kerberos.service.name", "kafka")
-        return {
-            "sasl.mechanism": mechanism,
-            "sasl.kerberos.service.name": service,
-            "sasl.jaas.config": _KERBEROS,
-        }
+        return {"sasl.mechanism": mechanism, "sasl.kerberos.service.name": service, "sasl.jaas.config": _KERBEROS}
     module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
     user, password = (f'"{given.get(name, "").translate(_ESCAPED)}"' for name in ("sasl.username", "sasl.password"))
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": _LOGIN.format(module, user, password)}

@@ -176,8 +176,7 @@ def findings(
     size_detail = F.format_string("the store has %d bytes, the reference says %d", "stored", "size")
     largest = F.greatest("stored", "size")  # ignores null
     limit_detail = F.concat(
-        F.format_string("%d bytes are more", largest),
-        F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}"),
+        F.format_string("%d bytes are more", largest), F.lit(f" than {_MAX_BYTES} allows readers, which is {max_bytes}")
     )
     verdicts = [
         (F.col("error").isNotNull() & F.col("path").isNotNull(), F.lit("refused"), F.col("error")),

@@ -16,6 +16,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.driver.failures import NO_CONNECTOR
 from jobs.driver.jvm import java_packages
 from jobs.reading.ranges import Positions, positions_json
 from transforms.errors import ConfigurationError
@@ -171,12 +172,8 @@ def _admin(spark: SparkSession, kafka: Kafka) -> Iterator[tuple[Any, Any]]:
             settings.put(key.removeprefix(_PREFIX), value)
     try:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-    except TypeError:  # what a class that is not there comes to
-        raise ConfigurationError(
-            "--jars",
-            "Spark has no Kafka connector; give its jars, or to spark-submit: "
-            "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-        ) from None
+    except TypeError:  # the class does not exist
+        raise ConfigurationError("--jars", NO_CONNECTOR) from None
     try:
         yield jvm, admin
     finally:

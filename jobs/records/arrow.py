@@ -13,8 +13,17 @@ from pyspark.sql import DataFrame
 from jobs.records.problems import ERROR, Problem
 from transforms.record import Header, Record, RecordLike
 
-__all__ = ["INPUT_BYTES", "Gathering", "binary", "bound_input", "headers", "problems", "record_at", "replaced"]
-__all__ += ["with_problems"]
+__all__ = [
+    "INPUT_BYTES",
+    "Gathering",
+    "binary",
+    "bound_input",
+    "headers",
+    "problems",
+    "record_at",
+    "replaced",
+    "with_problems",
+]
 
 PROBLEM = pa.struct([(field.name, pa.string()) for field in ERROR])
 
