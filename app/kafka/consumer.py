@@ -161,11 +161,6 @@ class GroupConsumer(ConsumerControls):
         with self._waiting("takes no offsets"):
             await self.consumer.commit(offsets)
 
-    async def committed(self, partition: TopicPartition) -> int | None:
-        """The committed offset of an assigned partition; None if there is none."""
-        offset: int | None = await self.consumer.committed(partition)
-        return offset
-
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
         """Takes back a poll: its records are read again."""
         for partition, records in polled.items():
