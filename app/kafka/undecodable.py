@@ -153,12 +153,19 @@ def _decoded(partition: TopicPartition, offset: int, data: bytes) -> tuple[list[
 
 
 def _batches(data: bytes) -> Iterator[tuple[DefaultRecordBatch, bytes]]:
-    """The whole batches: the last one of a response may be cut off."""
+    """The whole batches: the last one of a response may be cut off.
+
+    Raises:
+        CorruptRecordException: a batch is shorter than its header; aiokafka's C reader would read beyond it.
+    """
     at = 0
     while at + _LENGTH.size <= len(data):
         begin, at = at, at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
         if at > len(data):
             return
+        size = at - begin
+        if size <= _MAGIC_AT or (data[begin + _MAGIC_AT] >= _LEAST_MAGIC and size < _COUNT.size):
+            raise CorruptRecordException(f"a batch of {size} bytes, which is less than its header")
         if data[begin + _MAGIC_AT] >= _LEAST_MAGIC:
             yield DefaultRecordBatch(data[begin:at]), data[begin:at]
 

@@ -112,9 +112,9 @@ class Retries:
         """
         if not work.asks_store:
             # On a thread of asyncio's own: those of the store may all hang.
-            work = await self._loop.run_in_executor(None, self._chain.advance, work)
-            if not work.asks_store:
-                return self._done(record, self._chain.finish(work))
+            work, finished = await self._loop.run_in_executor(None, self._advance, work)
+            if finished is not None:
+                return self._done(record, finished)
         with self._trying(_Trial(lane, record, time.monotonic())) as trial:
             while True:
                 try:
@@ -130,6 +130,11 @@ class Retries:
                 else:
                     if result is not None:
                         return self._done(record, result)
+
+    def _advance(self, work: Work) -> tuple[Work, Result | None]:
+        """The work up to the store, or the result if no stage calls it: a value may go as a hundred thousand chunks."""
+        work = self._chain.advance(work)
+        return work, None if work.asks_store else self._chain.finish(work)
 
     @contextlib.contextmanager
     def watching(self, lane: Lane, record: SourceRecord) -> Iterator[None]:

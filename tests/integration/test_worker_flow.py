@@ -160,7 +160,7 @@ def test_flow_header_name_not_utf8_stops(broker: str, make_topic: MakeTopic, tmp
     source, sink = make_topic(1), make_topic(1)
     send(broker, source, [(0, b"k", b"v", [], TIME)] * 3)
     asyncio.run(write_raw(broker, source, [Record(b"bad", b"v", ((LATIN, b""),), TIME)]))
-    told = rf"topic {source}, partition 0, offset 3: the name of a header, '\\\\xfc', is not UTF-8"
+    told = rf"topic {source}, partition 0, offset 3: the header name '\\\\xfc' is not UTF-8"
     with pytest.raises(RecordError, match=told):
         run_flow(broker, source, sink, tmp_path, [])
 

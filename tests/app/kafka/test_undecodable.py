@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -54,3 +55,11 @@ def test_compressed_batches(codec: int, encode: Callable[[bytes], bytes]) -> Non
     records, end = found
     assert [Record(each.key, each.value, each.headers, each.timestamp) for each in records] == sent
     assert ([each.offset for each in records], end) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(("length", "magic"), [(-13, 2), (0, 2), (4, 2), (5, 2), (48, 2), (-12, 0)])
+def test_batch_that_is_shorter_than_its_header(length: int, magic: int) -> None:
+    """A length that no batch can have is an error; nothing beyond the batch is read, and the search ends."""
+    data = struct.pack(">qiib", 0, length, 0, magic) + bytes(99)
+    with pytest.raises(CorruptRecordException, match="a batch of"):
+        _decoded(PLACE, 0, data)

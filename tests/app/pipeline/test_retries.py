@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
-from app.pipeline.chain import Chain, Work, build
+from app.pipeline.chain import Chain, Result, Work, build
 from app.pipeline.lane import Lane
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
@@ -324,6 +324,23 @@ async def test_retries_without_the_store_wait_for_no_thread_of_it() -> None:
         finally:
             release.set()
     assert retries.degraded is None
+
+
+async def test_retries_finish_what_takes_time_on_a_thread(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of all results are compared with the limit of the topic there too: there may be very many results."""
+    stats, lane, record = PipelineStats(), Lane(TopicPartition("raw", 3), 3), Read()
+    threads: list[threading.Thread] = []
+    finish = Chain.finish
+
+    def watched(chain: Chain, work: Work) -> Result:
+        threads.append(threading.current_thread())
+        return finish(chain, work)
+
+    monkeypatch.setattr(Chain, "finish", watched)
+    retries = made(Storing([], asks=False), executor, stats, timeout_ms=60_000, unstalled=lambda: None)
+    assert list(await retries.apply(lane, record, work(record, asks_store=False))) == [record]
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_retries_watch_what_else_may_wait_for_the_store(executor: Executor) -> None:
