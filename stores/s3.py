@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from stores.keys import REQUIRED, Key, Value
 from stores.root import Root, check_object_id
@@ -34,8 +34,9 @@ except ImportError as exc:
         f"found 's3', which needs boto3 ({exc}); install it: pip install '.[s3]' in the project's folder",
     ) from exc
 
-from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
-from urllib3.response import HTTPResponse
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+    from urllib3.response import HTTPResponse
 
 __all__ = ["S3Store"]
 

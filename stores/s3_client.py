@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
-from mypy_boto3_s3 import S3Client
 
 from stores.keys import Value
 from stores.s3_time import keep_time
 from transforms.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 __all__ = ["open_client"]
 

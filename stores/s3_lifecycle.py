@@ -21,15 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from xml.sax.saxutils import escape
 
 from botocore.exceptions import ClientError
-from mypy_boto3_s3 import S3Client
 
 from stores.s3_errors import status, translated
 from stores.store import ExpiryRule
 from transforms.errors import PayloadStoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 __all__ = ["S3Lifecycle", "own_id", "reaching", "with_own_rule"]
 

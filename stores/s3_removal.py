@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-from mypy_boto3_s3 import S3Client
-from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef
+from typing import TYPE_CHECKING
 
 from stores.s3_errors import translated
 from stores.store import PayloadInfo, Removal
 from transforms.errors import PayloadNotFoundError, PayloadStoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef
 
 __all__ = ["S3Removal"]
 

@@ -11,7 +11,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from botocore.awsrequest import (
     AWSHTTPConnection,
@@ -20,7 +20,9 @@ from botocore.awsrequest import (
     AWSHTTPSConnection,
     AWSHTTPSConnectionPool,
 )
-from mypy_boto3_s3 import S3Client
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 __all__ = ["LateError", "keep_time", "within"]
 

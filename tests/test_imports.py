@@ -7,7 +7,11 @@ TYPE_CHECKING` too.
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -167,6 +171,41 @@ def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
             found.add(name)
             waiting += graph[name]
     return found
+
+
+def executed(source: str) -> Iterator[str]:
+    """The packages that a module imports when it runs: not those below `if TYPE_CHECKING`."""
+    tree = ast.parse(source)
+    hidden = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    for_types = {each for node in hidden for statement in node.body for each in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if node not in for_types and isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            yield from (name.partition(".")[0] for name in names)
+
+
+def users_packages() -> set[str]:
+    """The distributions that a user of Wideload gets, with all extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {re.split(r"[=<>]", each)[0] for group in project["optional-dependencies"].values() for each in group}
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    return {*re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE), *extras, "py4j"}  # pyspark brings py4j
+
+
+def canonical(distribution: str) -> str:
+    """The name of a distribution as a lock has it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_nothing_that_only_developers_install_is_imported() -> None:
+    """A module runs without the stubs and tools of developers; what is only for types is below `if TYPE_CHECKING`."""
+    of_users = users_packages()
+    brought = {
+        name for name, found in packages_distributions().items() if of_users & {canonical(each) for each in found}
+    }
+    known = {*sys.stdlib_module_names, *FOLDERS, *brought}
+    of_modules = {path: set(executed(source)) - known for path, source in sources().items()}
+    assert {path: names for path, names in of_modules.items() if names} == {}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -14,7 +14,7 @@ _LISTED = """
     enable.ssl.certificate.verification error_cb fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes
     fetch.min.bytes fetch.queue.backoff.ms fetch.wait.max.ms group.id group.instance.id group.protocol
     group.protocol.type group.remote.assignor heartbeat.interval.ms https.ca.location https.ca.pem
-    internal.termination.signal isolation.level key.deserializer.builder key.serializer.builder
+    internal.termination.signal isolation.level key.deserializer.builder key.serializer.builder linger.ms
     log.connection.close log.queue log.thread.name log_cb log_level logger max.in.flight
     max.in.flight.requests.per.connection max.partition.fetch.bytes max.poll.interval.ms max.poll.records
     message.copy.max.bytes message.max.bytes message.send.max.retries message.timeout.ms metadata.broker.list

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, DeserializingConsumer, KafkaException, Producer, SerializingProducer
 from confluent_kafka.aio import AsyncSerializingProducer
@@ -348,3 +351,22 @@ async def test_async_producer_takes_no_headers_and_so_no_references(config_of: C
     with pytest.raises(NotImplementedError, match="Headers are not supported"):
         await producer.produce("orders", value=b"small", headers=[])
     await producer.close()
+
+
+def test_no_key_of_the_installed_release_is_missing() -> None:
+    """Every name in librdkafka's binary that a client takes as a key is listed, such as `linger.ms`."""
+    package = Path(confluent_kafka.__file__).parent
+    binaries = [*package.glob("cimpl*"), *package.parent.glob("confluent_kafka.libs/*")]
+    texts = {text for path in binaries for text in re.findall(rb"[a-z]+(?:\.[a-z_]+)+(?=\0)", path.read_bytes())}
+    # A linker keeps a text that is the end of another one only there: `linger.ms` in `sticky.partitioning.linger.ms`.
+    words = [text.decode().split(".") for text in texts]
+    found = {".".join(each[i:]) for each in words for i in range(len(each) - 1)}
+    assert "linger.ms" in found
+    missing = []
+    for name in found - KEYS:
+        for client in (Producer, Consumer):
+            with pytest.raises((KafkaException, TypeError, ValueError, AttributeError)) as caught:
+                client({"group.id": "g", name: "1", "wideload.no.such.key": ""})
+            if "wideload.no.such.key" in str(caught.value):
+                missing.append(name)
+    assert missing == []
