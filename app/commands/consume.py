@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, progress
+from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
 from app.config.parsing import load
 from app.config.reference_scope import reference_scope
@@ -158,13 +158,13 @@ class _Run:
         self._printer.show(source, record, inflated=inflated, file=file, error=error)
 
 
-async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, bar: Progress) -> None:
+async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, advance: Advance) -> None:
     topic = await find_topic(client, topic_name)
     async with open_reader(client, topic, selection) as reader:
         async for records in reader.batches():
             for record in records:
                 await run.take(record)
-                bar.advance(1)
+                advance(1)
             sys.stdout.flush()
 
 
@@ -267,8 +267,8 @@ def command(
         rows = sys.stdout.isatty() and not as_json
         run = _Run(_Printer(as_json=not rows, values=values), folder, stage)
         # No bar beside the rows of a table.
-        bar = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
-        return _run(client, topic, selection, run, bar)
+        advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
+        return _run(client, topic, selection, run, advance)
 
 
 def _check(selection: Selection) -> None:
@@ -285,10 +285,10 @@ def _check(selection: Selection) -> None:
         )
 
 
-def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, bar: Progress) -> int:
+def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, advance: Advance) -> int:
     interrupted = False
     try:
-        asyncio.run(_consume(client, topic, selection, run, bar))
+        asyncio.run(_consume(client, topic, selection, run, advance))
     except KeyboardInterrupt:  # the normal end of a command without a limit
         interrupted = True
     sys.stdout.flush()

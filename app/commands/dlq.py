@@ -349,13 +349,13 @@ def replay(
     with ExitStack() as stack:
         client, chosen, store = _pipeline(config, pipeline, stack)
         name = _group(chosen, group, client)
-        bar = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
+        advance = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
 
         async def run() -> Tally:
             assert chosen.dead_letter_topic is not None
             topic = await find_topic(client, chosen.dead_letter_topic)
             async with open_log(client, topic, name) as log:
-                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=bar.advance)
+                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=advance)
                 try:
                     if yes:
                         async with open_writer(client) as writer:

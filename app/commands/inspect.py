@@ -15,7 +15,7 @@ from typing import Any, Literal
 import click
 
 from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, progress
+from app.commands.console import Advance, Column, Rows, progress
 from app.commands.consume import json_line, text_json
 from app.config.parsing import load
 from app.config.settings import ClientSettings
@@ -271,13 +271,13 @@ class _Inspection:
 
 
 async def _inspect(
-    client: ClientSettings, topic_name: str, selection: Selection, inspection: _Inspection, bar: Progress
+    client: ClientSettings, topic_name: str, selection: Selection, inspection: _Inspection, advance: Advance
 ) -> None:
     topic = await find_topic(client, topic_name)
     async with open_reader(client, topic, selection) as reader:
         async for records in reader.batches():
             await inspection.take(records)
-            bar.advance(len(records))
+            advance(len(records))
 
 
 def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Settings:
@@ -339,7 +339,7 @@ def command(
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="wideload-inspect"))
         printer = _Printer(as_json=as_json, only_bad=only_bad)
         inspection = _Inspection(printer, settings, executor)
-        bar = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
-        asyncio.run(_inspect(client, topic, selection, inspection, bar))
+        advance = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
+        asyncio.run(_inspect(client, topic, selection, inspection, advance))
     printer.total(topic, inspection.totals)
     return 1 if inspection.totals.bad else 0
