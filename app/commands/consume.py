@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from app.commands.connection import client_of, connection_options, pipeline_of
+from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
 from app.config.parsing import load
@@ -23,8 +23,6 @@ from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
-from stores.registry import open_store
-from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
@@ -188,16 +186,13 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
         ) from None
 
 
-def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, PayloadStore]:
+def _stage(config: str | None, pipeline: str | None, stack: ExitStack) -> InflateStage:
     if config is None:
         raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
     settings = pipeline_of(load(config), pipeline)
-    try:
-        store = open_store(settings.store)
-    except ConfigurationError as exc:
-        raise exc.within(settings.name) from exc
+    store = opened_store(settings, stack)
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store)), store
+    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
 
 
 @click.command("consume")
@@ -259,10 +254,7 @@ def command(
     )
     _check(selection)
     with ExitStack() as stack:
-        stage = None
-        if inflate:
-            stage, store = _stage(config, pipeline)
-            stack.callback(store.close)
+        stage = _stage(config, pipeline, stack) if inflate else None
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
         run = _Run(_Printer(as_json=not rows, values=values), folder, stage)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from app.commands.connection import config_option
+from app.commands.connection import config_option, opened_store
 from app.commands.console import Column, Rows, progress
 from app.commands.consume import header_json, json_line, text_json
 from app.config.naming import check_name
@@ -24,7 +24,6 @@ from app.deadletters.log import Filters, open_log
 from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
 from app.kafka.sender import find_topic
-from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError
 from transforms.record_format import name_bytes
@@ -119,14 +118,7 @@ def _pipeline(
     pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
     if pipeline is None:
         raise ConfigurationError("--pipeline", f"found {name!r}; the pipelines with a dead-letter topic are: {names}")
-    if not pipeline.store:
-        return settings.client, pipeline, None
-    try:
-        store = open_store(pipeline.store)
-    except ConfigurationError as exc:
-        raise exc.within(pipeline.name) from exc
-    stack.callback(store.close)
-    return settings.client, pipeline, store
+    return settings.client, pipeline, opened_store(pipeline, stack) if pipeline.store else None
 
 
 @click.group("dlq")

@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 import click
 
-from app.commands.connection import client_of, connection_options, pipeline_of
+from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.consume import json_line, text_json
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
-from stores.registry import open_store
 from stores.store import Stat
 from transforms.errors import (
     ConfigurationError,
@@ -231,7 +230,6 @@ class _Inspection:
 
     def __init__(self, printer: _Printer, settings: _Settings, executor: ThreadPoolExecutor) -> None:
         self.totals = _Totals()
-        self._format = settings.format
         self._printer = printer
         self._settings = settings
         self._executor = executor
@@ -266,7 +264,7 @@ class _Inspection:
         """The parts of a record that are references. Keys always have the format of the serializers."""
         if record.key is not None and is_reference(record.headers, KEY):
             yield KEY
-        if self._format.refers(record):
+        if self._settings.format.refers(record):
             yield VALUE
 
 
@@ -290,11 +288,7 @@ def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Se
         return _Settings()
     settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
-    try:
-        store = open_store(settings.store)
-    except ConfigurationError as exc:
-        raise exc.within(settings.name) from exc
-    stack.callback(store.close)
+    store = opened_store(settings, stack)
     if isinstance(store, Stat):
         return _Settings(store, form, settings.signing)
     click.echo("wideload: this store cannot look a payload up without reading it; payloads are not checked", err=True)

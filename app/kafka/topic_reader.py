@@ -68,14 +68,9 @@ def topic_consumer(
 
 
 class Reader:
-    """Reads the selected records, in order by partition. Use `open_reader`.
-
-    Attributes:
-        waiting: how many offsets there were between the start and the end of the log; None for a group.
-    """
+    """Reads the selected records, in order by partition. Use `open_reader`."""
 
     def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
-        self.waiting: int | None = None
         self._consumer = consumer
         self._selection = selection
         self._partitions = partitions
@@ -92,12 +87,8 @@ class Reader:
         self._ends = await self._consumer.end_offsets(self._partitions)
         if self._selection.group is not None:
             return  # the committed offsets count, which are known after the first rebalance
-        waiting = 0
         for partition in self._partitions:
-            offset = self._offset(partition, first[partition], self._ends[partition])
-            self._consumer.seek(partition, offset)
-            waiting += self._ends[partition] - offset
-        self.waiting = waiting
+            self._consumer.seek(partition, self._offset(partition, first[partition], self._ends[partition]))
 
     def _offset(self, partition: TopicPartition, first: int, end: int) -> int:
         start = self._selection.start
