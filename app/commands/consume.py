@@ -92,7 +92,7 @@ class _Printer:
         kind = "tombstone" if value is None else "reference" if reference else "inflated" if inflated else "value"
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
-        note = f"! {error}" if error else printable(headers.encode(errors="replace"))
+        note = f"! {error}" if error else printable(headers)
         self._rows.add(
             str(source.partition),
             str(source.offset),

@@ -158,11 +158,11 @@ class _Printer:
             str(found.partition),
             str(found.offset),
             _when(found.timestamp),
-            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}".encode(errors="replace"), 32),
-            printable(context.get("exception.class.name", "-").rpartition(".")[2].encode(errors="replace"), 26),
+            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}", 32),
+            printable(context.get("exception.class.name", "-").rpartition(".")[2], 26),
             "-" if summary.size is None else bytes_text(summary.size),
             printable(key, 20),
-            printable(message.encode(errors="replace"), 500),
+            printable(message, 500),
         )
 
 
@@ -281,11 +281,13 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     for (topic, partition), count in sorted(tally.targets.items()):
         click.echo(f"  to {topic}, partition {partition}: {count:,}")
     for name, count in tally.errors.most_common():
-        click.echo(f"  failed with {_safe(name)}: {count:,}")
+        click.echo(f"  failed with {printable(name, 500)}: {count:,}")
     for reason, count in tally.skipped.most_common():
-        click.echo(f"  skipped, {_safe(reason)}: {count:,}")
+        click.echo(f"  skipped, {printable(reason, 500)}: {count:,}")
     for each in tally.failed:
-        click.echo(f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {_safe(each.reason)}")
+        click.echo(
+            f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {printable(each.reason, 500)}"
+        )
     if tally.failures > len(tally.failed):
         click.echo(f"  and {tally.failures - len(tally.failed):,} others")
     letters = "1 letter" if tally.replayed == 1 else f"{tally.replayed:,} letters"
@@ -293,10 +295,6 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
         click.echo(f"replayed {letters} of {pipeline.dead_letter_topic}; group {group} remembers which")
     else:
         click.echo(f"would replay {letters} of {pipeline.dead_letter_topic}; nothing was written, --yes does it")
-
-
-def _safe(text: str) -> str:
-    return printable(text.encode(errors="replace"), 500)
 
 
 @command.command("replay")

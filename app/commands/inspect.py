@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import click
@@ -168,23 +168,15 @@ class _Printer:
             "-" if check.stored is None else bytes_text(check.stored),
             (None if reference is None else reference.codec) or "-",
             printable(record.key, 24),
-            printable((path or "").encode(errors="replace"), 500),
+            printable(path or "", 500),
         )
 
     def total(self, topic: str, totals: _Totals) -> None:
         """Prints the summary."""
         if self._rows is None:
-            summary = {
-                "topic": topic,
-                "records": totals.records,
-                "tombstones": totals.tombstones,
-                "references": totals.references,
-                "value_bytes": totals.value_bytes,
-                "referred_bytes": totals.referred_bytes,
-                "stored_bytes": totals.stored_bytes,
-                "payloads": dict(sorted(totals.states.items())),
-            }
-            click.echo(json.dumps({"summary": summary}))
+            counts = {each.name: getattr(totals, each.name) for each in fields(totals)}
+            payloads = dict(sorted(counts.pop("states").items()))
+            click.echo(json.dumps({"summary": {"topic": topic, **counts, "payloads": payloads}}))
             return
         states = ", ".join(f"{count:,} {state}" for state, count in sorted(totals.states.items()))
         click.echo(

@@ -79,7 +79,7 @@ def _show(rows: Sequence[TopicExpiry]) -> None:
 
 def _printable(text: str) -> str:
     """The text without control characters: the ID of a rule may have some."""
-    return "\n".join(printable(line.encode(errors="replace"), 2_000) for line in text.split("\n"))
+    return "\n".join(printable(line, 2_000) for line in text.split("\n"))
 
 
 @click.group("store")

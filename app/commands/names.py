@@ -98,7 +98,7 @@ def _use(use: Use) -> dict[str, Any]:
         "kind": use.kind,
         "name": use.text,
         "length": use.length,
-        "limit": use.limit if use.limited else None,
+        "limit": use.limit,
         "unit": IDENTIFIERS[use.kind].unit,
         "over": use.over,
         "where": use.where,
@@ -139,7 +139,7 @@ def _enforcement(found: Audit) -> str:
 
 def _cells(use: Use) -> tuple[str, ...]:
     where = use.where if use.count == 1 else f"{use.where}, and {use.count - 1:,} more"
-    limit = f"{use.limit:,}" if use.limited else "-"
+    limit = "-" if use.limit is None else f"{use.limit:,}"
     unit = " bytes" if IDENTIFIERS[use.kind].unit == "bytes" else ""
     return use.kind, brief(use.text, _SHOWN_CHARACTERS), f"{use.length:,}{unit}", limit, where
 

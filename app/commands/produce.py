@@ -166,10 +166,7 @@ async def _produce(
     codec: str,
 ) -> Sent:
     topic = await find_topic(client, topic_name)
-    if partition is not None and partition >= topic.partitions:
-        raise ConfigurationError(
-            "--partition", f"found {partition}, topic {topic.name} has partitions 0 to {topic.partitions - 1}"
-        )
+    topic.check_partition(partition)
     sources, total = plan(topic)
     limit = topic.max_message_bytes if codec == "none" else UNLIMITED_BYTES - 1
     sent = Sent()

@@ -133,15 +133,10 @@ class Reader:
             raise translated(exc, "reading") from exc
 
     async def _at_end(self) -> bool:
-        if not self._selection.until_end:
-            return False
-        assigned = self._consumer.assignment()
+        assigned = self._selection.until_end and self._consumer.assignment()
         if not assigned:
             return False
-        for partition in assigned:
-            if await self._consumer.position(partition) < self._ends[partition]:
-                return False
-        return True
+        return all([await self._consumer.position(each) >= self._ends[each] for each in assigned])
 
     def _too_long(self, heard: float) -> bool:
         timeout = self._selection.timeout_ms
@@ -158,11 +153,7 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
     """
     if selection.group is not None:
         check_name("group-id", selection.group, "--group", enabled=client.limit_names)
-    if selection.partition is not None and selection.partition >= topic.partitions:
-        raise ConfigurationError(
-            "--partition",
-            f"found {selection.partition}, topic {topic.name} has the partitions 0 to {topic.partitions - 1}",
-        )
+    topic.check_partition(selection.partition)
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
     consumer = topic_consumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")

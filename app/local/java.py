@@ -23,13 +23,12 @@ class JavaMissingError(WideloadError):
     """No suitable Java; the message says what was found and what to install."""
 
 
-def locate(environ: Mapping[str, str] | None = None) -> Path:
+def locate(environ: Mapping[str, str] = os.environ) -> Path:
     """The `java` command to use: that of `JAVA_HOME`, as in Spark, else the first on `PATH`.
 
     Raises:
         JavaMissingError: there is no command.
     """
-    environ = os.environ if environ is None else environ
     home = environ.get("JAVA_HOME")
     if home:
         path = Path(home) / "bin" / "java"
@@ -42,7 +41,7 @@ def locate(environ: Mapping[str, str] | None = None) -> Path:
     return Path(found)
 
 
-def find(environ: Mapping[str, str] | None = None) -> Path:
+def find(environ: Mapping[str, str] = os.environ) -> Path:
     """Like `locate`, and runs the command to read its version, which takes about 0.1 s.
 
     Raises:
