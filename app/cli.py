@@ -167,7 +167,8 @@ def check(config: str, *, show: bool) -> int:
     """
     from app.cluster import capacity
     from app.cluster.expiry import warnings_within
-    from app.commands.check import effective, plan_table
+    from app.commands.check import TITLES, effective, plan_rows
+    from app.commands.console import print_table
     from app.config.parsing import load
 
     settings = load(config)
@@ -179,15 +180,10 @@ def check(config: str, *, show: bool) -> int:
         plans = asyncio.run(preflight.check(settings))
     except ClusterError as exc:
         raise _at_start(exc) from exc
-    from rich.console import Console
-
     for plan in plans:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
-    out = Console() if sys.stdout.isatty() else Console(width=160)
-    with out.capture() as table:  # on a closed pipe, rich would end the process with its own exit status
-        out.print(plan_table(settings, plans))
-    click.echo(table.get(), nl=False)
+    print_table(TITLES, plan_rows(settings, plans))
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
         for warning in (*capacity.warnings(pipeline, plan), *warnings_within(pipeline, plan)):
             click.echo(f"warning: [pipeline.{pipeline.name}] {warning}")

@@ -31,7 +31,8 @@ pass from one process to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 __all__ = [
@@ -103,9 +104,14 @@ class ConfigurationError(WideloadError):
         where = f"[pipeline.{self.pipeline}] " if self.pipeline else ""
         return f"{where}{self.key}: {self.reason}"
 
-    def within(self, pipeline: str) -> ConfigurationError:
-        """The same error, said of one pipeline."""
-        return ConfigurationError(self.key, self.reason, pipeline=pipeline)
+
+@contextmanager
+def of_pipeline(name: str) -> Iterator[None]:
+    """Each `ConfigurationError` of the block names this pipeline."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        raise ConfigurationError(exc.key, exc.reason, pipeline=name) from exc
 
 
 class TransformError(WideloadError):

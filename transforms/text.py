@@ -20,13 +20,15 @@ def bytes_text(count: int) -> str:
     return f"{size / _KILO:.1f} TB"
 
 
-def printable(data: bytes | None, limit: int = 200) -> str:
-    """Bytes of a record as text that is safe for a terminal: characters that are not printable are escaped.
+def printable(data: bytes | str | None, limit: int = 200) -> str:
+    """Bytes of a record, or text, in a form that is safe for a terminal: characters that are not printable are escaped.
 
     A null is `-`. A text longer than `limit` characters is cut, with an ellipsis.
     """
     if data is None:
         return "-"
+    if isinstance(data, str):
+        data = data.encode(errors="replace")
     # A character has at most four bytes, so the rest of a key of a megabyte is not needed.
     text = data[: 4 * limit + 4].decode(errors="backslashreplace")
     escaped = _escaped(text[: limit + 1])

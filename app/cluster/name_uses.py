@@ -16,19 +16,17 @@ class Use:
     Attributes:
         kind: of the name.
         text: the name.
-        limit: of its kind.
+        limit: of its kind; None if none holds for it. None does for member ids of classic groups: brokers make them,
+            from the client id and a UUID.
         where: the first place where it was found, for people.
         count: of the places.
-        limited: whether the limit holds for it. It does not for member ids of classic groups: brokers make them, from
-            the client id and a UUID.
     """
 
     kind: Kind
     text: str
-    limit: int
+    limit: int | None
     where: str
     count: int = 1
-    limited: bool = True
 
     @property
     def length(self) -> int:
@@ -38,7 +36,7 @@ class Use:
     @property
     def over(self) -> bool:
         """Whether the limit would refuse the name."""
-        return self.limited and self.length > self.limit
+        return self.limit is not None and self.length > self.limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class _Reading:
     def _uses(self) -> Iterable[Use]:
         limits = {kind: each.limit for kind, each in IDENTIFIERS.items()} | {"offset-metadata": self._metadata_limit}
         uses = [
-            Use(kind, text, limits[kind], where, self._counts[kind, text, limited], limited)
+            Use(kind, text, limits[kind] if limited else None, where, self._counts[kind, text, limited])
             for (kind, text, limited), where in self._first.items()
         ]
         kinds = list(IDENTIFIERS)

@@ -26,7 +26,7 @@ from app.kafka.topics import Topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore
-from transforms.errors import ConfigurationError, PayloadStoreError
+from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 
 __all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
 
@@ -86,12 +86,10 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
             continue
-        try:
+        with of_pipeline(pipeline.name):
             store = open_store(pipeline.store)
             reference_scope(pipeline.reference_scope, store)
             await _check_store(store, pipeline)
-        except ConfigurationError as exc:
-            raise exc.within(pipeline.name) from exc
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
@@ -139,10 +137,8 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
         ClusterError: the cluster did not answer.
     """
     async with admin(client) as connection:
-        try:
+        with of_pipeline(pipeline.name):
             return await _plan(connection, pipeline, began=began)
-        except ConfigurationError as exc:
-            raise exc.within(pipeline.name) from exc
 
 
 async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: bool) -> Plan:

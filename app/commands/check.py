@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from app.cluster.preflight import Plan
 from app.config.fields import values_of
@@ -17,11 +16,9 @@ from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.text import bytes_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = ["TITLES", "effective", "plan_rows", "store_text"]
 
-__all__ = ["effective", "plan_table", "store_text"]
-
+TITLES = ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store")
 _HIDDEN = "***"
 
 
@@ -78,27 +75,18 @@ def store_text(pipeline: PipelineSettings) -> str:
         store.close()
 
 
-def plan_table(settings: Settings, plans: Sequence[Plan]) -> Table:
-    """One row for each pipeline: its topics, transforms, limits and store."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for title in ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store"):
-        table.add_column(title, overflow="fold")
+def plan_rows(settings: Settings, plans: Sequence[Plan]) -> Iterator[Sequence[str]]:
+    """The cells of a row for each pipeline, under `TITLES`."""
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
-        threshold = bytes_text(pipeline.threshold_bytes) if pipeline.offloads else "-"
-        cells = (
+        yield (
             pipeline.name,
             "\n".join(_topic(source) for source in plan.sources),
             _topic(plan.sink),
             "-" if plan.dead_letters is None else _topic(plan.dead_letters),
             ", ".join(pipeline.transforms),
-            threshold,
+            bytes_text(pipeline.threshold_bytes) if pipeline.offloads else "-",
             store_text(pipeline),
         )
-        table.add_row(*(escape(cell) for cell in cells))
-    return table
 
 
 def _topic(topic: Topic) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any, TypeVar
 
 import click
@@ -12,10 +13,12 @@ from app.config.parsing import checked_client_settings, load
 from app.config.secret import fill_in
 from app.config.settings import CONNECTION_KEYS, ClientSettings, PipelineSettings, Settings
 from stores.keys import unknown
-from transforms.errors import ConfigurationError
+from stores.registry import open_store
+from stores.store import PayloadStore
+from transforms.errors import ConfigurationError, of_pipeline
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "pipeline_of"]
+__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "opened_store", "pipeline_of"]
 
 BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
@@ -123,3 +126,13 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
         if pipeline.name == name:
             return pipeline
     raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+
+
+def opened_store(pipeline: PipelineSettings, stack: ExitStack) -> PayloadStore:
+    """The store of a pipeline; `stack` closes it.
+
+    Raises:
+        ConfigurationError: it cannot be opened; the error names the pipeline.
+    """
+    with of_pipeline(pipeline.name):
+        return stack.enter_context(closing(open_store(pipeline.store)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TextIO
+from functools import partial
+from typing import Literal, TextIO
 
-__all__ = ["Column", "Progress", "Rows", "Unit", "print_table", "progress"]
+__all__ = ["Advance", "Column", "Rows", "Unit", "print_table", "progress"]
 
+Advance = Callable[[int], None]
 Unit = Literal["bytes", "messages"] | None
 
 _MIN_LAST_COLUMN = 20
@@ -60,38 +62,24 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-class Progress(Protocol):
-    """The progress of a command."""
-
-    def advance(self, amount: int) -> None:
-        """Adds `amount` to the work that is done."""
-        ...
-
-
-class _Silent:
-    def advance(self, amount: int) -> None:
-        """Does nothing."""
-
-
 @contextmanager
-def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -> Iterator[Progress]:
-    """A progress bar on standard error if that is a terminal; otherwise no output.
+def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -> Iterator[Advance]:
+    """A progress bar on standard error if that is a terminal; otherwise no output. Call it with the work that is done.
 
     Args:
         title: the text before the bar.
         total: the amount of work, in `unit`; None if it is not known.
-        unit: the unit of `total` and `Progress.advance`; None for a bar without numbers.
+        unit: the unit of the work; None for a bar without numbers.
         shown: False for no output in any case.
     """
     if not shown or not sys.stderr.isatty():
-        yield _Silent()
+        yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     amounts = {"bytes": (DownloadColumn(),), "messages": (MofNCompleteColumn(),), None: ()}
-    with Bar(
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         *amounts[unit],
@@ -99,14 +87,7 @@ def progress(title: str, total: int | None, *, unit: Unit, shown: bool = True) -
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(title, total=total)
-
-        class Shown:
-            def advance(self, amount: int) -> None:
-                """See `Progress.advance`."""
-                bar.advance(task, amount)
-
-        yield Shown()
+        yield partial(bar.advance, bar.add_task(title, total=total))
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()) -> None:

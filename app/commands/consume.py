@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, progress
+from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
+from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
 from app.config.parsing import load
 from app.config.reference_scope import reference_scope
@@ -23,8 +23,6 @@ from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
-from stores.registry import open_store
-from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
@@ -94,7 +92,7 @@ class _Printer:
         kind = "tombstone" if value is None else "reference" if reference else "inflated" if inflated else "value"
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
-        note = f"! {error}" if error else printable(headers.encode(errors="replace"))
+        note = f"! {error}" if error else printable(headers)
         self._rows.add(
             str(source.partition),
             str(source.offset),
@@ -158,13 +156,13 @@ class _Run:
         self._printer.show(source, record, inflated=inflated, file=file, error=error)
 
 
-async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, bar: Progress) -> None:
+async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, advance: Advance) -> None:
     topic = await find_topic(client, topic_name)
     async with open_reader(client, topic, selection) as reader:
         async for records in reader.batches():
             for record in records:
                 await run.take(record)
-                bar.advance(1)
+                advance(1)
             sys.stdout.flush()
 
 
@@ -188,16 +186,13 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
         ) from None
 
 
-def _stage(config: str | None, pipeline: str | None) -> tuple[InflateStage, PayloadStore]:
+def _stage(config: str | None, pipeline: str | None, stack: ExitStack) -> InflateStage:
     if config is None:
         raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
     settings = pipeline_of(load(config), pipeline)
-    try:
-        store = open_store(settings.store)
-    except ConfigurationError as exc:
-        raise exc.within(settings.name) from exc
+    store = opened_store(settings, stack)
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store)), store
+    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
 
 
 @click.command("consume")
@@ -259,16 +254,13 @@ def command(
     )
     _check(selection)
     with ExitStack() as stack:
-        stage = None
-        if inflate:
-            stage, store = _stage(config, pipeline)
-            stack.callback(store.close)
+        stage = _stage(config, pipeline, stack) if inflate else None
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
         run = _Run(_Printer(as_json=not rows, values=values), folder, stage)
         # No bar beside the rows of a table.
-        bar = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
-        return _run(client, topic, selection, run, bar)
+        advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
+        return _run(client, topic, selection, run, advance)
 
 
 def _check(selection: Selection) -> None:
@@ -285,10 +277,10 @@ def _check(selection: Selection) -> None:
         )
 
 
-def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, bar: Progress) -> int:
+def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, advance: Advance) -> int:
     interrupted = False
     try:
-        asyncio.run(_consume(client, topic, selection, run, bar))
+        asyncio.run(_consume(client, topic, selection, run, advance))
     except KeyboardInterrupt:  # the normal end of a command without a limit
         interrupted = True
     sys.stdout.flush()

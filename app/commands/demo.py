@@ -25,7 +25,7 @@ import click
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewTopic
 
-from app.commands.console import Progress, Unit, progress
+from app.commands.console import Advance, Unit, progress
 from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
@@ -136,10 +136,10 @@ class Demo:
         with self._step("start the worker"):
             self._start_worker()
         total = sum(file.size for file in self._files)
-        with self._step(f"send to {RAW}", total, "bytes") as bar:
-            digests = asyncio.run(self._send(bar))
-        with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), "messages") as bar:
-            asyncio.run(self._wait_for(len(digests), bar))
+        with self._step(f"send to {RAW}", total, "bytes") as advance:
+            digests = asyncio.run(self._send(advance))
+        with self._step(f"offload to {ORDERS}, inflate to {INFLATED}", len(digests), "messages") as advance:
+            asyncio.run(self._wait_for(len(digests), advance))
         with self._step("stop the worker"):
             self._stop_worker()
         with self._step("Spark to Parquet"):
@@ -148,10 +148,10 @@ class Demo:
             return compare(digests, self._folder / "parquet")
 
     @contextmanager
-    def _step(self, title: str, total: int | None = None, unit: Unit = None) -> Iterator[Progress]:
+    def _step(self, title: str, total: int | None = None, unit: Unit = None) -> Iterator[Advance]:
         started = time.monotonic()
-        with progress(title, total, unit=unit) as bar:
-            yield bar
+        with progress(title, total, unit=unit) as advance:
+            yield advance
         seconds = time.monotonic() - started
         self.report.seconds[title] = seconds
         click.echo(f"{title}: {seconds:.1f} s")
@@ -232,11 +232,11 @@ class Demo:
 
     # --- the messages ------------------------------------------------------------------------------------------------
 
-    async def _send(self, bar: Progress) -> dict[bytes, bytes]:
+    async def _send(self, advance: Advance) -> dict[bytes, bytes]:
         """Sends each file as a message; returns the SHA-256 of each value, by key."""
         digests: dict[bytes, bytes] = {}
         topic = await find_topic(self._client, RAW)
-        async with open_sender(self._client, topic, done=bar.advance) as sender:
+        async with open_sender(self._client, topic, done=advance) as sender:
             for file in self._files:
                 try:
                     value = await asyncio.to_thread(file.path.read_bytes)
@@ -247,7 +247,7 @@ class Demo:
             await sender.drain()
         return digests
 
-    async def _wait_for(self, count: int, bar: Progress) -> None:
+    async def _wait_for(self, count: int, advance: Advance) -> None:
         """Waits until the last topic has `count` messages; fails if the worker fails or no message arrives for long."""
         partitions = [TopicPartition(INFLATED, number) for number in range(_PARTITIONS)]
         async with AIOKafkaConsumer(bootstrap_servers=self._broker.bootstrap_servers) as consumer:
@@ -255,7 +255,7 @@ class Demo:
             while seen < count:
                 ends = sum((await consumer.end_offsets(partitions)).values())
                 if ends > seen:
-                    bar.advance(ends - seen)
+                    advance(ends - seen)
                     seen, moved = ends, time.monotonic()
                 await asyncio.to_thread(self._check_worker)
                 if time.monotonic() - moved > _SILENCE_S:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from app.commands.connection import config_option
+from app.commands.connection import config_option, opened_store
 from app.commands.console import Column, Rows, progress
 from app.commands.consume import header_json, json_line, text_json
 from app.config.naming import check_name
@@ -24,7 +24,6 @@ from app.deadletters.log import Filters, open_log
 from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
 from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
 from app.kafka.sender import find_topic
-from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError
 from transforms.record_format import name_bytes
@@ -119,14 +118,7 @@ def _pipeline(
     pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
     if pipeline is None:
         raise ConfigurationError("--pipeline", f"found {name!r}; the pipelines with a dead-letter topic are: {names}")
-    if not pipeline.store:
-        return settings.client, pipeline, None
-    try:
-        store = open_store(pipeline.store)
-    except ConfigurationError as exc:
-        raise exc.within(pipeline.name) from exc
-    stack.callback(store.close)
-    return settings.client, pipeline, store
+    return settings.client, pipeline, opened_store(pipeline, stack) if pipeline.store else None
 
 
 @click.group("dlq")
@@ -166,11 +158,11 @@ class _Printer:
             str(found.partition),
             str(found.offset),
             _when(found.timestamp),
-            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}".encode(errors="replace"), 32),
-            printable(context.get("exception.class.name", "-").rpartition(".")[2].encode(errors="replace"), 26),
+            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}", 32),
+            printable(context.get("exception.class.name", "-").rpartition(".")[2], 26),
             "-" if summary.size is None else bytes_text(summary.size),
             printable(key, 20),
-            printable(message.encode(errors="replace"), 500),
+            printable(message, 500),
         )
 
 
@@ -289,11 +281,13 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     for (topic, partition), count in sorted(tally.targets.items()):
         click.echo(f"  to {topic}, partition {partition}: {count:,}")
     for name, count in tally.errors.most_common():
-        click.echo(f"  failed with {_safe(name)}: {count:,}")
+        click.echo(f"  failed with {printable(name, 500)}: {count:,}")
     for reason, count in tally.skipped.most_common():
-        click.echo(f"  skipped, {_safe(reason)}: {count:,}")
+        click.echo(f"  skipped, {printable(reason, 500)}: {count:,}")
     for each in tally.failed:
-        click.echo(f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {_safe(each.reason)}")
+        click.echo(
+            f"  cannot be replayed: partition {each.partition}, offset {each.offset}: {printable(each.reason, 500)}"
+        )
     if tally.failures > len(tally.failed):
         click.echo(f"  and {tally.failures - len(tally.failed):,} others")
     letters = "1 letter" if tally.replayed == 1 else f"{tally.replayed:,} letters"
@@ -301,10 +295,6 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
         click.echo(f"replayed {letters} of {pipeline.dead_letter_topic}; group {group} remembers which")
     else:
         click.echo(f"would replay {letters} of {pipeline.dead_letter_topic}; nothing was written, --yes does it")
-
-
-def _safe(text: str) -> str:
-    return printable(text.encode(errors="replace"), 500)
 
 
 @command.command("replay")
@@ -349,13 +339,13 @@ def replay(
     with ExitStack() as stack:
         client, chosen, store = _pipeline(config, pipeline, stack)
         name = _group(chosen, group, client)
-        bar = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
+        advance = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
 
         async def run() -> Tally:
             assert chosen.dead_letter_topic is not None
             topic = await find_topic(client, chosen.dead_letter_topic)
             async with open_log(client, topic, name) as log:
-                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=bar.advance)
+                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=advance)
                 try:
                     if yes:
                         async with open_writer(client) as writer:

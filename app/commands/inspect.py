@@ -9,19 +9,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import click
 
-from app.commands.connection import client_of, connection_options, pipeline_of
-from app.commands.console import Column, Progress, Rows, progress
+from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
+from app.commands.console import Advance, Column, Rows, progress
 from app.commands.consume import json_line, text_json
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
-from stores.registry import open_store
 from stores.store import Stat
 from transforms.errors import (
     ConfigurationError,
@@ -169,23 +168,15 @@ class _Printer:
             "-" if check.stored is None else bytes_text(check.stored),
             (None if reference is None else reference.codec) or "-",
             printable(record.key, 24),
-            printable((path or "").encode(errors="replace"), 500),
+            printable(path or "", 500),
         )
 
     def total(self, topic: str, totals: _Totals) -> None:
         """Prints the summary."""
         if self._rows is None:
-            summary = {
-                "topic": topic,
-                "records": totals.records,
-                "tombstones": totals.tombstones,
-                "references": totals.references,
-                "value_bytes": totals.value_bytes,
-                "referred_bytes": totals.referred_bytes,
-                "stored_bytes": totals.stored_bytes,
-                "payloads": dict(sorted(totals.states.items())),
-            }
-            click.echo(json.dumps({"summary": summary}))
+            counts = {each.name: getattr(totals, each.name) for each in fields(totals)}
+            payloads = dict(sorted(counts.pop("states").items()))
+            click.echo(json.dumps({"summary": {"topic": topic, **counts, "payloads": payloads}}))
             return
         states = ", ".join(f"{count:,} {state}" for state, count in sorted(totals.states.items()))
         click.echo(
@@ -231,7 +222,6 @@ class _Inspection:
 
     def __init__(self, printer: _Printer, settings: _Settings, executor: ThreadPoolExecutor) -> None:
         self.totals = _Totals()
-        self._format = settings.format
         self._printer = printer
         self._settings = settings
         self._executor = executor
@@ -266,18 +256,18 @@ class _Inspection:
         """The parts of a record that are references. Keys always have the format of the serializers."""
         if record.key is not None and is_reference(record.headers, KEY):
             yield KEY
-        if self._format.refers(record):
+        if self._settings.format.refers(record):
             yield VALUE
 
 
 async def _inspect(
-    client: ClientSettings, topic_name: str, selection: Selection, inspection: _Inspection, bar: Progress
+    client: ClientSettings, topic_name: str, selection: Selection, inspection: _Inspection, advance: Advance
 ) -> None:
     topic = await find_topic(client, topic_name)
     async with open_reader(client, topic, selection) as reader:
         async for records in reader.batches():
             await inspection.take(records)
-            bar.advance(len(records))
+            advance(len(records))
 
 
 def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Settings:
@@ -290,11 +280,7 @@ def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Se
         return _Settings()
     settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
-    try:
-        store = open_store(settings.store)
-    except ConfigurationError as exc:
-        raise exc.within(settings.name) from exc
-    stack.callback(store.close)
+    store = opened_store(settings, stack)
     if isinstance(store, Stat):
         return _Settings(store, form, settings.signing)
     click.echo("wideload: this store cannot look a payload up without reading it; payloads are not checked", err=True)
@@ -339,7 +325,7 @@ def command(
         executor = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="wideload-inspect"))
         printer = _Printer(as_json=as_json, only_bad=only_bad)
         inspection = _Inspection(printer, settings, executor)
-        bar = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
-        asyncio.run(_inspect(client, topic, selection, inspection, bar))
+        advance = stack.enter_context(progress(f"in {topic}", None, unit="messages", shown=not sys.stdout.isatty()))
+        asyncio.run(_inspect(client, topic, selection, inspection, advance))
     printer.total(topic, inspection.totals)
     return 1 if inspection.totals.bad else 0

@@ -18,7 +18,7 @@ from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import Topic, topics
 from stores.store import ExpiryRule
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, of_pipeline
 from transforms.retention import duration_text
 from transforms.text import printable
 
@@ -79,7 +79,7 @@ def _show(rows: Sequence[TopicExpiry]) -> None:
 
 def _printable(text: str) -> str:
     """The text without control characters: the ID of a rule may have some."""
-    return "\n".join(printable(line.encode(errors="replace"), 2_000) for line in text.split("\n"))
+    return "\n".join(printable(line, 2_000) for line in text.split("\n"))
 
 
 @click.group("store")
@@ -117,10 +117,8 @@ def lifecycle(config: str, *, apply: bool, as_json: bool) -> int:
         raise ConfigurationError("bootstrap.servers", str(exc)) from exc
     rows: list[TopicExpiry] = []
     for pipeline in settings.pipelines:
-        try:
+        with of_pipeline(pipeline.name):
             rows += (with_carriers(row, settings.pipelines, found) for row in survey(pipeline, found, apply=apply))
-        except ConfigurationError as exc:
-            raise exc.within(pipeline.name) from exc
     if as_json:
         for row in rows:
             sys.stdout.write(json_line(_line(row)))

@@ -13,8 +13,7 @@ from app.cluster import names_audit as cluster
 from app.cluster.name_uses import Audit, Use
 from app.commands.connection import client_of, connection_options
 from app.commands.console import print_table, progress
-from transforms.errors import ResourceIdentifierTooLargeError
-from transforms.identifiers import FIRST_VERSION, IDENTIFIERS, LIMIT_KEY, Identifier, Kind, check
+from transforms.identifiers import FIRST_VERSION, IDENTIFIERS, LIMIT_KEY, Identifier, Kind
 from transforms.text import brief
 
 __all__ = ["command"]
@@ -75,7 +74,7 @@ def check_one(kind: str, name: str, *, as_json: bool) -> int:
     """
     row = IDENTIFIERS[cast("Kind", kind)]
     length = row.length(name)
-    refused = _refused(cast("Kind", kind), name)
+    refused = length > row.limit
     if as_json:
         line = {"kind": kind, "length": length, "limit": row.limit, "unit": row.unit, "over": refused}
         click.echo(json.dumps({**line, "error": str(row.error) if refused else None}))
@@ -84,14 +83,6 @@ def check_one(kind: str, name: str, *, as_json: bool) -> int:
     else:
         click.echo(f"{row.name}: {length:,} {row.unit}, within the limit of {row.limit:,}")
     return 1 if refused else 0
-
-
-def _refused(kind: Kind, name: str) -> bool:
-    try:
-        check(kind, name)
-    except ResourceIdentifierTooLargeError:
-        return True
-    return False
 
 
 def _answers(row: Identifier) -> str:
@@ -107,7 +98,7 @@ def _use(use: Use) -> dict[str, Any]:
         "kind": use.kind,
         "name": use.text,
         "length": use.length,
-        "limit": use.limit if use.limited else None,
+        "limit": use.limit,
         "unit": IDENTIFIERS[use.kind].unit,
         "over": use.over,
         "where": use.where,
@@ -148,7 +139,7 @@ def _enforcement(found: Audit) -> str:
 
 def _cells(use: Use) -> tuple[str, ...]:
     where = use.where if use.count == 1 else f"{use.where}, and {use.count - 1:,} more"
-    limit = f"{use.limit:,}" if use.limited else "-"
+    limit = "-" if use.limit is None else f"{use.limit:,}"
     unit = " bytes" if IDENTIFIERS[use.kind].unit == "bytes" else ""
     return use.kind, brief(use.text, _SHOWN_CHARACTERS), f"{use.length:,}{unit}", limit, where
 

@@ -8,8 +8,9 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
 
@@ -20,7 +21,7 @@ from app.commands.console import progress
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
 from app.kafka.producer import UNLIMITED_BYTES
-from app.kafka.sender import BATCH_BYTES, Sender, SendError, Sent, find_topic, open_sender
+from app.kafka.sender import BATCH_BYTES, SendError, Sent, find_topic, open_sender
 from app.kafka.topics import Topic
 from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS
@@ -141,34 +142,9 @@ def _refuse_too_large(sources: Sequence[Source], headers: tuple[Header, ...], to
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    topic: Topic
-    headers: tuple[Header, ...]
-    partition: int | None
-    codec: str
-
-
-async def _send_all(client: ClientSettings, job: _Job, sources: Iterator[Source], total: int | None) -> Sent:
-    sent = Sent()
-    title = f"to {job.topic.name}"
-    limit = job.topic.max_message_bytes if job.codec == "none" else UNLIMITED_BYTES - 1
-    try:
-        with progress(title, total, unit="bytes") as bar:
-            async with open_sender(client, job.topic, job.codec, bar.advance) as sender:
-                sent = sender.sent
-                try:
-                    await _feed(sender, job, sources, limit)
-                finally:
-                    # Messages handed over before the error are still sent, in order, and counted.
-                    await sender.drain()
-    except (SendError, ClusterError, OSError, asyncio.CancelledError) as exc:
-        why = "interrupted" if isinstance(exc, asyncio.CancelledError) else str(exc)
-        raise SendError(f"{why} ({sent.messages} messages were sent before)") from exc
-    return sent
-
-
-async def _feed(sender: Sender, job: _Job, sources: Iterator[Source], limit: int) -> None:
+async def _records(
+    sources: Iterator[Source], headers: tuple[Header, ...], limit: int
+) -> AsyncIterator[tuple[Record, str]]:
     """Reads one message at a time; the sender limits the bytes in flight, and one more message is in memory."""
     for source in sources:
         try:
@@ -178,7 +154,7 @@ async def _feed(sender: Sender, job: _Job, sources: Iterator[Source], limit: int
                 value = await asyncio.to_thread(source.read, limit + 1)
         except OSError as exc:
             raise SendError(f"{source.name}: it cannot be read: {exc.strerror}") from exc
-        await sender.send(Record(source.key, value, job.headers), source.name, job.partition)
+        yield Record(source.key, value, headers), source.name
 
 
 async def _produce(
@@ -190,12 +166,24 @@ async def _produce(
     codec: str,
 ) -> Sent:
     topic = await find_topic(client, topic_name)
-    if partition is not None and partition >= topic.partitions:
-        raise ConfigurationError(
-            "--partition", f"found {partition}, topic {topic.name} has partitions 0 to {topic.partitions - 1}"
-        )
+    topic.check_partition(partition)
     sources, total = plan(topic)
-    return await _send_all(client, _Job(topic, headers, partition, codec), sources, total)
+    limit = topic.max_message_bytes if codec == "none" else UNLIMITED_BYTES - 1
+    sent = Sent()
+    try:
+        with progress(f"to {topic.name}", total, unit="bytes") as advance:
+            async with open_sender(client, topic, codec, advance) as sender:
+                sent = sender.sent
+                try:
+                    async for record, name in _records(sources, headers, limit):
+                        await sender.send(record, name, partition)
+                finally:
+                    # Messages handed over before the error are still sent, in order, and counted.
+                    await sender.drain()
+    except (SendError, ClusterError, OSError, asyncio.CancelledError) as exc:
+        why = "interrupted" if isinstance(exc, asyncio.CancelledError) else str(exc)
+        raise SendError(f"{why} ({sent.messages} messages were sent before)") from exc
+    return sent
 
 
 def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
@@ -286,7 +274,7 @@ def command(
         ]
         if lines:
             sources = _line_sources(files, None if key is None else key.encode(), found.max_message_bytes)
-            return _chained(sources, deletes), None
+            return chain(sources, deletes), None
         listed = [*_file_sources(files, key, key_from, recursive=recursive), *deletes]
         if codec == "none":
             _refuse_too_large(listed, record_headers, found)
@@ -297,8 +285,3 @@ def command(
     sent = asyncio.run(_produce(client, topic, plan, record_headers, partition, codec))
     _report(topic, sent, time.monotonic() - started, as_json=as_json)
     return 0
-
-
-def _chained(sources: Iterator[Source], deletes: Sequence[Source]) -> Iterator[Source]:
-    yield from sources
-    yield from deletes

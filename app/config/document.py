@@ -16,7 +16,7 @@ from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten", "flatten_in"]
+__all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten"]
 
 _TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
@@ -46,14 +46,6 @@ def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = 
                 raise ConfigurationError(key, "is given twice: with quotes and without")
             flat[key] = item if nested else fill_in(key, item, environ)
     return flat
-
-
-def flatten_in(pipeline: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, object]:
-    """As `flatten`; errors name the pipeline."""
-    try:
-        return flatten(table, environ)
-    except ConfigurationError as exc:
-        raise exc.within(pipeline) from exc
 
 
 def check_top_names(names: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from app.config.settings import ClientSettings, PipelineSettings
-from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, of_pipeline
 from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
 
 __all__ = ["check_client", "check_config", "check_name", "check_pipeline", "check_topics", "client_id"]
@@ -73,11 +73,9 @@ def check_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> None:
     Raises:
         ConfigurationError: one is over its limit; the error names the pipeline.
     """
-    try:
+    with of_pipeline(pipeline.name):
         for kind, text, key, derived in _names(client, pipeline):
             check_name(kind, text, key, enabled=client.limit_names, derived=derived)
-    except ConfigurationError as exc:
-        raise exc.within(pipeline.name) from exc
 
 
 def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple[Kind, str, str, str]]:

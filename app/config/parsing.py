@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from app.config.chunking import ChunkSettings, check_order, chunk_settings
-from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten, flatten_in
+from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten
 from app.config.fields import settings_of
 from app.config.guarantee import guarantee_of
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
@@ -32,7 +32,7 @@ from app.config.wrapping import is_header_key, wrapper_settings
 from stores.keys import Key, Value, read
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, of_pipeline
 from transforms.formats import FormatName
 from transforms.signing import KEY_NAME, Signing
 
@@ -89,8 +89,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
     pipelines = tuple(
-        _pipeline(name, worker["in.flight.bytes"], shared, flatten_in(name, table, environ))
-        for name, table in tables.items()
+        _pipeline(name, worker["in.flight.bytes"], shared, table, environ) for name, table in tables.items()
     )
     for pipeline in pipelines:
         check_pipeline(client, pipeline)
@@ -151,13 +150,16 @@ def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
 
 
 def _pipeline(
-    name: str, in_flight_bytes: int, shared: Mapping[str, object], table: Mapping[str, object]
+    name: str,
+    in_flight_bytes: int,
+    shared: Mapping[str, object],
+    table: Mapping[str, object],
+    environ: Mapping[str, str],
 ) -> PipelineSettings:
-    try:
+    with of_pipeline(name):
+        values = {**_reading_ahead(in_flight_bytes), **shared, **flatten(table, environ)}
         _check_name(name)
-        return _checked_pipeline(name, {**_reading_ahead(in_flight_bytes), **shared, **table}, in_flight_bytes)
-    except ConfigurationError as exc:
-        raise exc.within(name) from exc
+        return _checked_pipeline(name, values, in_flight_bytes)
 
 
 def _check_name(name: str) -> None:

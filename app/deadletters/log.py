@@ -111,12 +111,7 @@ class LetterLog:
         Raises:
             ConfigurationError: there is no such partition.
         """
-        if filters.partition is not None and filters.partition not in self._partitions:
-            raise ConfigurationError(
-                "--partition",
-                f"found {filters.partition}, topic {self.topic.name} has the partitions 0 to "
-                f"{self.topic.partitions - 1}",
-            )
+        self.topic.check_partition(filters.partition)
         wanted = [self._partitions[n] for n in self._partitions if filters.partition in (None, n)]
         first = await self._consumer.beginning_offsets(wanted)
         ends = await self._consumer.end_offsets(wanted)
@@ -168,7 +163,7 @@ class LetterLog:
             ReplayTakenOverError: another run has committed since then; this one has not.
             ConfigurationError: the group has members.
         """
-        metadata = self._metadata(partition, replayed)
+        metadata = self.metadata(partition, replayed)
         await self._check(partition, written)
         try:
             await self._consumer.commit({self._partitions[partition]: (replayed.offset, metadata)})
@@ -193,15 +188,12 @@ class LetterLog:
             await self.commit(partition, replayed)
         await self._check(partition)
 
-    def check_room(self, partition: int, replayed: ReplayedOffsets) -> None:
-        """Checks that the metadata of a commit has room for these offsets.
+    def metadata(self, partition: int, replayed: ReplayedOffsets) -> str:
+        """The metadata of a commit of these offsets.
 
         Raises:
-            TooManyGapsError: it has not.
+            TooManyGapsError: they do not fit.
         """
-        self._metadata(partition, replayed)
-
-    def _metadata(self, partition: int, replayed: ReplayedOffsets) -> str:
         metadata = replayed.metadata(self._run)
         if metadata is None:
             raise TooManyGapsError(self.topic.name, partition)

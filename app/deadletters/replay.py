@@ -362,7 +362,7 @@ class Replay:
         after = deepcopy(replayed)
         for offset in offsets:
             after.add(offset, offset + 1)
-        self.log.check_room(partition, after)
+        self.log.metadata(partition, after)  # or it raises an error, before anything is written
         await self.log.claim(partition, replayed)
         await writer.write([(each.topic, each.partition, record) for each in letters for record in each.records])
         await self.log.commit(partition, after, len(letters))

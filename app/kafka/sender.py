@@ -52,13 +52,12 @@ class Sent:
 
 
 class Sender:
-    """Sends records to one topic in order, with at most `window_bytes` and one record in flight.
+    """Sends records to one topic in order, with at most 64 MiB and one record in flight.
 
     Args:
         producer: started, with `acks=all`.
         topic: the topic.
         limit_bytes: the greatest size of a record as a batch of one; None if only the broker knows it.
-        window_bytes: the limit of the bytes in flight.
         done: called with the number of bytes that were acknowledged.
     """
 
@@ -67,15 +66,12 @@ class Sender:
         producer: AIOKafkaProducer,
         topic: str,
         limit_bytes: int | None,
-        *,
-        window_bytes: int = _WINDOW_BYTES,
-        done: Callable[[int], None] = lambda _: None,
+        done: Callable[[int], None],
     ) -> None:
         self.sent = Sent()
         self._producer = producer
         self._topic = topic
         self._limit_bytes = limit_bytes
-        self._window_bytes = window_bytes
         self._done = done
         self._waiting: deque[tuple[asyncio.Future[Any], int, str]] = deque()
         self._waiting_bytes = 0
@@ -91,7 +87,7 @@ class Sender:
             if size > self._limit_bytes:
                 raise SendError(f"{name}: {RecordTooLargeError(self._topic, size, self._limit_bytes)}")
         size = len(record.key or b"") + len(record.value or b"")
-        while self._waiting and (self._waiting_bytes + size > self._window_bytes or self._waiting[0][0].done()):
+        while self._waiting and (self._waiting_bytes + size > _WINDOW_BYTES or self._waiting[0][0].done()):
             await self._acknowledge()
         try:
             future = await self._producer.send(
@@ -154,4 +150,4 @@ async def open_sender(
     compression = None if codec == "none" else codec
     batch_bytes = min(BATCH_BYTES, topic.max_message_bytes)
     async with writing_producer(client, compression_type=compression, max_batch_size=batch_bytes) as producer:
-        yield Sender(producer, topic.name, topic.max_message_bytes if codec == "none" else None, done=done)
+        yield Sender(producer, topic.name, topic.max_message_bytes if codec == "none" else None, done)

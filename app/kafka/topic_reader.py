@@ -68,14 +68,9 @@ def topic_consumer(
 
 
 class Reader:
-    """Reads the selected records, in order by partition. Use `open_reader`.
-
-    Attributes:
-        waiting: how many offsets there were between the start and the end of the log; None for a group.
-    """
+    """Reads the selected records, in order by partition. Use `open_reader`."""
 
     def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
-        self.waiting: int | None = None
         self._consumer = consumer
         self._selection = selection
         self._partitions = partitions
@@ -92,12 +87,8 @@ class Reader:
         self._ends = await self._consumer.end_offsets(self._partitions)
         if self._selection.group is not None:
             return  # the committed offsets count, which are known after the first rebalance
-        waiting = 0
         for partition in self._partitions:
-            offset = self._offset(partition, first[partition], self._ends[partition])
-            self._consumer.seek(partition, offset)
-            waiting += self._ends[partition] - offset
-        self.waiting = waiting
+            self._consumer.seek(partition, self._offset(partition, first[partition], self._ends[partition]))
 
     def _offset(self, partition: TopicPartition, first: int, end: int) -> int:
         start = self._selection.start
@@ -142,15 +133,10 @@ class Reader:
             raise translated(exc, "reading") from exc
 
     async def _at_end(self) -> bool:
-        if not self._selection.until_end:
-            return False
-        assigned = self._consumer.assignment()
+        assigned = self._selection.until_end and self._consumer.assignment()
         if not assigned:
             return False
-        for partition in assigned:
-            if await self._consumer.position(partition) < self._ends[partition]:
-                return False
-        return True
+        return all([await self._consumer.position(each) >= self._ends[each] for each in assigned])
 
     def _too_long(self, heard: float) -> bool:
         timeout = self._selection.timeout_ms
@@ -167,11 +153,7 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
     """
     if selection.group is not None:
         check_name("group-id", selection.group, "--group", enabled=client.limit_names)
-    if selection.partition is not None and selection.partition >= topic.partitions:
-        raise ConfigurationError(
-            "--partition",
-            f"found {selection.partition}, topic {topic.name} has the partitions 0 to {topic.partitions - 1}",
-        )
+    topic.check_partition(selection.partition)
     numbers = range(topic.partitions) if selection.partition is None else (selection.partition,)
     partitions = [TopicPartition(topic.name, number) for number in numbers]
     consumer = topic_consumer(client, selection.group, "earliest" if selection.start == "earliest" else "latest")

@@ -56,6 +56,17 @@ class Topic:
     oldest_ms: int | None = None
     newest_ms: int | None = None
 
+    def check_partition(self, number: int | None) -> None:
+        """Refuses the number of a partition that the topic does not have; None is taken.
+
+        Raises:
+            ConfigurationError: there is no such partition.
+        """
+        if number is not None and number >= self.partitions:
+            raise ConfigurationError(
+                "--partition", f"found {number}, topic {self.name} has partitions 0 to {self.partitions - 1}"
+            )
+
     def takes_timestamp(self, timestamp_ms: int, margin_ms: int = 0) -> bool:
         """Whether brokers take a record with this timestamp now, if their clocks agree with ours.
 

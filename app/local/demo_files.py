@@ -90,14 +90,12 @@ class Comparison:
         different: keys with a different value.
         missing: keys that did not arrive.
         strange: keys that were not sent.
-        rows: the number of records; a key may arrive twice, as the worker delivers at least once.
     """
 
     identical: int = 0
     different: list[bytes] = field(default_factory=list)
     missing: list[bytes] = field(default_factory=list)
     strange: list[bytes] = field(default_factory=list)
-    rows: int = 0
 
     @property
     def whole(self) -> bool:
@@ -114,7 +112,6 @@ def compare(sent: Mapping[bytes, bytes], parquet: Path) -> Comparison:
     result = Comparison()
     same_by_key: dict[bytes, bool] = {}
     for key, digest in _digests(parquet):
-        result.rows += 1
         if key not in sent:
             result.strange.append(key or b"")
             continue

@@ -8,12 +8,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from transforms.errors import WideloadError
 
-__all__ = ["Java", "JavaMissingError", "find", "locate", "parse_version"]
+__all__ = ["JavaMissingError", "find", "locate", "parse_version"]
 
 # Kafka 4.1 and Spark 4.0 need 17. Spark 4.0 brings Hadoop 3.4, which calls `Subject.getSubject`; 23 took that away.
 _OLDEST, _NEWEST = 17, 22
@@ -24,26 +23,12 @@ class JavaMissingError(WideloadError):
     """No suitable Java; the message says what was found and what to install."""
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
-    """A Java that runs Kafka and Spark.
-
-    Attributes:
-        path: the `java` command.
-        version: its major version.
-    """
-
-    path: Path
-    version: int
-
-
-def locate(environ: Mapping[str, str] | None = None) -> Path:
+def locate(environ: Mapping[str, str] = os.environ) -> Path:
     """The `java` command to use: that of `JAVA_HOME`, as in Spark, else the first on `PATH`.
 
     Raises:
         JavaMissingError: there is no command.
     """
-    environ = os.environ if environ is None else environ
     home = environ.get("JAVA_HOME")
     if home:
         path = Path(home) / "bin" / "java"
@@ -56,7 +41,7 @@ def locate(environ: Mapping[str, str] | None = None) -> Path:
     return Path(found)
 
 
-def find(environ: Mapping[str, str] | None = None) -> Java:
+def find(environ: Mapping[str, str] = os.environ) -> Path:
     """Like `locate`, and runs the command to read its version, which takes about 0.1 s.
 
     Raises:
@@ -83,7 +68,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
     if not _OLDEST <= version <= _NEWEST:
         why = "Kafka 4 needs 17" if version < _OLDEST else "Spark 4.0 does not run on 23 or newer"
         raise JavaMissingError(f"Java {version} was found ({path}), but {why}. {_advice()}")
-    return Java(path, version)
+    return path
 
 
 def parse_version(output: str) -> int | None:

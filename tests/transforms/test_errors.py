@@ -26,6 +26,7 @@ from transforms.errors import (
     SerializationError,
     TransformError,
     WideloadError,
+    of_pipeline,
     shown,
 )
 
@@ -215,9 +216,11 @@ def test_not_found_is_a_lookup_error() -> None:
         raise PayloadNotFoundError(PATH)
 
 
-def test_configuration_error_within() -> None:
+def test_configuration_error_of_pipeline() -> None:
     """A configuration error of a key becomes the same error said of one pipeline."""
-    error = ConfigurationError("s3.bucket", "is missing").within("orders")
+    with pytest.raises(ConfigurationError) as caught, of_pipeline("orders"):
+        raise ConfigurationError("s3.bucket", "is missing")
+    error = caught.value
     assert (error.key, error.reason, error.pipeline) == ("s3.bucket", "is missing", "orders")
     assert str(error) == "[pipeline.orders] s3.bucket: is missing"
 
