@@ -13,7 +13,6 @@ import pytest
 
 from app.config.client import embedded_client_settings
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
-from app.serializers.options import Deserializing, Serializing
 from stores.s3 import S3Store
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
@@ -363,8 +362,8 @@ def test_no_secret_shows() -> None:
     made = (
         config.producer(given),
         config.consumer(given),
-        Serializing.read(given, is_key=False),
-        Deserializing.read(given),
+        LargeMessageSerializer(given),
+        LargeMessageDeserializer(given),
         embedded_client_settings(given),
     )
     assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
