@@ -58,16 +58,10 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what kafka-python would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        serializers = taken.producer(whole, names=_PRODUCER.keys())
-        stages = {"key_serializer": serializers.key, "value_serializer": serializers.value}
-        try:
-            super().__init__(
-                **_PRODUCER.read(serializers.client),
-                **{name: _Stages(each) for name, each in stages.items() if each is not None},
-            )
-        except BaseException:
-            serializers.close()
-            raise
+        serializers = taken.producer(whole, _PRODUCER.keys())
+        stages = {f"{part}_serializer": _Stages(composable) for part, composable in serializers.parts.items()}
+        with serializers.closed_on_error():
+            super().__init__(**_PRODUCER.read(serializers.client), **stages)
 
     def __del__(self) -> None:
         if hasattr(self, "config"):  # which kafka-python expects, even if the configuration was refused
@@ -124,14 +118,11 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
-        self._demand = Demand.of(self._deserializers)
+        self._deserializers = taken.consumer(whole, _CONSUMER.keys())
+        self._demand = Demand(self._deserializers)
         self._failures: dict[TopicPartition, _Failure] = {}
-        try:
+        with self._deserializers.closed_on_error():
             super().__init__(*topics, **_CONSUMER.read(self._deserializers.client))
-        except BaseException:
-            self._deserializers.close()
-            raise
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
         """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
@@ -192,7 +183,7 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             into.append(self._restored(record))
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self._deserializers.key is None and self._deserializers.value is None:
+        if not self._deserializers.parts:
             return record
         key, value, headers = taken.deserialized(self._deserializers, record)
         return record._replace(key=key, value=value, headers=headers)

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.serializers.compaction import warn_if_compacted
-from app.serializers.options import CONSUMER_KEYS, GENERATOR, PRODUCER_KEYS, TIMEOUT, read_options
+from app.serializers.options import (
+    CONSUMER_KEYS,
+    GENERATOR,
+    MAX_BLOCK,
+    MAX_POLL_INTERVAL,
+    PRODUCER_KEYS,
+    TIMEOUT,
+    read_options,
+)
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
@@ -91,7 +99,7 @@ class LargeMessageSerializer(_LargeMessage):
                 to have random ids.
         """
         self._part = KEY if is_key else VALUE
-        values, store = read_options(config, PRODUCER_KEYS, "max.block.ms")
+        values, store = read_options(config, PRODUCER_KEYS, MAX_BLOCK)
         if is_key and config.get(GENERATOR) == "uuid":
             raise ConfigurationError(
                 GENERATOR,
@@ -102,8 +110,8 @@ class LargeMessageSerializer(_LargeMessage):
         self.store_timeout_ms: int = values[TIMEOUT]
         limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
         limit_bytes = min(limits) - _KEY_ALLOWANCE_BYTES if limits else None
-        # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
         codec = values["large.message.compression.type"]
+        # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
         codec = None if is_key or codec == "none" else codec
         self._offload = Offload(values["large.message.threshold.bytes"], limit_bytes, codec)
         self._signing = Signing.of(values)
@@ -203,7 +211,7 @@ class LargeMessageDeserializer(_LargeMessage):
             ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
         """
         self._part = KEY if is_key else VALUE
-        values, store = read_options(config, CONSUMER_KEYS, "max.poll.interval.ms")
+        values, store = read_options(config, CONSUMER_KEYS, MAX_POLL_INTERVAL)
         self.store_timeout_ms: int = values[TIMEOUT]
         self._inflate = Inflate(values["large.message.max.bytes"], signing=Signing.of(values))
         self._store = open_store(store)

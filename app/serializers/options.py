@@ -21,6 +21,8 @@ __all__ = [
     "CONSUMER_KEYS",
     "DESERIALIZER_KEYS",
     "GENERATOR",
+    "MAX_BLOCK",
+    "MAX_POLL_INTERVAL",
     "PRODUCER_KEYS",
     "SERIALIZER_KEYS",
     "STORE_KEY",
@@ -62,6 +64,14 @@ DESERIALIZER_KEYS: Sequence[Key] = (
     LIMIT,
 )
 
+MAX_BLOCK = Key(
+    "max.block.ms",
+    "int",
+    "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
+    default=60_000,
+    minimum=0,
+)
+
 PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "large.message.threshold.bytes",
@@ -86,31 +96,25 @@ PRODUCER_KEYS: Sequence[Key] = (
         default="uuid",
         allowed=("uuid", "sha256"),
     ),
-    Key(
-        "max.block.ms",
-        "int",
-        "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
-        default=60_000,
-        minimum=0,
-    ),
+    MAX_BLOCK,
     Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
     Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
 )
 
-CONSUMER_KEYS: Sequence[Key] = (
-    Key(
-        "max.poll.interval.ms",
-        "int",
-        "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
-        "be more.",
-        default=300_000,
-        minimum=1,
-    ),
+MAX_POLL_INTERVAL = Key(
+    "max.poll.interval.ms",
+    "int",
+    "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
+    "be more.",
+    default=300_000,
+    minimum=1,
 )
+
+CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
 
 
 def read_options(
-    config: Mapping[str, object], keys: Sequence[Key], limit: str
+    config: Mapping[str, object], keys: Sequence[Key], limit: Key
 ) -> tuple[dict[str, Any], dict[str, object]]:
     """The values of `keys` and of the keys that all stores have, and the configuration of the store.
 
@@ -125,7 +129,7 @@ def read_options(
     own = read(keys, coerced(keys, config))
     store = _store_config(config)
     values: dict[str, Any] = {**read(COMMON_KEYS, store), **own}
-    check_time(values[TIMEOUT], limit, values[limit])
+    check_time(values[TIMEOUT], limit.name, values[limit.name])
     return values, store
 
 
