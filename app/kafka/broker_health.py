@@ -16,7 +16,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
-from app.kafka.watched_client import Send, WatchedClient
+from app.kafka.watched_client import Send, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
@@ -59,9 +59,8 @@ class BrokerHealth:
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client that has not been started, for as long as it lives."""
         self._clients.append(client)
-        watched = WatchedClient(client)
-        watched.connections(lambda address, reached: self._answered(address) if reached else self._missed(address))
-        watched.requests(self._watched)
+        watch_connections(client, lambda address, reached: (self._answered if reached else self._missed)(address))
+        watch_requests(client, self._watched)
 
     async def _watched(self, address: str, request: Any, send: Send) -> Any:
         asked = object()
@@ -92,8 +91,11 @@ class BrokerHealth:
             if now_s - asked_s > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
         known = {address for client in self._clients for address in _addresses(client)}
-        told = [f"broker {address} does not answer since {ago(now_s - away[address])}" for address in sorted(away)]
-        reasons = [text for address, text in zip(sorted(away), told, strict=True) if address in known]
+        reasons = [
+            f"broker {address} does not answer since {ago(now_s - since_s)}"
+            for address, since_s in sorted(away.items())
+            if address in known
+        ]
         return "; ".join(reasons or self._no_leaders(now_s)) or None
 
     def _no_leaders(self, now_s: float) -> list[str]:
