@@ -146,20 +146,17 @@ class Batch(Generic[L]):
     @property
     def records(self) -> int:
         """The number of records."""
-        count: int = self.builder.record_count()
-        return count
+        return int(self.builder.record_count())
 
     @property
     def wire_bytes(self) -> int:
         """Bytes of the records as they are sent; uncompressed before the batch is built."""
-        size: int = self.builder.size()
-        return size - BATCH_OVERHEAD_BYTES
+        return int(self.builder.size()) - BATCH_OVERHEAD_BYTES
 
     @property
     def timestamp(self) -> int:
         """The greatest timestamp of the records, once the batch has been built."""
-        latest: int = struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0]
-        return latest
+        return int(struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0])
 
     def close(self) -> None:
         """Takes no more records."""
@@ -178,13 +175,11 @@ class Batch(Generic[L]):
         """
         builders = []
         for part in split(self._decoded()):
-            builder = make()
-            builders.append(builder)
+            builders.append(make())
             for record in part:
-                if _append(builder, record) is None:
-                    builder = make()
-                    builders.append(builder)
-                    appended = _append(builder, record)
+                if _append(builders[-1], record) is None:
+                    builders.append(make())
+                    appended = _append(builders[-1], record)
                     assert appended is not None, "a batch takes its first record whatever its size"
         return builders
 
