@@ -86,9 +86,11 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that does not exist
         own = list(headers or ())
-        key_bytes = await self._threads.run(self._serializers.parts.get("key"), topic, own, key)
-        value_bytes = await self._threads.run(self._serializers.parts.get("value"), topic, own, value)
-        future: asyncio.Future[Any] = await super().send(topic, value_bytes, key_bytes, partition, timestamp_ms, own)
+        data = {"key": key, "value": value}
+        for part, composable in self._serializers.parts.items():
+            data[part] = await self._threads.run(composable, topic, own, data[part])
+        future: asyncio.Future[Any]
+        future = await super().send(topic, data["value"], data["key"], partition, timestamp_ms, own)
         return future
 
     async def stop(self) -> None:
@@ -271,14 +273,14 @@ class DeserializingConsumer(DeliveringConsumer):
     def _restored_now(self, record: ConsumerRecord) -> ConsumerRecord:
         if not self._deserializers.parts:
             return record
-        key, value, headers = taken.deserialized(self._deserializers, record)
-        return replace(record, key=key, value=value, headers=tuple(headers))
+        found, headers = taken.deserialized(self._deserializers, record)
+        return replace(record, **found, headers=tuple(headers))
 
     async def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        headers, parts = list(record.headers), self._deserializers.parts
+        found, headers = {"key": record.key, "value": record.value}, list(record.headers)
         try:
-            key = await self._threads.run(parts.get("key"), record.topic, headers, record.key)
-            value = await self._threads.run(parts.get("value"), record.topic, headers, record.value)
+            for part, composable in self._deserializers.parts.items():
+                found[part] = await self._threads.run(composable, record.topic, headers, found[part])
         except SerializationError as exc:
             raise exc.at(record.partition, record.offset) from exc.__cause__
-        return replace(record, key=key, value=value, headers=tuple(headers))
+        return replace(record, **found, headers=tuple(headers))

@@ -166,8 +166,7 @@ class ComposableDeserializer(_Composable):
 
     def __call__(self, data: bytes | None, context: Any) -> Any:
         """The same, as confluent-kafka calls it."""
-        with shared_headers(context) as headers:
-            return self.deserialize(context.topic, headers, data)
+        return self.deserialize(context.topic, shared_headers(context), data)
 
 
 def _listed(stages: Sequence[object] | str, key: str) -> Sequence[object]:

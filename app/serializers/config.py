@@ -92,8 +92,10 @@ def consumer(config: Mapping[str, object], names: Collection[str]) -> ClientConf
     return _apart(config, names, ComposableDeserializer, "deserializer", MAX_POLL_INTERVAL)
 
 
-def deserialized(deserializers: ClientConfig[ComposableDeserializer], record: Any) -> tuple[Any, Any, list[Header]]:
-    """Key, value and headers of a record for the application.
+def deserialized(
+    deserializers: ClientConfig[ComposableDeserializer], record: Any
+) -> tuple[dict[str, Any], list[Header]]:
+    """`key` and `value` of a record for the application, and its headers.
 
     Raises:
         SerializationError: a stage raised an error; with topic, partition and offset.
@@ -104,7 +106,7 @@ def deserialized(deserializers: ClientConfig[ComposableDeserializer], record: An
             found[part] = composable.deserialize(record.topic, headers, found[part])
     except SerializationError as exc:
         raise exc.at(record.partition, record.offset) from exc.__cause__
-    return found["key"], found["value"], headers
+    return found, headers
 
 
 def _apart(

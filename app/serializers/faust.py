@@ -136,14 +136,14 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             SerializationError: the store failed; `__cause__` is its error.
         """
         data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
-        return self._offloaded(self._pair(app, KEY), None, data, headers)
+        return self._offloaded(self._opened(app).get(KEY), None, data, headers)
 
     def dumps_value(
         self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
         """As `dumps_key`, for the value."""
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
-        return self._offloaded(self._pair(app, VALUE), None, data, headers)
+        return self._offloaded(self._opened(app)[VALUE], None, data, headers)
 
     async def dumps(
         self,
@@ -163,9 +163,9 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         """
         if key is not None:
             key, headers = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
-            key, headers = await self._offloaded_on_thread(self._pair(app, KEY), topic, key, headers)
+            key, headers = await self._offloaded_on_thread(self._opened(app).get(KEY), topic, key, headers)
         value, headers = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
-        value, headers = await self._offloaded_on_thread(self._pair(app, VALUE), topic, value, headers)
+        value, headers = await self._offloaded_on_thread(self._opened(app)[VALUE], topic, value, headers)
         return key, value, headers
 
     def _offloaded(
@@ -259,9 +259,6 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         return app.create_event(key, value, whole.headers, message)
 
     # --- both ---------------------------------------------------------------------------------------------------------
-
-    def _pair(self, app: AppT, part: Field) -> _Pair | None:
-        return self._opened(app).get(part)
 
     def _opened(self, app: AppT) -> dict[Field, _Pair]:
         if self._pairs is None:

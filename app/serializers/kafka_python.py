@@ -185,8 +185,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
         if not self._deserializers.parts:
             return record
-        key, value, headers = taken.deserialized(self._deserializers, record)
-        return record._replace(key=key, value=value, headers=headers)
+        found, headers = taken.deserialized(self._deserializers, record)
+        return record._replace(**found, headers=headers)
 
     def _give_back(
         self,

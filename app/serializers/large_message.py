@@ -265,5 +265,4 @@ class LargeMessageDeserializer(_LargeMessage):
     def __call__(self, data: bytes | None, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        with shared_headers(context) as headers:
-            return self.deserialize(context.topic, headers, data)
+        return self.deserialize(context.topic, shared_headers(context), data)

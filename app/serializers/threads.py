@@ -34,9 +34,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
         self.closed = False
 
-    async def run(self, composable: _Composable | None, topic: str, headers: Headers, data: Any) -> Any:
-        """As `serialize` or `deserialize` of `composable`, without blocking the loop; None leaves the data as it is."""
-        return data if composable is None else await self._run(composable, data, composable.context(topic, headers))
+    async def run(self, composable: _Composable, topic: str, headers: Headers, data: Any) -> Any:
+        """As `serialize` or `deserialize` of `composable`, without blocking the loop."""
+        return await self._run(composable, data, composable.context(topic, headers))
 
     async def close(self) -> None:
         """Waits until no store call is under way; no call can begin afterwards.

@@ -90,7 +90,6 @@ async def test_small_values_begin_no_thread(config_of: Config) -> None:
     threads = Threads()
     serializer = ComposableSerializer([LargeMessageSerializer], config_of())
     assert await threads.run(serializer, TOPIC, [], b"x" * 100) == b"x" * 100
-    assert await threads.run(None, TOPIC, [], b"as it is") == b"as it is"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("wideload-store")]
     await threads.close()
 
