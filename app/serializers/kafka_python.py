@@ -7,7 +7,6 @@ serializers and their store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -86,15 +85,6 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         return super().send(topic, value, key, own, partition, timestamp_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The error that the next call raises, if the position is still from `first` to `offset`."""
-
-    first: int
-    offset: int
-    error: SerializationError
-
-
 class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
     """A `KafkaConsumer` that restores references, and deserializes keys and values.
 
@@ -120,7 +110,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         whole = _CONSUMER.merged(config, options)
         self._deserializers = taken.consumer(whole, _CONSUMER.keys())
         self._demand = Demand(self._deserializers)
-        self._failures: dict[TopicPartition, _Failure] = {}
+        # The errors that the next calls raise, if the position is still one of the offsets.
+        self._failures: dict[TopicPartition, tuple[range, SerializationError]] = {}
         with self._deserializers.closed_on_error():
             super().__init__(*topics, **_CONSUMER.read(self._deserializers.client))
 
@@ -168,12 +159,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def _raise_failure(self) -> None:
         while self._failures:
-            tp, failure = self._failures.popitem()
-            if tp not in self.assignment() or tp in self.paused():
-                continue
-            position = self.position(tp, timeout_ms=0)
-            if position is not None and failure.first <= position <= failure.offset:
-                raise failure.error
+            tp, (offsets, error) = self._failures.popitem()
+            if tp in self.assignment() - self.paused() and self.position(tp, timeout_ms=0) in offsets:
+                raise error
 
     def _restore(self, records: list[ConsumerRecord], into: list[ConsumerRecord], allowance: Allowance) -> None:
         for record in records:
@@ -212,4 +200,4 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             if not before:
                 self.seek(tp, error.offset)  # the position may be lower: compaction leaves gaps
             first = before[-1].offset + 1 if before else error.offset
-            self._failures[tp] = _Failure(first, error.offset, error)
+            self._failures[tp] = range(first, error.offset + 1), error
