@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, cast
@@ -95,7 +96,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
         self._described: dict[str, Topic | None] = {}
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
-        self._rates: dict[str, Average] = {}
+        self._rates = defaultdict[str, Average](Average)
         self._gap = False
         self._idempotent = bool(arguments["enable_idempotence"])
         timeout_ms = arguments.get("request_timeout_ms", _ARGUMENTS.defaults["request_timeout_ms"])
@@ -231,7 +232,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for each in done:
             if isinstance(each, BaseException):
                 raise each
-        self._rates.setdefault(topic, Average(time.monotonic)).add()
+        self._rates[topic].add()
         first, last = done[0], done[-1]
         if last is None:  # acks=0
             return None
