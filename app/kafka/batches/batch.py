@@ -32,15 +32,12 @@ class Load(Protocol):
 
     def split(self, count: int) -> Self:
         """Keeps the data of the first `count` records, and returns the data of the others."""
-        ...
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
         """The batch is durable, its first record at `metadata.offset`; its records have `size` bytes uncompressed."""
-        ...
 
     def failed(self, error: BaseException) -> None:
         """The batch is not delivered, or it is not known whether it is."""
-        ...
 
 
 class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
