@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -29,12 +28,6 @@ _FORGOTTEN_S = 60.0
 _PATIENT = ("JoinGroupRequest", "SyncGroupRequest")
 
 
-@dataclass(slots=True)
-class _Absence:
-    since_s: float
-    seen_s: float
-
-
 class BrokerHealth:
     """Which brokers answer the clients of one flow. Belongs to its event loop.
 
@@ -51,7 +44,7 @@ class BrokerHealth:
         self._patience_s = UNANSWERED_S + fetch_wait_s
         self._clock = clock
         self._clients: list[AIOKafkaClient] = []
-        self._away: dict[str, _Absence] = {}
+        self._away: dict[str, tuple[float, float]] = {}  # since when, and when it was last asked
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
@@ -84,9 +77,7 @@ class BrokerHealth:
     def trouble(self) -> str | None:
         """Which brokers do not answer, or which partitions have no leader, and since when; None if all is well."""
         now_s = self._clock()
-        away = {
-            address: absence.since_s for address, absence in self._away.items() if now_s - absence.seen_s < _FORGOTTEN_S
-        }
+        away = {address: since_s for address, (since_s, seen_s) in self._away.items() if now_s - seen_s < _FORGOTTEN_S}
         for address, asked_s in self._asked.values():
             if now_s - asked_s > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
@@ -125,11 +116,8 @@ class BrokerHealth:
         now_s = self._clock()
         if self._silent_since_s is None:
             self._silent_since_s = now_s
-        absence = self._away.get(address)
-        if absence is None or now_s - absence.seen_s >= _FORGOTTEN_S:
-            self._away[address] = _Absence(now_s, now_s)
-        else:
-            absence.seen_s = now_s
+        since_s, seen_s = self._away.get(address, (now_s, now_s))
+        self._away[address] = (since_s if now_s - seen_s < _FORGOTTEN_S else now_s), now_s
 
     def _answered(self, address: str) -> None:
         self._silent_since_s = None

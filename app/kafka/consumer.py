@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -38,17 +38,15 @@ class GroupConsumer(ConsumerControls):
     def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
-        interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
-        assert isinstance(interval_ms, int)
-        backoff_ms = settings.consumer["consumer.retry.backoff.ms"]
-        assert isinstance(backoff_ms, int)
+        interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
+        backoff_ms = cast("int", settings.consumer["consumer.retry.backoff.ms"])
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
         brokers.watch(self.client)
         self._fetches = FetchErrors(self.client, self._backoff_s)
         self._undecodable: UndecodableBatches | None = None
-        self._waits: dict[object, tuple[str, float]] = {}
+        self._waits: list[tuple[str, float]] = []
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
@@ -106,12 +104,12 @@ class GroupConsumer(ConsumerControls):
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        waiting = object()
-        self._waits[waiting] = what, time.monotonic()
+        waiting = what, time.monotonic()
+        self._waits.append(waiting)
         try:
             yield
         finally:
-            del self._waits[waiting]
+            self._waits.remove(waiting)
 
     @property
     def trouble(self) -> str | None:
@@ -119,7 +117,7 @@ class GroupConsumer(ConsumerControls):
         now_s = time.monotonic()
         told = {
             what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
-            for what, began_s in reversed(self._waits.values())  # of several the first counts
+            for what, began_s in reversed(self._waits)  # of several the first counts
             if now_s - began_s > UNANSWERED_S
         }
         refused = self._fetches.trouble(self.consumer.assignment())
@@ -160,11 +158,6 @@ class GroupConsumer(ConsumerControls):
         """Commits offsets, each with its metadata, unless the group has moved on."""
         with self._waiting("takes no offsets"):
             await self.consumer.commit(offsets)
-
-    async def committed(self, partition: TopicPartition) -> int | None:
-        """The committed offset of an assigned partition; None if there is none."""
-        offset: int | None = await self.consumer.committed(partition)
-        return offset
 
     def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
         """Takes back a poll: its records are read again."""
