@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from aiokafka.producer.message_accumulator import BatchBuilder
@@ -112,25 +113,21 @@ def _append(builder: Builder, record: RecordLike) -> object | None:
 L = TypeVar("L", bound=Load)
 
 
+@dataclass(slots=True, eq=False)
 class Batch(Generic[L]):
     """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
 
-    Args:
-        builder: an empty one.
+    Attributes:
+        builder: of the batch; an empty one at first.
         load: the data for the records.
         began_s: when its first record was appended, on the loop's clock.
-
-    Attributes:
         uncompressed_bytes: of its records, once the batch is closed.
     """
 
-    __slots__ = ("began_s", "builder", "load", "uncompressed_bytes")
-
-    def __init__(self, builder: Builder, load: L, began_s: float) -> None:
-        self.builder = builder
-        self.load = load
-        self.began_s = began_s
-        self.uncompressed_bytes = 0
+    builder: Builder
+    load: L
+    began_s: float
+    uncompressed_bytes: int = 0
 
     def append(self, record: RecordLike) -> bool:
         """False if the batch has no room; it takes its first record whatever the size.
