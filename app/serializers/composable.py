@@ -14,8 +14,6 @@ from transforms.identifiers import check
 
 __all__ = ["ComposableDeserializer", "ComposableSerializer"]
 
-_KIND: Mapping[Direction, str] = {"serialize": "serializer", "deserialize": "deserializer"}
-
 
 class _Composable:
     """A list of stages."""
@@ -31,7 +29,7 @@ class _Composable:
         key: str | None = None,
     ) -> None:
         self._field = "key" if is_key else "value"
-        self._key = key or f"{self._field}.{_KIND[self._DIRECTION]}s"
+        self._key = key or f"{self._field}.{self._DIRECTION}rs"
         self.stages = tuple(
             load(item, self._DIRECTION, self._key, position, config or {}, is_key=is_key)
             for position, item in enumerate(_listed(stages, self._key), start=1)

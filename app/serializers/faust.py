@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -117,13 +117,12 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._topics = set() if topic is None else {topic}
         self._is_named = topic is not None
         self._pairs: dict[Field, _Pair] | None = None
+        self._stores = ExitStack()
 
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
-        pairs, self._pairs = self._pairs, None
-        for pair in (pairs or {}).values():
-            pair.writer.close()
-            pair.reader.close()
+        self._pairs = None
+        self._stores.close()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -267,15 +266,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             pairs = {}
             with ExitStack() as opened:
                 for part in self._parts:
-                    writer = LargeMessageSerializer(config, is_key=part is KEY)
-                    opened.callback(writer.close)
-                    reader = LargeMessageDeserializer(config, is_key=part is KEY)
-                    opened.callback(reader.close)
+                    writer = opened.enter_context(closing(LargeMessageSerializer(config, is_key=part is KEY)))
+                    reader = opened.enter_context(closing(LargeMessageDeserializer(config, is_key=part is KEY)))
                     pairs[part] = _Pair(part, writer, reader)
                 interval_ms = int(app.conf.broker_max_poll_interval * 1000)
                 store_ms = sum(pair.reader.store_timeout_ms for pair in pairs.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
-                opened.pop_all()  # no error: they stay open
+                self._stores = opened.pop_all()  # no error: they stay open
             self._pairs = pairs
         return self._pairs
 
