@@ -133,22 +133,22 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for name, found in (("key", key_bytes), ("value", value_bytes)):
             if found is not None and not isinstance(found, (bytes, bytearray, memoryview)):
                 raise TypeError(f"{name}: found {type(found).__name__}, allowed are bytes; set {name}_serializer")
-        record = Record(key_bytes, value_bytes, own, -1 if timestamp_ms is None else timestamp_ms)
         await self.partitions_for(topic)
         described = await self._topic(topic)
         limit = self._limit_bytes(described)
+        stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        record = Record(key_bytes, value_bytes, own, stamp_ms)
         if not Chunking(limit).wants(record):
             future: asyncio.Future[Any] = await super().send(
                 topic, value_bytes, key_bytes, partition, timestamp_ms, own
             )
             return future
         self._check(topic, described, len(value_bytes), limit)
-        stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
-        pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
+        pieces = Chunking(limit).split(record, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
         place = TopicPartition(topic, await self._controls.partition(topic, partition, key_bytes))
         sent = await self._sent(place, chain([first], pieces))
-        result = asyncio.create_task(self._result(topic, sent, stamped.timestamp))
+        result = asyncio.create_task(self._result(topic, sent, stamp_ms))
         self._results.add(result)
         result.add_done_callback(self._results.discard)
         return result
