@@ -43,26 +43,23 @@ STORE_KEY = Key(
     default=REQUIRED,
 )
 
-_STAGES = (
-    "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
-    "beside"
-)
 
-SERIALIZER_KEYS: Sequence[Key] = (
-    Key("value.serializers", "list", f"{_STAGES} `value.serializer`. The first takes what the application has."),
-    Key("key.serializers", "list", f"{_STAGES} `key.serializer`."),
-    Key("value.serializer", "string", "One, in place of a list."),
-    Key("key.serializer", "string", "One, in place of a list."),
-    LIMIT,
-)
+def _stage_keys(kind: str, note: str) -> Sequence[Key]:
+    listed = (
+        "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
+        "beside"
+    )
+    return (
+        Key(f"value.{kind}s", "list", f"{listed} `value.{kind}`. {note}"),
+        Key(f"key.{kind}s", "list", f"{listed} `key.{kind}`."),
+        Key(f"value.{kind}", "string", "One, in place of a list."),
+        Key(f"key.{kind}", "string", "One, in place of a list."),
+        LIMIT,
+    )
 
-DESERIALIZER_KEYS: Sequence[Key] = (
-    Key("value.deserializers", "list", f"{_STAGES} `value.deserializer`. The last gives what the application gets."),
-    Key("key.deserializers", "list", f"{_STAGES} `key.deserializer`."),
-    Key("value.deserializer", "string", "One, in place of a list."),
-    Key("key.deserializer", "string", "One, in place of a list."),
-    LIMIT,
-)
+
+SERIALIZER_KEYS = _stage_keys("serializer", "The first takes what the application has.")
+DESERIALIZER_KEYS = _stage_keys("deserializer", "The last gives what the application gets.")
 
 MAX_BLOCK = Key(
     "max.block.ms",
