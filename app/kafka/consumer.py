@@ -74,11 +74,8 @@ class GroupConsumer(ConsumerControls):
         """
         assert self._undecodable is not None, "it has started"
         self.check_fetcher()
-        polled: Mapping[TopicPartition, Sequence[SourceRecord]]
-        polled = await self._undecodable.read(wanted := list(partitions))
-        if not polled:
-            polled = await self._getmany(*wanted, timeout_ms=timeout_ms)
-        return polled
+        wanted = list(partitions)
+        return await self._undecodable.read(wanted) or await self._getmany(*wanted, timeout_ms=timeout_ms)
 
     async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
         # Not the end of the poll, by which aiokafka goes: this is never later.

@@ -167,8 +167,10 @@ class Batch(Generic[L]):
         Args:
             make: an empty builder that takes any number of records.
         """
+        batch = MemoryRecords(bytes(self.builder.built())).next_batch()
+        assert batch is not None
         builders = []
-        for part in split(self._decoded()):
+        for part in split([Record(each.key, each.value, each.headers, each.timestamp) for each in batch]):
             builders.append(make())
             for record in part:
                 if _append(builders[-1], record) is None:
@@ -179,18 +181,10 @@ class Batch(Generic[L]):
 
     def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
         """The batches into which this one has been `divided`; they replace it."""
-        parts = []
-        load = self.load
+        loads = [self.load]
         for builder in builders[:-1]:
-            rest = load.split(builder.record_count())
-            parts.append(Batch(builder, load, self.began_s))
-            load = rest
-        parts.append(Batch(builders[-1], load, self.began_s))
+            loads.append(loads[-1].split(builder.record_count()))
+        parts = [Batch(builder, load, self.began_s) for builder, load in zip(builders, loads, strict=True)]
         for part in parts:
             part.close()
         return parts
-
-    def _decoded(self) -> list[Record]:
-        batch = MemoryRecords(bytes(self.builder.built())).next_batch()
-        assert batch is not None
-        return [Record(record.key, record.value, record.headers, record.timestamp) for record in batch]
