@@ -182,8 +182,7 @@ class DeserializingConsumer(DeliveringConsumer):
         left = self._deliverable(partitions)
         self._raise_failure(left)
         await self._fetch(partitions, left, timeout_ms, most)
-        deliverable = self._deliverable(partitions)
-        taken = self._backlog.next(deliverable, most)
+        taken = self._backlog.next(self._deliverable(partitions), most)
         downloads = await self._begun(taken)
         if downloads:
             if not (most == 1 and any(entries[0].ready for entries in taken.values())):
@@ -191,7 +190,7 @@ class DeserializingConsumer(DeliveringConsumer):
                 await asyncio.wait(downloads, return_when=first)
             if self.closed:
                 raise ConsumerStoppedError
-            deliverable = self._deliverable(partitions)
+        deliverable = self._deliverable(partitions)
         return self._settled({tp: taken[tp] for tp in taken if tp in deliverable}, most)
 
     def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
