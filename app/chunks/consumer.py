@@ -88,7 +88,7 @@ class AssemblingConsumer(DeliveringConsumer):
         self._on_discarded = on_discarded
         self._settling = asyncio.Lock()
         self._reading = ReadingClock(time.monotonic)
-        self._rates: dict[str, Average] = defaultdict(lambda: Average(time.monotonic))
+        self._rates = defaultdict[str, Average](Average)
         self._most: int | None = arguments.get("max_poll_records")
         super().__init__(self._pending, topics, **arguments)
 

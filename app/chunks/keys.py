@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from app.config.chunking import CHUNK_KEYS
 from app.config.client import LIMIT, coerced, limits_names
@@ -17,25 +17,19 @@ from transforms.errors import ConfigurationError
 __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "limits"]
 
 _DEFAULTS = Limits()
-# The worker derives these from `in.flight.bytes`, which clients do not have.
-_OWN_DEFAULTS: Mapping[str, int] = {
-    "chunk.max.message.bytes": _DEFAULTS.message_bytes,
-    "max.pending.chunked.bytes": _DEFAULTS.pending_bytes,
-}
-_KEYS = {key.name: replace(key, default=_OWN_DEFAULTS.get(key.name, key.default)) for key in CHUNK_KEYS}
+_KEYS = {key.name: key for key in CHUNK_KEYS}
+# The worker derives these defaults from `in.flight.bytes`, which clients do not have.
+_MESSAGE_BYTES = replace(_KEYS["chunk.max.message.bytes"], default=_DEFAULTS.message_bytes)
+_PENDING_BYTES = replace(_KEYS["max.pending.chunked.bytes"], default=_DEFAULTS.pending_bytes)
 
-
-def _keys(*names: str) -> Sequence[Key]:
-    return (*(_KEYS[name] for name in names), LIMIT)
-
-
-PRODUCER_KEYS = _keys("chunk.max.bytes", "chunk.max.message.bytes")
-CONSUMER_KEYS = _keys(
-    "chunk.max.message.bytes",
-    "max.pending.chunked.message",
-    "max.pending.chunked.bytes",
-    "expire.time.of.incomplete.chunked.message.ms",
-    "auto.ack.oldest.chunked.message.on.queue.full",
+PRODUCER_KEYS: Sequence[Key] = (_KEYS["chunk.max.bytes"], _MESSAGE_BYTES, LIMIT)
+CONSUMER_KEYS: Sequence[Key] = (
+    _MESSAGE_BYTES,
+    _KEYS["max.pending.chunked.message"],
+    _PENDING_BYTES,
+    _KEYS["expire.time.of.incomplete.chunked.message.ms"],
+    _KEYS["auto.ack.oldest.chunked.message.on.queue.full"],
+    LIMIT,
 )
 
 
@@ -55,21 +49,21 @@ def apart(
     return read(keys, coerced(keys, whole)), {name: value for name, value in whole.items() if name not in ours}
 
 
-def limits(values: Mapping[str, Value | None]) -> Limits:
+def limits(values: Mapping[str, Any]) -> Limits:
     """The limits that the keys of a consumer set.
 
     Raises:
         ConfigurationError: one message may be larger than all pending messages together.
     """
-    pending, message = cast("int", values["max.pending.chunked.bytes"]), cast("int", values["chunk.max.message.bytes"])
+    pending, message = values[_PENDING_BYTES.name], values[_MESSAGE_BYTES.name]
     if message > pending:
         raise ConfigurationError(
-            "chunk.max.message.bytes",
+            _MESSAGE_BYTES.name,
             f"found {message:,}, allowed is no more than max.pending.chunked.bytes, which is {pending:,}",
         )
     return Limits(
-        messages=cast("int", values["max.pending.chunked.message"]),
+        messages=values["max.pending.chunked.message"],
         pending_bytes=pending,
         message_bytes=message,
-        expire_ms=cast("int", values["expire.time.of.incomplete.chunked.message.ms"]),
+        expire_ms=values["expire.time.of.incomplete.chunked.message.ms"],
     )

@@ -86,7 +86,11 @@ class Pending:
         for partition, records in found.items():
             for record in records:
                 if is_chunk(record.headers):
-                    self._sort(partition, record, self.assembler.add(partition, record, now_ms))
+                    for event in self.assembler.add(partition, record, now_ms):
+                        if isinstance(event, Assembled):
+                            self.ready.setdefault(partition, deque()).append(_whole(event, record))
+                        else:
+                            self._keep([event])
                 elif not self.assembler.delivered(partition, record.offset):
                     self.ready.setdefault(partition, deque()).append(record)
 
@@ -127,13 +131,6 @@ class Pending:
         for partition in self._known | set(partitions):
             self.moved(partition)
         self._known = set(partitions)
-
-    def _sort(self, partition: TopicPartition, last: ConsumerRecord, events: Iterable[Assembled | Discarded]) -> None:
-        for event in events:
-            if isinstance(event, Assembled):
-                self.ready.setdefault(partition, deque()).append(_whole(event, last))
-            else:
-                self._keep([event])
 
     def _keep(self, events: Iterable[Discarded]) -> None:
         self.discarded.extend(each for each in events if not (self._quiet_evictions and each.reason == "evicted"))

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls
-from app.kafka.topics import topics
+from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
 from transforms.errors import ChunkError, ConfigurationError
@@ -59,12 +59,6 @@ class ChunkedRecordMetadata(RecordMetadata):  # type: ignore[misc]  # aiokafka h
         metadata = cls(*own)
         metadata.chunk_message_id = ChunkMessageId(first.offset, last.offset)
         return metadata
-
-
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    limit_bytes: int
-    cleanup_policy: str
 
 
 class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
@@ -100,9 +94,9 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._own_key_serializer = arguments.pop("key_serializer", None)
         self._own_value_serializer = arguments.pop("value_serializer", None)
         self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
-        self._described: dict[str, _Topic | None] = {}
+        self._described: dict[str, Topic | None] = {}
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
-        self._rates: dict[str, Average] = {}
+        self._rates = defaultdict[str, Average](Average)
         self._gap = False
         self._idempotent = bool(arguments["enable_idempotence"])
         timeout_ms = arguments.get("request_timeout_ms", _ARGUMENTS.defaults["request_timeout_ms"])
@@ -139,22 +133,22 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for name, found in (("key", key_bytes), ("value", value_bytes)):
             if found is not None and not isinstance(found, (bytes, bytearray, memoryview)):
                 raise TypeError(f"{name}: found {type(found).__name__}, allowed are bytes; set {name}_serializer")
-        record = Record(key_bytes, value_bytes, own, -1 if timestamp_ms is None else timestamp_ms)
         await self.partitions_for(topic)
         described = await self._topic(topic)
         limit = self._limit_bytes(described)
+        stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+        record = Record(key_bytes, value_bytes, own, stamp_ms)
         if not Chunking(limit).wants(record):
             future: asyncio.Future[Any] = await super().send(
                 topic, value_bytes, key_bytes, partition, timestamp_ms, own
             )
             return future
         self._check(topic, described, len(value_bytes), limit)
-        stamped = Record(key_bytes, value_bytes, own, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)
-        pieces = Chunking(limit).split(stamped, str(uuid.uuid4()))
+        pieces = Chunking(limit).split(record, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
         place = TopicPartition(topic, await self._controls.partition(topic, partition, key_bytes))
         sent = await self._sent(place, chain([first], pieces))
-        result = asyncio.create_task(self._result(topic, sent, stamped.timestamp))
+        result = asyncio.create_task(self._result(topic, sent, stamp_ms))
         self._results.add(result)
         result.add_done_callback(self._results.discard)
         return result
@@ -238,7 +232,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         for each in done:
             if isinstance(each, BaseException):
                 raise each
-        self._rates.setdefault(topic, Average(time.monotonic)).add()
+        self._rates[topic].add()
         first, last = done[0], done[-1]
         if last is None:  # acks=0
             return None
@@ -264,22 +258,19 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             self._gap = False
             self._controls.renew_epoch()
 
-    def _limit_bytes(self, topic: _Topic | None) -> int:
-        limits: list[int] = [self._controls.max_request_bytes - _ESTIMATE_BYTES]
-        if self._chunk_bytes is not None:
-            limits.append(self._chunk_bytes)
-        if topic is not None:
-            limits.append(topic.limit_bytes)
-        return min(limits)
+    def _limit_bytes(self, topic: Topic | None) -> int:
+        own = self._controls.max_request_bytes - _ESTIMATE_BYTES
+        limits = (own, self._chunk_bytes, None if topic is None else topic.max_message_bytes)
+        return min(limit for limit in limits if limit is not None)
 
-    def _check(self, name: str, topic: _Topic | None, size: int, limit: int) -> None:
+    def _check(self, name: str, topic: Topic | None, size: int, limit: int) -> None:
         if size > self._message_bytes:
             raise ChunkError(size, limit, f"chunk.max.message.bytes is {self._message_bytes:,}")
         if topic is not None and "compact" in topic.cleanup_policy:
             what = f"topic {name} has cleanup.policy={topic.cleanup_policy}"
             raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
 
-    async def _topic(self, topic: str) -> _Topic | None:
+    async def _topic(self, topic: str) -> Topic | None:
         """The topic as the cluster describes it; None if the cluster does not, and `chunk.max.bytes` is set."""
         if topic not in self._described:
             try:
@@ -290,11 +281,11 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
                 self._described[topic] = None
         return self._described[topic]
 
-    async def _asked(self, topic: str) -> _Topic:
+    async def _asked(self, topic: str) -> Topic:
         admin = AdminClient(**self._admin_arguments)
         try:
             await admin.start()
-            found = (await topics(admin, [topic]))[topic]
+            return (await topics(admin, [topic]))[topic]
         except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
             reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
             raise ConfigurationError(
@@ -302,7 +293,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ) from exc
         finally:
             await admin.close()
-        return _Topic(found.max_message_bytes, found.cleanup_policy)
 
 
 def _seen(future: asyncio.Future[Any]) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
-from app.kafka.watched_client import Send, WatchedClient
+from app.kafka.watched_client import Send, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
@@ -27,12 +26,6 @@ _LOOK_S = 0.5
 _FORGOTTEN_S = 60.0
 # Requests that a broker answers when other members of a group have done something.
 _PATIENT = ("JoinGroupRequest", "SyncGroupRequest")
-
-
-@dataclass(slots=True)
-class _Absence:
-    since_s: float
-    seen_s: float
 
 
 class BrokerHealth:
@@ -51,7 +44,7 @@ class BrokerHealth:
         self._patience_s = UNANSWERED_S + fetch_wait_s
         self._clock = clock
         self._clients: list[AIOKafkaClient] = []
-        self._away: dict[str, _Absence] = {}
+        self._away: dict[str, tuple[float, float]] = {}  # since when, and when it was last asked
         self._asked: dict[object, tuple[str, float]] = {}
         self._leaderless: dict[str, float] = {}
         self._silent_since_s: float | None = None
@@ -59,9 +52,8 @@ class BrokerHealth:
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client that has not been started, for as long as it lives."""
         self._clients.append(client)
-        watched = WatchedClient(client)
-        watched.connections(lambda address, reached: self._answered(address) if reached else self._missed(address))
-        watched.requests(self._watched)
+        watch_connections(client, lambda address, reached: (self._answered if reached else self._missed)(address))
+        watch_requests(client, self._watched)
 
     async def _watched(self, address: str, request: Any, send: Send) -> Any:
         asked = object()
@@ -85,15 +77,16 @@ class BrokerHealth:
     def trouble(self) -> str | None:
         """Which brokers do not answer, or which partitions have no leader, and since when; None if all is well."""
         now_s = self._clock()
-        away = {
-            address: absence.since_s for address, absence in self._away.items() if now_s - absence.seen_s < _FORGOTTEN_S
-        }
+        away = {address: since_s for address, (since_s, seen_s) in self._away.items() if now_s - seen_s < _FORGOTTEN_S}
         for address, asked_s in self._asked.values():
             if now_s - asked_s > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
         known = {address for client in self._clients for address in _addresses(client)}
-        told = [f"broker {address} does not answer since {ago(now_s - away[address])}" for address in sorted(away)]
-        reasons = [text for address, text in zip(sorted(away), told, strict=True) if address in known]
+        reasons = [
+            f"broker {address} does not answer since {ago(now_s - since_s)}"
+            for address, since_s in sorted(away.items())
+            if address in known
+        ]
         return "; ".join(reasons or self._no_leaders(now_s)) or None
 
     def _no_leaders(self, now_s: float) -> list[str]:
@@ -123,11 +116,8 @@ class BrokerHealth:
         now_s = self._clock()
         if self._silent_since_s is None:
             self._silent_since_s = now_s
-        absence = self._away.get(address)
-        if absence is None or now_s - absence.seen_s >= _FORGOTTEN_S:
-            self._away[address] = _Absence(now_s, now_s)
-        else:
-            absence.seen_s = now_s
+        since_s, seen_s = self._away.get(address, (now_s, now_s))
+        self._away[address] = (since_s if now_s - seen_s < _FORGOTTEN_S else now_s), now_s
 
     def _answered(self, address: str) -> None:
         self._silent_since_s = None

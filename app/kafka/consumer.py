@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -38,17 +38,15 @@ class GroupConsumer(ConsumerControls):
     def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
-        interval_ms = settings.consumer["consumer.max.poll.interval.ms"]
-        assert isinstance(interval_ms, int)
-        backoff_ms = settings.consumer["consumer.retry.backoff.ms"]
-        assert isinstance(backoff_ms, int)
+        interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
+        backoff_ms = cast("int", settings.consumer["consumer.retry.backoff.ms"])
         self._membership_s = interval_ms / 3000  # a third of it, in seconds
         self._polled_s = time.monotonic()
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
         brokers.watch(self.client)
         self._fetches = FetchErrors(self.client, self._backoff_s)
         self._undecodable: UndecodableBatches | None = None
-        self._waits: dict[object, tuple[str, float]] = {}
+        self._waits: list[tuple[str, float]] = []
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
         """Joins the group; aiokafka tells `listener` of each rebalance, the first one too."""
@@ -76,11 +74,8 @@ class GroupConsumer(ConsumerControls):
         """
         assert self._undecodable is not None, "it has started"
         self.check_fetcher()
-        polled: Mapping[TopicPartition, Sequence[SourceRecord]]
-        polled = await self._undecodable.read(wanted := list(partitions))
-        if not polled:
-            polled = await self._getmany(*wanted, timeout_ms=timeout_ms)
-        return polled
+        wanted = list(partitions)
+        return await self._undecodable.read(wanted) or await self._getmany(*wanted, timeout_ms=timeout_ms)
 
     async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
         # Not the end of the poll, by which aiokafka goes: this is never later.
@@ -106,12 +101,12 @@ class GroupConsumer(ConsumerControls):
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        waiting = object()
-        self._waits[waiting] = what, time.monotonic()
+        waiting = what, time.monotonic()
+        self._waits.append(waiting)
         try:
             yield
         finally:
-            del self._waits[waiting]
+            self._waits.remove(waiting)
 
     @property
     def trouble(self) -> str | None:
@@ -119,7 +114,7 @@ class GroupConsumer(ConsumerControls):
         now_s = time.monotonic()
         told = {
             what: f"group {self._group_id} {what} since {ago(now_s - began_s)}"
-            for what, began_s in reversed(self._waits.values())  # of several the first counts
+            for what, began_s in reversed(self._waits)  # of several the first counts
             if now_s - began_s > UNANSWERED_S
         }
         refused = self._fetches.trouble(self.consumer.assignment())

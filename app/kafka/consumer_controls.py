@@ -24,7 +24,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.stable_offsets import FetchStableOffsets
-from app.kafka.watched_client import Send, WatchedClient
+from app.kafka.watched_client import Send, watch_requests
 
 __all__ = ["ConsumerControls"]
 
@@ -47,7 +47,7 @@ class ConsumerControls:
     def __init__(self, consumer: AIOKafkaConsumer, backoff_s: float = 0.1) -> None:
         self.consumer = consumer
         self._backoff_s = backoff_s
-        WatchedClient(self.client).requests(_spread_error_of_offsets)
+        watch_requests(self.client, _spread_error_of_offsets)
 
     @property
     def client(self) -> AIOKafkaClient:

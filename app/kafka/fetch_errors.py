@@ -25,7 +25,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.broker_health import ago
-from app.kafka.watched_client import Send, WatchedClient
+from app.kafka.watched_client import Send, watch_requests
 
 __all__ = ["FetchErrors"]
 
@@ -56,7 +56,7 @@ class FetchErrors:
         self._client = client
         self._pause_s = pause_s
         self._clock = clock
-        WatchedClient(client).requests(self._watched)
+        watch_requests(client, self._watched)
 
     async def _watched(self, _: str, request: Any, send: Send) -> Any:
         answer = await send()

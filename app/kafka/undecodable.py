@@ -119,10 +119,9 @@ class _Fetched(OrderedDict[Any, Any]):
     def _readable(self, partition: TopicPartition, records: Any, iterator: Iterator[Any]) -> Iterator[Any]:
         try:
             yield from iterator
-        except UnicodeDecodeError:
-            self._found[partition] = records.next_fetch_offset
-        except CorruptRecordException as exc:
-            if not isinstance(exc.__cause__, UnicodeDecodeError):  # aiokafka's cause if it runs without C
+        except (UnicodeDecodeError, CorruptRecordException) as exc:
+            # It is the cause if aiokafka runs without C.
+            if not any(isinstance(each, UnicodeDecodeError) for each in (exc, exc.__cause__)):
                 raise
             self._found[partition] = records.next_fetch_offset
 

@@ -58,13 +58,10 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what aiokafka would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        self._serializers = taken.producer(whole, names=_PRODUCER.keys())
+        self._serializers = taken.producer(whole, _PRODUCER.keys())
         self._threads = Threads()
-        try:
+        with self._serializers.closed_on_error():
             super().__init__(**_PRODUCER.read(self._serializers.client))
-        except BaseException:
-            self._serializers.close()
-            raise
         self._controls = ProducerControls(self)
 
     async def send(
@@ -89,9 +86,11 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that does not exist
         own = list(headers or ())
-        key_bytes = await self._threads.run(self._serializers.key, topic, own, key, is_key=True)
-        value_bytes = await self._threads.run(self._serializers.value, topic, own, value, is_key=False)
-        future: asyncio.Future[Any] = await super().send(topic, value_bytes, key_bytes, partition, timestamp_ms, own)
+        data = {"key": key, "value": value}
+        for part, composable in self._serializers.parts.items():
+            data[part] = await self._threads.run(composable, topic, own, data[part])
+        future: asyncio.Future[Any]
+        future = await super().send(topic, data["value"], data["key"], partition, timestamp_ms, own)
         return future
 
     async def stop(self) -> None:
@@ -126,19 +125,16 @@ class DeserializingConsumer(DeliveringConsumer):
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
+        self._deserializers = taken.consumer(whole, _CONSUMER.keys())
+        self._demand = Demand(self._deserializers)
         self._threads = Threads()
         self._backlog = Backlog()
-        try:
+        with self._deserializers.closed_on_error():
             arguments = {**_CONSUMER.defaults, **_CONSUMER.read(self._deserializers.client)}
-            self._demand = Demand.of(self._deserializers)
             self._max_bytes: int = arguments["fetch_max_bytes"]
             self._interval_ms: int = arguments["max_poll_interval_ms"]
             self._most: int | None = arguments["max_poll_records"]
             super().__init__(self._backlog, topics, **arguments)
-        except BaseException:
-            self._deserializers.close()
-            raise
 
     async def stop(self) -> None:
         """As `AIOKafkaConsumer.stop`; then closes the deserializers and their stores, after the last store call."""
@@ -186,8 +182,7 @@ class DeserializingConsumer(DeliveringConsumer):
         left = self._deliverable(partitions)
         self._raise_failure(left)
         await self._fetch(partitions, left, timeout_ms, most)
-        deliverable = self._deliverable(partitions)
-        taken = self._backlog.next(deliverable, most)
+        taken = self._backlog.next(self._deliverable(partitions), most)
         downloads = await self._begun(taken)
         if downloads:
             if not (most == 1 and any(entries[0].ready for entries in taken.values())):
@@ -195,7 +190,7 @@ class DeserializingConsumer(DeliveringConsumer):
                 await asyncio.wait(downloads, return_when=first)
             if self.closed:
                 raise ConsumerStoppedError
-            deliverable = self._deliverable(partitions)
+        deliverable = self._deliverable(partitions)
         return self._settled({tp: taken[tp] for tp in taken if tp in deliverable}, most)
 
     def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
@@ -275,16 +270,16 @@ class DeserializingConsumer(DeliveringConsumer):
         return delivered
 
     def _restored_now(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self._deserializers.key is None and self._deserializers.value is None:
+        if not self._deserializers.parts:
             return record
-        key, value, headers = taken.deserialized(self._deserializers, record)
-        return replace(record, key=key, value=value, headers=tuple(headers))
+        found, headers = taken.deserialized(self._deserializers, record)
+        return replace(record, **found, headers=tuple(headers))
 
     async def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        headers, both = list(record.headers), self._deserializers
+        found, headers = {"key": record.key, "value": record.value}, list(record.headers)
         try:
-            key = await self._threads.run(both.key, record.topic, headers, record.key, is_key=True)
-            value = await self._threads.run(both.value, record.topic, headers, record.value, is_key=False)
+            for part, composable in self._deserializers.parts.items():
+                found[part] = await self._threads.run(composable, record.topic, headers, found[part])
         except SerializationError as exc:
             raise exc.at(record.partition, record.offset) from exc.__cause__
-        return replace(record, key=key, value=value, headers=tuple(headers))
+        return replace(record, **found, headers=tuple(headers))

@@ -14,8 +14,6 @@ from transforms.identifiers import check
 
 __all__ = ["ComposableDeserializer", "ComposableSerializer"]
 
-_KIND: Mapping[Direction, str] = {"serialize": "serializer", "deserialize": "deserializer"}
-
 
 class _Composable:
     """A list of stages."""
@@ -31,11 +29,15 @@ class _Composable:
         key: str | None = None,
     ) -> None:
         self._field = "key" if is_key else "value"
-        self._key = key or f"{self._field}.{_KIND[self._DIRECTION]}s"
+        self._key = key or f"{self._field}.{self._DIRECTION}rs"
         self.stages = tuple(
             load(item, self._DIRECTION, self._key, position, config or {}, is_key=is_key)
             for position, item in enumerate(_listed(stages, self._key), start=1)
         )
+
+    def context(self, topic: str, headers: Headers) -> Context:
+        """The facts of a record for the stages."""
+        return Context(topic, self._field, headers)
 
     def close(self) -> None:
         """Closes every stage that has `close`, even if one raises an error; then raises the first error."""
@@ -126,11 +128,12 @@ class ComposableSerializer(_Composable):
             SerializationError: a stage raised an error, or gave neither `bytes` nor None; or the topic's name is over
                 its limit.
         """
+        context = self.context(topic, headers)
         try:
             check("topic", topic)
         except ResourceIdentifierTooLargeError as exc:
-            raise self._error(Context(topic, self._field, headers), str(exc)) from exc
-        return cast("bytes | None", self._run(data, Context(topic, self._field, headers)))
+            raise self._error(context, str(exc)) from exc
+        return cast("bytes | None", self._run(data, context))
 
     def __call__(self, data: Any, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
@@ -157,12 +160,11 @@ class ComposableDeserializer(_Composable):
         Raises:
             SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.
         """
-        return self._run(data, Context(topic, self._field, headers))
+        return self._run(data, self.context(topic, headers))
 
     def __call__(self, data: bytes | None, context: Any) -> Any:
         """The same, as confluent-kafka calls it."""
-        with shared_headers(context) as headers:
-            return self.deserialize(context.topic, headers, data)
+        return self.deserialize(context.topic, shared_headers(context), data)
 
 
 def _listed(stages: Sequence[object] | str, key: str) -> Sequence[object]:

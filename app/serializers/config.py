@@ -6,7 +6,8 @@ Source: seed 000, "New ProducerConfig to support Composable Serializer" and "New
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -14,7 +15,15 @@ from app.config.client import coerced, limits_names
 from app.config.naming import check_config
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
-from app.serializers.options import CONSUMER_KEYS, PRODUCER_KEYS, STORE_KEY, check_time, is_store_key
+from app.serializers.options import (
+    CONSUMER_KEYS,
+    MAX_BLOCK,
+    MAX_POLL_INTERVAL,
+    PRODUCER_KEYS,
+    STORE_KEY,
+    check_time,
+    is_store_key,
+)
 from stores.keys import Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
@@ -24,6 +33,7 @@ from transforms.record import Header
 
 __all__ = ["ClientConfig", "consumer", "deserialized", "producer"]
 
+_LARGE = (LargeMessageSerializer, LargeMessageDeserializer)
 _Composable = TypeVar("_Composable", ComposableSerializer, ComposableDeserializer)
 
 
@@ -32,147 +42,128 @@ class ClientConfig(Generic[_Composable]):
     """A configuration, split.
 
     Attributes:
-        key: the serializers or deserializers of keys; None if keys are bytes already.
-        value: those of values; None if values are bytes already.
+        parts: the serializers or deserializers of `key` and `value`; a part that is missing is bytes already.
         client: the client's own keys, by Kafka's names.
     """
 
-    key: _Composable | None
-    value: _Composable | None
+    parts: Mapping[str, _Composable]
     client: Mapping[str, object] = dataclasses.field(repr=False)  # passwords are in it
 
+    def leaves(self) -> list[tuple[str, object]]:
+        """Each serializer with its part."""
+        return [(part, leaf) for part, composable in self.parts.items() for leaf in composable.leaves()]
+
     def close(self) -> None:
-        """Closes both."""
-        for composable in (self.key, self.value):
-            if composable is not None:
-                composable.close()
+        """Closes all serializers."""
+        for composable in self.parts.values():
+            composable.close()
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Closes all serializers if the block raises an error."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
 
-def producer(
-    config: Mapping[str, object], *, names: Collection[str] | None = None
-) -> ClientConfig[ComposableSerializer]:
+def producer(config: Mapping[str, object], names: Collection[str]) -> ClientConfig[ComposableSerializer]:
     """The serializers that `key.serializers`, `key.serializer`, `value.serializers` and `value.serializer` name.
 
     Args:
         config: keys as Kafka names them, the store's among them.
-        names: the keys that the client knows. Without them, every key that is not the store's is the client's.
+        names: the keys that the client knows.
 
     Raises:
         ConfigurationError: a name, such as `group.id`, is over its limit; a list stands beside its singular; a stage
             cannot be loaded; a key is unknown; the store calls of one record may together take longer than
             `max.block.ms`.
     """
-    return _apart(config, ComposableSerializer, "serializer", LargeMessageSerializer, _MAX_BLOCK, names)
+    return _apart(config, names, ComposableSerializer, "serializer", MAX_BLOCK)
 
 
-def consumer(
-    config: Mapping[str, object], *, names: Collection[str] | None = None
-) -> ClientConfig[ComposableDeserializer]:
+def consumer(config: Mapping[str, object], names: Collection[str]) -> ClientConfig[ComposableDeserializer]:
     """The deserializers that the four keys of a consumer name; everything else is as with `producer`.
 
     Raises:
         ConfigurationError: as with `producer`, for `max.poll.interval.ms`.
     """
-    return _apart(config, ComposableDeserializer, "deserializer", LargeMessageDeserializer, _MAX_POLL_INTERVAL, names)
+    return _apart(config, names, ComposableDeserializer, "deserializer", MAX_POLL_INTERVAL)
 
 
-def deserialized(deserializers: ClientConfig[ComposableDeserializer], record: Any) -> tuple[Any, Any, list[Header]]:
-    """Key, value and headers of a record for the application.
+def deserialized(
+    deserializers: ClientConfig[ComposableDeserializer], record: Any
+) -> tuple[dict[str, Any], list[Header]]:
+    """`key` and `value` of a record for the application, and its headers.
 
     Raises:
         SerializationError: a stage raised an error; with topic, partition and offset.
     """
-    topic, headers, key, value = record.topic, list(record.headers), deserializers.key, deserializers.value
+    found, headers = {"key": record.key, "value": record.value}, list(record.headers)
     try:
-        found_key = record.key if key is None else key.deserialize(topic, headers, record.key)
-        return found_key, record.value if value is None else value.deserialize(topic, headers, record.value), headers
+        for part, composable in deserializers.parts.items():
+            found[part] = composable.deserialize(record.topic, headers, found[part])
     except SerializationError as exc:
         raise exc.at(record.partition, record.offset) from exc.__cause__
-
-
-def _key(keys: tuple[Key, ...], name: str) -> Key:
-    return next(key for key in keys if key.name == name)
-
-
-_MAX_BLOCK = _key(tuple(PRODUCER_KEYS), "max.block.ms")
-_MAX_POLL_INTERVAL = _key(tuple(CONSUMER_KEYS), "max.poll.interval.ms")
+    return found, headers
 
 
 def _apart(
     config: Mapping[str, object],
+    names: Collection[str],
     composable: type[_Composable],
     kind: str,
-    large: type[LargeMessageSerializer | LargeMessageDeserializer],
     limit: Key,
-    names: Collection[str] | None,
 ) -> ClientConfig[_Composable]:
     check_config(config, enabled=limits_names(config))
-    found: dict[str, _Composable | None] = {}
+    parts: dict[str, _Composable] = {}
     taken: set[str] = {LIMIT_KEY}
-    for field in ("key", "value"):
-        singular = f"{field}.{kind}"
-        plural = f"{singular}s"
+    for part in ("key", "value"):
+        singular, plural = f"{part}.{kind}", f"{part}.{kind}s"
         taken |= {singular, plural}
-        if config.get(singular) is not None and config.get(plural) is not None:
+        single, listed = config.get(singular), config.get(plural)
+        if single is not None and listed is not None:
             raise ConfigurationError(
                 plural, f"stands beside {singular}, allowed is one of the two: a list under {plural}, or one {singular}"
             )
-        is_key = field == "key"
-        if config.get(plural) is not None:
-            found[field] = composable(cast("list[object]", config[plural]), config, is_key=is_key)
-        elif config.get(singular) is not None:
-            found[field] = composable([config[singular]], config, is_key=is_key, key=singular)
-        else:
-            found[field] = None
-    stages = [leaf for each in found.values() if each is not None for leaf in each.leaves()]
-    larges = [stage for stage in stages if isinstance(stage, large)]
-    try:
-        _check_total([stage.store_timeout_ms for stage in larges], config, limit)
-        others = [stage for stage in stages if not isinstance(stage, large)]
-        rest = {k: v for k, v in config.items() if k not in taken}
-        client = _clients_own(rest, names, sorted(taken), others, large=bool(larges))
-    except ConfigurationError:
-        ClientConfig(found["key"], found["value"], {}).close()
-        raise
-    return ClientConfig(found["key"], found["value"], client)
+        if listed is not None:
+            parts[part] = composable(cast("list[object]", listed), config, is_key=part == "key")
+        elif single is not None:
+            parts[part] = composable([single], config, is_key=part == "key", key=singular)
+    client = {name: value for name, value in config.items() if name in names and name not in taken}
+    split = ClientConfig(parts, client)
+    with split.closed_on_error():
+        stages = [stage for _, stage in split.leaves()]
+        larges = [stage for stage in stages if isinstance(stage, _LARGE)]
+        if len(larges) > 1:
+            allowed_ms = cast("int", read([limit], coerced([limit], config))[limit.name])
+            store_ms = sum(stage.store_timeout_ms for stage in larges)
+            check_time(store_ms, limit.name, allowed_ms, f", {len(larges)} calls for its key and its value")
+        store_class = cast("str | type | None", config.get(STORE_CLASS)) if larges else None
+        # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
+        others = [stage for stage in stages if not isinstance(stage, _LARGE) and hasattr(stage, "configure")]
+        own_keys = [getattr(stage, "KEYS", None) for stage in others]
+        if None not in own_keys:
+            taken |= {key for keys in own_keys for key in keys or ()}
+            _check_known([name for name in config if name not in taken], names, sorted(taken), store_class)
+    return split
 
 
-def _check_total(timeouts_ms: list[int], config: Mapping[str, object], limit: Key) -> None:
-    if len(timeouts_ms) > 1:
-        given = coerced([limit], config)
-        allowed_ms = cast("int", read([limit], given)[limit.name])
-        check_time(sum(timeouts_ms), limit.name, allowed_ms, f", {len(timeouts_ms)} calls for its key and its value")
-
-
-def _clients_own(
-    config: Mapping[str, object],
-    names: Collection[str] | None,
-    taken: Iterable[str],
-    others: Iterable[object],
-    *,
-    large: bool,
-) -> dict[str, object]:
-    """The part of a configuration that is for the client; `others` are the application's own stages."""
-    # A stage lists its keys in `KEYS`; any key may be one of a stage that is configured and has no list.
-    listed = [getattr(stage, "KEYS", None) for stage in others if hasattr(stage, "configure")]
-    stages_own = {key for keys in listed for key in keys or ()}
-    store_class = cast("str | type", config[STORE_CLASS]) if large and STORE_CLASS in config else None
-    is_open = None in listed or (
-        store_class is not None and store_keys(store_class) is None and not named_keys(store_class)
-    )
-    client, unknowns = {}, []
-    for name, value in config.items():
-        if names is not None and name in names:
-            client[name] = value
-        elif name in stages_own or (store_class is not None and is_store_key(name, store_class)):
-            continue
-        elif names is None:
-            client[name] = value
-        elif not is_open:
-            unknowns.append(name)
+def _check_known(
+    found: Collection[str], names: Collection[str], others: list[str], store_class: str | type | None
+) -> None:
+    """Raises an error if a key is neither the client's nor the store's; `others` may have been meant."""
+    unknowns = [name for name in found if name not in names]
+    known = [*names, *others]
+    if store_class is not None:
+        named = named_keys(store_class)
+        if not named and store_keys(store_class) is None:
+            return  # a class without a list may take any key
+        unknowns = [name for name in unknowns if not is_store_key(name, store_class)]
+        known += [*(key.name for key in (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)), *named]
     if unknowns:
-        raise _unknown(unknowns, [*(names or ()), *taken, *stages_own, *_store_names(store_class)])
-    return client
+        raise _unknown(unknowns, known)
 
 
 def _unknown(found: list[str], known: list[str]) -> ConfigurationError:
@@ -184,10 +175,3 @@ def _unknown(found: list[str], known: list[str]) -> ConfigurationError:
             STORE_CLASS, "is only for LargeMessageSerializer and LargeMessageDeserializer, and none is among the stages"
         )
     return misspelt or errors[0]
-
-
-def _store_names(store_class: str | type | None) -> list[str]:
-    if store_class is None:
-        return []
-    keys = (STORE_KEY, *PRODUCER_KEYS, *CONSUMER_KEYS, *COMMON_KEYS)
-    return [*(key.name for key in keys), *named_keys(store_class)]

@@ -40,9 +40,9 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
-    parts = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, names=_NAMES)
-    client: dict[str, Any] = {key: value for key, value in parts.client.items() if key not in _ASIDE}
-    return {**client, **_present({"key.serializer": parts.key, "value.serializer": parts.value})}
+    split = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES)
+    client: dict[str, Any] = {key: value for key, value in split.client.items() if key not in _ASIDE}
+    return {**client, **{f"{part}.serializer": composable for part, composable in split.parts.items()}}
 
 
 def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, names=_NAMES)
-    return {**parts.client, **_present({"key.deserializer": parts.key, "value.deserializer": parts.value})}
+    split = taken.consumer(config, _NAMES)
+    return {**split.client, **{f"{part}.deserializer": composable for part, composable in split.parts.items()}}
 
 
 def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
@@ -63,12 +63,11 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: as there.
     """
-    parts = taken.consumer(config, names=_NAMES)
-    awaited = {
-        "key.deserializer": parts.key and AwaitedDeserializer(parts.key, is_key=True),
-        "value.deserializer": parts.value and AwaitedDeserializer(parts.value, is_key=False),
+    made = consumer_config(config)
+    return {
+        key: AwaitedDeserializer(value) if isinstance(value, ComposableDeserializer) else value
+        for key, value in made.items()
     }
-    return {**parts.client, **_present(awaited)}
 
 
 class AwaitedDeserializer:
@@ -76,23 +75,17 @@ class AwaitedDeserializer:
 
     Args:
         composable: the deserializers.
-        is_key: whether they are for keys.
     """
 
-    def __init__(self, composable: ComposableDeserializer, *, is_key: bool) -> None:
+    def __init__(self, composable: ComposableDeserializer) -> None:
         self._composable = composable
-        self._is_key = is_key
         self._threads = Threads()
 
     async def __call__(self, data: bytes | None, context: Any) -> Any:
         """As `ComposableDeserializer.deserialize`, without blocking the loop on a store."""
-        return await self._threads.run(self._composable, context.topic, context.headers, data, is_key=self._is_key)
+        return await self._threads.run(self._composable, context.topic, context.headers, data)
 
     async def aclose(self) -> None:
         """Closes the deserializers, once no store call is under way."""
         await self._threads.close()
         self._composable.close()
-
-
-def _present(serializers: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in serializers.items() if value is not None}

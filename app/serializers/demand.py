@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.config import ClientConfig
@@ -14,37 +13,30 @@ from transforms.record import Header
 __all__ = ["Allowance", "Demand"]
 
 
-@dataclass(frozen=True, slots=True)
 class Demand:
     """Says from the headers of a record what it downloads.
 
+    Args:
+        deserializers: of a client.
+
     Attributes:
-        key: the deserializers of keys that call a store.
-        value: the deserializers of values that call a store.
+        store_timeout_ms: the longest time of all store calls of one record together.
     """
 
-    key: Sequence[LargeMessageDeserializer]
-    value: Sequence[LargeMessageDeserializer]
-
-    @classmethod
-    def of(cls, config: ClientConfig[ComposableDeserializer]) -> Demand:
-        """For the deserializers of a client."""
-        return cls(_large(config.key), _large(config.value))
-
-    @property
-    def store_timeout_ms(self) -> int:
-        """The longest time of all store calls of one record together."""
-        return sum(each.store_timeout_ms for each in (*self.key, *self.value))
+    def __init__(self, deserializers: ClientConfig[ComposableDeserializer]) -> None:
+        leaves = deserializers.leaves()
+        self._large = [(part, leaf) for part, leaf in leaves if isinstance(leaf, LargeMessageDeserializer)]
+        self.store_timeout_ms = sum(large.store_timeout_ms for _, large in self._large)
 
     def restored_bytes(self, key: object, value: object, headers: Sequence[Header]) -> int | None:
         """The most bytes that the store gives for a record; None if the store is not called."""
         if not headers:
             return None
+        data = {"key": key, "value": value}
         wanted = [
-            each.restored_bytes(headers)
-            for data, large in ((key, self.key), (value, self.value))
-            for each in large
-            if data is not None and each.wants(headers)
+            large.restored_bytes(headers)
+            for part, large in self._large
+            if data[part] is not None and large.wants(headers)
         ]
         return sum(wanted) if wanted else None
 
@@ -76,8 +68,3 @@ class Allowance:
             return False
         self._bytes = (self._bytes or 0) + size
         return True
-
-
-def _large(composable: ComposableDeserializer | None) -> list[LargeMessageDeserializer]:
-    leaves = () if composable is None else composable.leaves()
-    return [leaf for leaf in leaves if isinstance(leaf, LargeMessageDeserializer)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -117,13 +117,12 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._topics = set() if topic is None else {topic}
         self._is_named = topic is not None
         self._pairs: dict[Field, _Pair] | None = None
+        self._stores = ExitStack()
 
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
-        pairs, self._pairs = self._pairs, None
-        for pair in (pairs or {}).values():
-            pair.writer.close()
-            pair.reader.close()
+        self._pairs = None
+        self._stores.close()
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -136,14 +135,14 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             SerializationError: the store failed; `__cause__` is its error.
         """
         data, headers = super().dumps_key(app, key, serializer=serializer, headers=headers)
-        return self._offloaded(self._pair(app, KEY), None, data, headers)
+        return self._offloaded(self._opened(app).get(KEY), None, data, headers)
 
     def dumps_value(
         self, app: AppT, value: V, *, serializer: CodecArg = None, headers: OpenHeadersArg
     ) -> tuple[Any, OpenHeadersArg]:
         """As `dumps_key`, for the value."""
         data, headers = super().dumps_value(app, value, serializer=serializer, headers=headers)
-        return self._offloaded(self._pair(app, VALUE), None, data, headers)
+        return self._offloaded(self._opened(app)[VALUE], None, data, headers)
 
     async def dumps(
         self,
@@ -163,9 +162,9 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         """
         if key is not None:
             key, headers = super().dumps_key(app, key, serializer=key_serializer, headers=headers)
-            key, headers = await self._offloaded_on_thread(self._pair(app, KEY), topic, key, headers)
+            key, headers = await self._offloaded_on_thread(self._opened(app).get(KEY), topic, key, headers)
         value, headers = super().dumps_value(app, value, serializer=value_serializer, headers=headers)
-        value, headers = await self._offloaded_on_thread(self._pair(app, VALUE), topic, value, headers)
+        value, headers = await self._offloaded_on_thread(self._opened(app)[VALUE], topic, value, headers)
         return key, value, headers
 
     def _offloaded(
@@ -260,9 +259,6 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _pair(self, app: AppT, part: Field) -> _Pair | None:
-        return self._opened(app).get(part)
-
     def _opened(self, app: AppT) -> dict[Field, _Pair]:
         if self._pairs is None:
             _check_names(app, enabled=limits_names(self._config))
@@ -270,15 +266,13 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
             pairs = {}
             with ExitStack() as opened:
                 for part in self._parts:
-                    writer = LargeMessageSerializer(config, is_key=part is KEY)
-                    opened.callback(writer.close)
-                    reader = LargeMessageDeserializer(config, is_key=part is KEY)
-                    opened.callback(reader.close)
+                    writer = opened.enter_context(closing(LargeMessageSerializer(config, is_key=part is KEY)))
+                    reader = opened.enter_context(closing(LargeMessageDeserializer(config, is_key=part is KEY)))
                     pairs[part] = _Pair(part, writer, reader)
                 interval_ms = int(app.conf.broker_max_poll_interval * 1000)
                 store_ms = sum(pair.reader.store_timeout_ms for pair in pairs.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
-                opened.pop_all()  # no error: they stay open
+                self._stores = opened.pop_all()  # no error: they stay open
             self._pairs = pairs
         return self._pairs
 

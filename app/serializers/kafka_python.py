@@ -7,7 +7,6 @@ serializers and their store.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -58,16 +57,10 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what kafka-python would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        serializers = taken.producer(whole, names=_PRODUCER.keys())
-        stages = {"key_serializer": serializers.key, "value_serializer": serializers.value}
-        try:
-            super().__init__(
-                **_PRODUCER.read(serializers.client),
-                **{name: _Stages(each) for name, each in stages.items() if each is not None},
-            )
-        except BaseException:
-            serializers.close()
-            raise
+        serializers = taken.producer(whole, _PRODUCER.keys())
+        stages = {f"{part}_serializer": _Stages(composable) for part, composable in serializers.parts.items()}
+        with serializers.closed_on_error():
+            super().__init__(**_PRODUCER.read(serializers.client), **stages)
 
     def __del__(self) -> None:
         if hasattr(self, "config"):  # which kafka-python expects, even if the configuration was refused
@@ -90,15 +83,6 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
         """
         own = headers.copy() if isinstance(headers, list) else headers
         return super().send(topic, value, key, own, partition, timestamp_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The error that the next call raises, if the position is still from `first` to `offset`."""
-
-    first: int
-    offset: int
-    error: SerializationError
 
 
 class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
@@ -124,14 +108,12 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, names=_CONSUMER.keys())
-        self._demand = Demand.of(self._deserializers)
-        self._failures: dict[TopicPartition, _Failure] = {}
-        try:
+        self._deserializers = taken.consumer(whole, _CONSUMER.keys())
+        self._demand = Demand(self._deserializers)
+        # The errors that the next calls raise, if the position is still one of the offsets.
+        self._failures: dict[TopicPartition, tuple[range, SerializationError]] = {}
+        with self._deserializers.closed_on_error():
             super().__init__(*topics, **_CONSUMER.read(self._deserializers.client))
-        except BaseException:
-            self._deserializers.close()
-            raise
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
         """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
@@ -177,12 +159,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     def _raise_failure(self) -> None:
         while self._failures:
-            tp, failure = self._failures.popitem()
-            if tp not in self.assignment() or tp in self.paused():
-                continue
-            position = self.position(tp, timeout_ms=0)
-            if position is not None and failure.first <= position <= failure.offset:
-                raise failure.error
+            tp, (offsets, error) = self._failures.popitem()
+            if tp in self.assignment() - self.paused() and self.position(tp, timeout_ms=0) in offsets:
+                raise error
 
     def _restore(self, records: list[ConsumerRecord], into: list[ConsumerRecord], allowance: Allowance) -> None:
         for record in records:
@@ -192,10 +171,10 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             into.append(self._restored(record))
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        if self._deserializers.key is None and self._deserializers.value is None:
+        if not self._deserializers.parts:
             return record
-        key, value, headers = taken.deserialized(self._deserializers, record)
-        return record._replace(key=key, value=value, headers=headers)
+        found, headers = taken.deserialized(self._deserializers, record)
+        return record._replace(**found, headers=headers)
 
     def _give_back(
         self,
@@ -221,4 +200,4 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             if not before:
                 self.seek(tp, error.offset)  # the position may be lower: compaction leaves gaps
             first = before[-1].offset + 1 if before else error.offset
-            self._failures[tp] = _Failure(first, error.offset, error)
+            self._failures[tp] = range(first, error.offset + 1), error

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.serializers.compaction import warn_if_compacted
-from app.serializers.options import Deserializing, Serializing
+from app.serializers.options import (
+    CONSUMER_KEYS,
+    GENERATOR,
+    MAX_BLOCK,
+    MAX_POLL_INTERVAL,
+    PRODUCER_KEYS,
+    TIMEOUT,
+    read_options,
+)
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
@@ -23,8 +31,12 @@ from transforms.inflate import Inflate
 from transforms.offload import Offload, Payload
 from transforms.record import Header, Record
 from transforms.reference import KEY, VALUE, Reference, is_reference
+from transforms.signing import Signing
 
 __all__ = ["LargeMessageDeserializer", "LargeMessageSerializer"]
+
+# Room for the key of a record: the serializer of the value does not see the key.
+_KEY_ALLOWANCE_BYTES = 1024
 
 
 class _LargeMessage(ABC):
@@ -87,17 +99,27 @@ class LargeMessageSerializer(_LargeMessage):
                 to have random ids.
         """
         self._part = KEY if is_key else VALUE
-        options = Serializing.read(config, is_key=is_key)
-        self.store_timeout_ms = options.store_timeout_ms
+        values, store = read_options(config, PRODUCER_KEYS, MAX_BLOCK)
+        if is_key and config.get(GENERATOR) == "uuid":
+            raise ConfigurationError(
+                GENERATOR,
+                "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
+                "partition and to be compacted; leave it out, and values have uuid and keys sha256",
+            )
+        generator = "sha256" if is_key else values[GENERATOR]
+        self.store_timeout_ms: int = values[TIMEOUT]
+        limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
+        limit_bytes = min(limits) - _KEY_ALLOWANCE_BYTES if limits else None
+        codec = values["large.message.compression.type"]
         # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
-        codec = None if is_key else options.codec
-        self._offload = Offload(options.threshold_bytes, options.limit_bytes, codec)
-        self._signing = options.signing
-        self._by_digest = options.by_digest
-        self._store = open_store(options.store)
+        codec = None if is_key or codec == "none" else codec
+        self._offload = Offload(values["large.message.threshold.bytes"], limit_bytes, codec)
+        self._signing = Signing.of(values)
+        self._by_digest = generator == "sha256"
+        self._store = open_store({**store, GENERATOR: generator})
         self._to_prove = is_key and not isinstance(self._store, Put)
         own_ids = isinstance(self._store, UserStore) and self._store.has_own_ids
-        random_ids = not options.by_digest and not own_ids
+        random_ids = not self._by_digest and not own_ids
         self._cluster = config if random_ids and config.get("bootstrap.servers") else None
         self._asked: dict[str, threading.Thread] = {}
 
@@ -189,10 +211,10 @@ class LargeMessageDeserializer(_LargeMessage):
             ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
         """
         self._part = KEY if is_key else VALUE
-        options = Deserializing.read(config)
-        self.store_timeout_ms = options.store_timeout_ms
-        self._inflate = Inflate(options.max_bytes, signing=options.signing)
-        self._store = open_store(options.store)
+        values, store = read_options(config, CONSUMER_KEYS, MAX_POLL_INTERVAL)
+        self.store_timeout_ms: int = values[TIMEOUT]
+        self._inflate = Inflate(values["large.message.max.bytes"], signing=Signing.of(values))
+        self._store = open_store(store)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> bytes | None:
         """`data`, or the payload if the data is a reference; then the reference's headers leave `headers`.
@@ -243,5 +265,4 @@ class LargeMessageDeserializer(_LargeMessage):
     def __call__(self, data: bytes | None, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        with shared_headers(context) as headers:
-            return self.deserialize(context.topic, headers, data)
+        return self.deserialize(context.topic, shared_headers(context), data)

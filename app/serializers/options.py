@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from app.config.client import LIMIT, coerced
 from stores.keys import REQUIRED, Key, read, unknown
 from stores.registry import STORE_CLASS, named_keys, store_keys
 from stores.store import COMMON_KEYS
-from transforms.compression import CODECS, Codec
+from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.offload import DEFAULT_THRESHOLD_BYTES
-from transforms.signing import Signing
 
 __all__ = [
     "CONSUMER_KEYS",
     "DESERIALIZER_KEYS",
+    "GENERATOR",
+    "MAX_BLOCK",
+    "MAX_POLL_INTERVAL",
     "PRODUCER_KEYS",
     "SERIALIZER_KEYS",
     "STORE_KEY",
-    "Deserializing",
-    "Serializing",
+    "TIMEOUT",
     "check_time",
     "is_store_key",
+    "read_options",
 ]
 
-_GENERATOR = "large.message.id.generator"
-_TIMEOUT = "large.message.store.timeout.ms"
+GENERATOR = "large.message.id.generator"
+TIMEOUT = "large.message.store.timeout.ms"
 _OURS = "large.message."
-# Room for the key of a record: the serializer of the value does not see the key.
-_KEY_ALLOWANCE_BYTES = 1024
 
 STORE_KEY = Key(
     STORE_CLASS,
@@ -44,25 +43,30 @@ STORE_KEY = Key(
     default=REQUIRED,
 )
 
-_STAGES = (
-    "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
-    "beside"
-)
 
-SERIALIZER_KEYS: Sequence[Key] = (
-    Key("value.serializers", "list", f"{_STAGES} `value.serializer`. The first takes what the application has."),
-    Key("key.serializers", "list", f"{_STAGES} `key.serializer`."),
-    Key("value.serializer", "string", "One, in place of a list."),
-    Key("key.serializer", "string", "One, in place of a list."),
-    LIMIT,
-)
+def _stage_keys(kind: str, note: str) -> Sequence[Key]:
+    listed = (
+        "Classes, dotted paths or objects, applied in order; a string is a list of paths with commas between them. Not "
+        "beside"
+    )
+    return (
+        Key(f"value.{kind}s", "list", f"{listed} `value.{kind}`. {note}"),
+        Key(f"key.{kind}s", "list", f"{listed} `key.{kind}`."),
+        Key(f"value.{kind}", "string", "One, in place of a list."),
+        Key(f"key.{kind}", "string", "One, in place of a list."),
+        LIMIT,
+    )
 
-DESERIALIZER_KEYS: Sequence[Key] = (
-    Key("value.deserializers", "list", f"{_STAGES} `value.deserializer`. The last gives what the application gets."),
-    Key("key.deserializers", "list", f"{_STAGES} `key.deserializer`."),
-    Key("value.deserializer", "string", "One, in place of a list."),
-    Key("key.deserializer", "string", "One, in place of a list."),
-    LIMIT,
+
+SERIALIZER_KEYS = _stage_keys("serializer", "The first takes what the application has.")
+DESERIALIZER_KEYS = _stage_keys("deserializer", "The last gives what the application gets.")
+
+MAX_BLOCK = Key(
+    "max.block.ms",
+    "int",
+    "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
+    default=60_000,
+    minimum=0,
 )
 
 PRODUCER_KEYS: Sequence[Key] = (
@@ -82,121 +86,48 @@ PRODUCER_KEYS: Sequence[Key] = (
         allowed=("none", *CODECS),
     ),
     Key(
-        _GENERATOR,
+        GENERATOR,
         "string",
         "How a payload is named. `uuid`: at random. `sha256`: by its stored bytes, for compacted topics; keys have "
         "it always.",
         default="uuid",
         allowed=("uuid", "sha256"),
     ),
-    Key(
-        "max.block.ms",
-        "int",
-        "How long a send may block. `large.message.store.timeout.ms`, of keys and values together, must not be more.",
-        default=60_000,
-        minimum=0,
-    ),
+    MAX_BLOCK,
     Key("max.request.size", "int", "The most bytes of one request, where the client has this limit.", minimum=0),
     Key("message.max.bytes", "int", "The same, as confluent-kafka calls it.", minimum=0),
 )
 
-CONSUMER_KEYS: Sequence[Key] = (
-    Key(
-        "max.poll.interval.ms",
-        "int",
-        "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
-        "be more.",
-        default=300_000,
-        minimum=1,
-    ),
+MAX_POLL_INTERVAL = Key(
+    "max.poll.interval.ms",
+    "int",
+    "The longest time between two polls. `large.message.store.timeout.ms`, of keys and values together, must not "
+    "be more.",
+    default=300_000,
+    minimum=1,
 )
 
+CONSUMER_KEYS: Sequence[Key] = (MAX_POLL_INTERVAL,)
 
-@dataclass(frozen=True, slots=True)
-class Serializing:
-    """The options of a `LargeMessageSerializer`.
 
-    Attributes:
-        threshold_bytes: a longer value is large.
-        limit_bytes: a value that is longer as a batch of one is large too; None if the client has no limit.
-        codec: of payloads; None for no compression.
-        by_digest: whether payloads are named by their SHA-256.
-        store_timeout_ms: the longest time of one store call.
-        store: the configuration of the store, its class included.
-        signing: of references; None for none.
+def read_options(
+    config: Mapping[str, object], keys: Sequence[Key], limit: Key
+) -> tuple[dict[str, Any], dict[str, object]]:
+    """The values of `keys` and of the keys that all stores have, and the configuration of the store.
+
+    Args:
+        config: of a client.
+        keys: `PRODUCER_KEYS` or `CONSUMER_KEYS`.
+        limit: the one of these keys that limits the time of a store call.
+
+    Raises:
+        ConfigurationError: a key is missing or wrong, or the store may take longer than `limit` allows.
     """
-
-    threshold_bytes: int
-    limit_bytes: int | None
-    codec: Codec | None
-    by_digest: bool
-    store_timeout_ms: int
-    store: Mapping[str, object] = field(repr=False)  # its secrets are in it
-    signing: Signing | None = None
-
-    @classmethod
-    def read(cls, config: Mapping[str, object], *, is_key: bool) -> Serializing:
-        """From the configuration of a producer.
-
-        Raises:
-            ConfigurationError: a key is missing or wrong, keys are to have random ids, or the store may take longer
-                than `max.block.ms`.
-        """
-        values = read(PRODUCER_KEYS, coerced(PRODUCER_KEYS, config))
-        generator = values[_GENERATOR]
-        if is_key:
-            if generator == "uuid" and _GENERATOR in config:
-                raise ConfigurationError(
-                    _GENERATOR,
-                    "found 'uuid', allowed for keys is sha256: equal keys need equal references, to meet in one "
-                    "partition and to be compacted; leave it out, and values have uuid and keys sha256",
-                )
-            generator = "sha256"
-        store = {**_store_config(config), _GENERATOR: generator}
-        timeout_ms = _store_timeout_ms(store)
-        check_time(timeout_ms, "max.block.ms", cast("int", values["max.block.ms"]))
-        limits = [value for name in ("max.request.size", "message.max.bytes") if (value := values[name]) is not None]
-        codec = values["large.message.compression.type"]
-        return cls(
-            threshold_bytes=cast("int", values["large.message.threshold.bytes"]),
-            limit_bytes=min(cast("list[int]", limits)) - _KEY_ALLOWANCE_BYTES if limits else None,
-            codec=None if codec == "none" else cast("Codec", codec),
-            by_digest=generator == "sha256",
-            store_timeout_ms=timeout_ms,
-            store=store,
-            signing=Signing.of(read(COMMON_KEYS, store)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Deserializing:
-    """The options of a `LargeMessageDeserializer`.
-
-    Attributes:
-        max_bytes: the largest payload, stored or decompressed.
-        store_timeout_ms: the longest time of one store call.
-        store: the configuration of the store, its class included.
-        signing: of references; None if references need no signature.
-    """
-
-    max_bytes: int
-    store_timeout_ms: int
-    store: Mapping[str, object] = field(repr=False)  # its secrets are in it
-    signing: Signing | None = None
-
-    @classmethod
-    def read(cls, config: Mapping[str, object]) -> Deserializing:
-        """From the configuration of a consumer.
-
-        Raises:
-            ConfigurationError: a key is missing or wrong, or the store may take longer than `max.poll.interval.ms`.
-        """
-        values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, config))
-        store = _store_config(config)
-        common = read(COMMON_KEYS, store)
-        timeout_ms = _store_timeout_ms(store)
-        check_time(timeout_ms, "max.poll.interval.ms", cast("int", values["max.poll.interval.ms"]))
-        return cls(cast("int", common["large.message.max.bytes"]), timeout_ms, store, Signing.of(common))
+    own = read(keys, coerced(keys, config))
+    store = _store_config(config)
+    values: dict[str, Any] = {**read(COMMON_KEYS, store), **own}
+    check_time(values[TIMEOUT], limit.name, values[limit.name])
+    return values, store
 
 
 def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> None:
@@ -207,9 +138,9 @@ def check_time(store_ms: int, key: str, allowed_ms: int, calls: str = "") -> Non
     """
     if store_ms > allowed_ms:
         raise ConfigurationError(
-            _TIMEOUT,
+            TIMEOUT,
             f"the store may take {store_ms:,} ms for a record{calls}, retries included; allowed is no more than {key}, "
-            f"which is {allowed_ms:,}; lower {_TIMEOUT}, or raise {key}",
+            f"which is {allowed_ms:,}; lower {TIMEOUT}, or raise {key}",
         )
 
 
@@ -248,7 +179,3 @@ def _store_config(config: Mapping[str, object]) -> dict[str, object]:
         for key in store.keys() - known.keys() - {STORE_CLASS}:
             raise unknown(key, [*known, *taken])
     return store
-
-
-def _store_timeout_ms(store: Mapping[str, object]) -> int:
-    return cast("int", read(COMMON_KEYS, store)[_TIMEOUT])

@@ -113,14 +113,13 @@ def load(
     return Stage(name, target, call)
 
 
-@contextlib.contextmanager
-def shared_headers(context: Any) -> Iterator[Headers]:
+def shared_headers(context: Any) -> Headers:
     """The headers of confluent-kafka's context as a list: the record's own list, or a copy of its dict.
 
     None if the application gave no headers: then no header can be added to the record.
     """
     given = context.headers
-    yield list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
+    return list(given.items()) if isinstance(given, dict) else given if isinstance(given, list) else None
 
 
 class _Appended(bytes):
@@ -146,14 +145,14 @@ def appended_headers(context: Any) -> Iterator[Headers]:
     elif isinstance(given, dict):
         for name in [name for name, value in given.items() if _is_appended(value, field)]:
             del given[name]
-    with shared_headers(context) as headers:
-        count = len(headers or ())
-        yield headers
-        if headers is None:
-            return
-        headers[count:] = [(name, _appended(value, field)) for name, value in headers[count:]]
-        if isinstance(given, dict):
-            given.update(headers[count:])
+    headers = shared_headers(context)
+    count = len(headers or ())
+    yield headers
+    if headers is None:
+        return
+    headers[count:] = [(name, _appended(value, field)) for name, value in headers[count:]]
+    if isinstance(given, dict):
+        given.update(headers[count:])
 
 
 def _is_appended(value: object, field: str) -> bool:

@@ -20,6 +20,8 @@ __all__ = ["PARALLEL", "Threads"]
 # How many store calls one client makes at once; as many as a pipeline's `store.threads`, below `s3.max.connections`.
 PARALLEL = 8
 
+_Composable = ComposableSerializer | ComposableDeserializer
+
 
 class Threads:
     """A few threads for store calls; the first call starts them.
@@ -32,17 +34,9 @@ class Threads:
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="wideload-store")
         self.closed = False
 
-    async def run(
-        self,
-        composable: ComposableSerializer | ComposableDeserializer | None,
-        topic: str,
-        headers: Headers,
-        data: Any,
-        *,
-        is_key: bool,
-    ) -> Any:
-        """As `serialize` or `deserialize` of `composable`, without blocking the loop; None leaves the data as it is."""
-        return await self._run(composable, data, Context(topic, "key" if is_key else "value", headers))
+    async def run(self, composable: _Composable, topic: str, headers: Headers, data: Any) -> Any:
+        """As `serialize` or `deserialize` of `composable`, without blocking the loop."""
+        return await self._run(composable, data, composable.context(topic, headers))
 
     async def close(self) -> None:
         """Waits until no store call is under way; no call can begin afterwards.
@@ -52,11 +46,8 @@ class Threads:
         self.closed = True
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
-    async def _run(
-        self, composable: ComposableSerializer | ComposableDeserializer | None, data: Any, context: Context
-    ) -> Any:
-        for stage in () if composable is None else composable.stages:
-            assert composable is not None
+    async def _run(self, composable: _Composable, data: Any, context: Context) -> Any:
+        for stage in composable.stages:
             if data is None:
                 return None
             target = stage.target
@@ -68,9 +59,7 @@ class Threads:
                 data = composable.step(stage, data, context)
         return data
 
-    async def _on_thread(
-        self, composable: ComposableSerializer | ComposableDeserializer, stage: Stage, data: Any, context: Context
-    ) -> Any:
+    async def _on_thread(self, composable: _Composable, stage: Stage, data: Any, context: Context) -> Any:
         if not self.closed:
             call = asyncio.get_running_loop().run_in_executor(self._pool, composable.step, stage, data, context)
             try:

@@ -77,10 +77,7 @@ class WrapperDeserializer(_Wrapper):
     """
 
     KEYS = (PLAIN_KEY.name,)
-
-    def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
-        self._passes = False
-        super().__init__(config, is_key=is_key)
+    _passes = False
 
     def configure(self, config: Mapping[str, object], is_key: bool = False) -> None:  # noqa: FBT001, FBT002  # Kafka's signature
         """Takes the configuration.

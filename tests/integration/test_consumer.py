@@ -209,7 +209,7 @@ async def test_committed_offsets_of_a_coordinator_that_is_not_ready(
         refusals = 1
         assert await consumer.known(topic)
         refusals = 1
-        assert await consumer.committed(place) == 7
+        assert await consumer.consumer.committed(place) == 7
         assert refusals == 0
     finally:
         await consumer.stop()

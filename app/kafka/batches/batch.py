@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from aiokafka.producer.message_accumulator import BatchBuilder
@@ -32,15 +33,12 @@ class Load(Protocol):
 
     def split(self, count: int) -> Self:
         """Keeps the data of the first `count` records, and returns the data of the others."""
-        ...
 
     def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:
         """The batch is durable, its first record at `metadata.offset`; its records have `size` bytes uncompressed."""
-        ...
 
     def failed(self, error: BaseException) -> None:
         """The batch is not delivered, or it is not known whether it is."""
-        ...
 
 
 class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
@@ -115,25 +113,21 @@ def _append(builder: Builder, record: RecordLike) -> object | None:
 L = TypeVar("L", bound=Load)
 
 
+@dataclass(slots=True, eq=False)
 class Batch(Generic[L]):
     """Records for one partition, in Kafka's format only: the client holds them in that format anyway.
 
-    Args:
-        builder: an empty one.
+    Attributes:
+        builder: of the batch; an empty one at first.
         load: the data for the records.
         began_s: when its first record was appended, on the loop's clock.
-
-    Attributes:
         uncompressed_bytes: of its records, once the batch is closed.
     """
 
-    __slots__ = ("began_s", "builder", "load", "uncompressed_bytes")
-
-    def __init__(self, builder: Builder, load: L, began_s: float) -> None:
-        self.builder = builder
-        self.load = load
-        self.began_s = began_s
-        self.uncompressed_bytes = 0
+    builder: Builder
+    load: L
+    began_s: float
+    uncompressed_bytes: int = 0
 
     def append(self, record: RecordLike) -> bool:
         """False if the batch has no room; it takes its first record whatever the size.
@@ -146,20 +140,17 @@ class Batch(Generic[L]):
     @property
     def records(self) -> int:
         """The number of records."""
-        count: int = self.builder.record_count()
-        return count
+        return int(self.builder.record_count())
 
     @property
     def wire_bytes(self) -> int:
         """Bytes of the records as they are sent; uncompressed before the batch is built."""
-        size: int = self.builder.size()
-        return size - BATCH_OVERHEAD_BYTES
+        return int(self.builder.size()) - BATCH_OVERHEAD_BYTES
 
     @property
     def timestamp(self) -> int:
         """The greatest timestamp of the records, once the batch has been built."""
-        latest: int = struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0]
-        return latest
+        return int(struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0])
 
     def close(self) -> None:
         """Takes no more records."""
@@ -176,32 +167,24 @@ class Batch(Generic[L]):
         Args:
             make: an empty builder that takes any number of records.
         """
+        batch = MemoryRecords(bytes(self.builder.built())).next_batch()
+        assert batch is not None
         builders = []
-        for part in split(self._decoded()):
-            builder = make()
-            builders.append(builder)
+        for part in split([Record(each.key, each.value, each.headers, each.timestamp) for each in batch]):
+            builders.append(make())
             for record in part:
-                if _append(builder, record) is None:
-                    builder = make()
-                    builders.append(builder)
-                    appended = _append(builder, record)
+                if _append(builders[-1], record) is None:
+                    builders.append(make())
+                    appended = _append(builders[-1], record)
                     assert appended is not None, "a batch takes its first record whatever its size"
         return builders
 
     def parts(self, builders: Sequence[Builder]) -> list[Batch[L]]:
         """The batches into which this one has been `divided`; they replace it."""
-        parts = []
-        load = self.load
+        loads = [self.load]
         for builder in builders[:-1]:
-            rest = load.split(builder.record_count())
-            parts.append(Batch(builder, load, self.began_s))
-            load = rest
-        parts.append(Batch(builders[-1], load, self.began_s))
+            loads.append(loads[-1].split(builder.record_count()))
+        parts = [Batch(builder, load, self.began_s) for builder, load in zip(builders, loads, strict=True)]
         for part in parts:
             part.close()
         return parts
-
-    def _decoded(self) -> list[Record]:
-        batch = MemoryRecords(bytes(self.builder.built())).next_batch()
-        assert batch is not None
-        return [Record(record.key, record.value, record.headers, record.timestamp) for record in batch]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from app.kafka.average import Average
 
@@ -26,7 +27,6 @@ class TopicNumbers:
     record_error_total: int = 0
 
 
-@dataclass(slots=True)
 class BatchNumbers:
     """The metrics of a producer, or of the producers of a pipeline one after the other.
 
@@ -42,21 +42,15 @@ class BatchNumbers:
         topics: the metrics by topic.
     """
 
-    clock: Callable[[], float] = time.monotonic
-    batch_split_total: int = 0
-    batch_splits: Average = field(init=False)
-    batch_total: int = 0
-    wire_bytes_total: int = 0
-    batch_size: Average = field(init=False)
-    records_per_request: Average = field(init=False)
-    compression_rate: Average = field(init=False)
-    topics: dict[str, TopicNumbers] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.batch_splits = Average(self.clock)
-        self.batch_size = Average(self.clock)
-        self.records_per_request = Average(self.clock)
-        self.compression_rate = Average(self.clock)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.batch_split_total = 0
+        self.batch_splits = Average(clock)
+        self.batch_total = 0
+        self.wire_bytes_total = 0
+        self.batch_size = Average(clock)
+        self.records_per_request = Average(clock)
+        self.compression_rate = Average(clock)
+        self.topics = defaultdict[str, TopicNumbers](lambda: TopicNumbers(Average(clock), Average(clock)))
 
     def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int, records: int) -> None:
         """Counts a batch that is durable."""
@@ -65,7 +59,7 @@ class BatchNumbers:
         self.batch_size.add(wire_bytes)
         self.records_per_request.add(records)
         self.compression_rate.add(wire_bytes / uncompressed_bytes)
-        self._of(topic).compression_rate.add(wire_bytes / uncompressed_bytes)
+        self.topics[topic].compression_rate.add(wire_bytes / uncompressed_bytes)
 
     def split(self) -> None:
         """Counts a batch that was refused and split."""
@@ -74,7 +68,7 @@ class BatchNumbers:
 
     def failed(self, topic: str, records: int) -> None:
         """Counts records that were not delivered."""
-        numbers = self._of(topic)
+        numbers = self.topics[topic]
         numbers.record_error_total += records
         numbers.record_errors.add(records, records)
 
@@ -97,9 +91,3 @@ class BatchNumbers:
                 for topic, numbers in sorted(self.topics.items())
             },
         }
-
-    def _of(self, topic: str) -> TopicNumbers:
-        numbers = self.topics.get(topic)
-        if numbers is None:
-            numbers = self.topics[topic] = TopicNumbers(Average(self.clock), Average(self.clock))
-        return numbers

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 L = TypeVar("L", bound=Load)
 
 _LARGE_BATCH_BYTES = 1_048_576
-_TURN_S = 5.0
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
 
@@ -95,29 +95,6 @@ class BatchSettings:
     uncompressed_bytes: int = 16 * 1_048_576
     linger_s: float = 0.0
     delivery_timeout_s: float = 120.0
-
-
-class _Turn:
-    """The turn of a large batch: only one is sent at a time.
-
-    aiokafka copies a batch several times, and puts one of each partition into a request. Large batches that are sent
-    one after the other take a fraction of that memory, and no more time (`make bench`, memory).
-    """
-
-    def __init__(self, large: asyncio.Semaphore) -> None:
-        self._large = large
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def begin(self) -> None:
-        await self._large.acquire()
-        # A partition without a leader must not hold up the large batches of all others.
-        self._timer = asyncio.get_running_loop().call_later(_TURN_S, self.end)
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._large.release()
 
 
 class Batches:
@@ -318,11 +295,9 @@ class Batches:
 
     async def _send_by(self, began_s: float, place: TopicPartition, batch: Batch[Any]) -> RecordMetadata:
         timeout_s = self._settings.delivery_timeout_s
-        turn = _Turn(self._bounds.large)
+        turn = self._bounds.turn() if batch.wire_bytes > _LARGE_BATCH_BYTES else nullcontext()
         try:
-            async with asyncio.timeout_at(began_s + timeout_s) as timeout:
-                if batch.wire_bytes > _LARGE_BATCH_BYTES:
-                    await turn.begin()
+            async with asyncio.timeout_at(began_s + timeout_s) as timeout, turn:
                 future = await self._producer.send_batch(batch.builder, place.topic, partition=place.partition)
                 metadata: RecordMetadata = await future
                 return metadata
@@ -331,8 +306,6 @@ class Batches:
                 raise
             told = f"a batch was not acknowledged within the {timeout_s:g} s of delivery.timeout.ms"
             raise KafkaTimeoutError(f"topic {place.topic}, partition {place.partition}: {told}") from exc
-        finally:
-            turn.end()
 
     async def _build(self, place: TopicPartition, builder: Builder) -> None:
         stamp = self._controls.next_stamp(place)

@@ -20,16 +20,6 @@ _CRC = struct.Struct(">I")
 _LENGTH_AT = 12  # the length field does not count the bytes before
 
 
-class _Raw(Builder):
-    """A batch that is built; only its stamp is missing."""
-
-    def __init__(self, buffer: bytearray, records: int) -> None:
-        super().__init__(len(buffer), 0, transactional=False)
-        self._buffer = buffer
-        self._relative_offset = records
-        self.close()
-
-
 def raw_batch(records: Sequence[RecordLike]) -> Builder:
     """An uncompressed batch of records, for `send_batch` of a producer.
 
@@ -45,4 +35,8 @@ def raw_batch(records: Sequence[RecordLike]) -> Builder:
     body = _AFTER.pack(0, len(records) - 1, first, latest, -1, -1, -1, len(records)) + data
     size = _BEFORE.size + _CRC.size + len(body)
     head = _BEFORE.pack(0, size - _LENGTH_AT, -1, 2)
-    return _Raw(bytearray(head + _CRC.pack(calc_crc32c(body)) + body), len(records))
+    batch = Builder(size, 0, transactional=False)
+    batch._buffer = bytearray(head + _CRC.pack(calc_crc32c(body)) + body)
+    batch._relative_offset = len(records)
+    batch.close()
+    return batch

@@ -7,7 +7,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
-from app.kafka.watched_client import Send, WatchedClient
+from app.kafka.watched_client import Send, watch_connections, watch_requests
 
 
 async def test_handlers_are_around_each_other() -> None:
@@ -25,9 +25,8 @@ async def test_handlers_are_around_each_other() -> None:
         return handle
 
     client.send = answer
-    watched = WatchedClient(client)
-    watched.requests(handler("first"))
-    watched.requests(handler("last"))
+    watch_requests(client, handler("first"))
+    watch_requests(client, handler("last"))
     assert await client.send(7, "ping", group=1) == "last(first(ping 7 1))"
     assert seen == [("last", "number 7", "ping"), ("first", "number 7", "ping")]
 
@@ -44,7 +43,7 @@ async def test_connections_are_told_once() -> None:
         return connection
 
     client._get_conn = connect
-    WatchedClient(client).connections(lambda *each: told.append(each))
+    watch_connections(client, lambda *each: told.append(each))
     assert await client._get_conn(1) is None
     connection = object()
     for _ in range(2):

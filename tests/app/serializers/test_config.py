@@ -13,7 +13,6 @@ import pytest
 
 from app.config.client import embedded_client_settings
 from app.serializers import ComposableSerializer, LargeMessageDeserializer, LargeMessageSerializer, config
-from app.serializers.options import Deserializing, Serializing
 from stores.s3 import S3Store
 from tests.app.serializers.conftest import Config
 from transforms.errors import ConfigurationError
@@ -82,31 +81,30 @@ def test_the_seeds_producer_is_taken_apart() -> None:
         "s3.connection.timeout.ms": "5000",
         "bootstrap.servers": "localhost:9092",
     }
-    found = config.producer(given)
+    found = config.producer(given, OWN)
     assert found.client == {"bootstrap.servers": "localhost:9092"}
-    assert found.value is not None
-    assert [stage.name for stage in found.value.stages] == ["stage 1, to_json", "stage 2, LargeMessageSerializer"]
-    assert found.value.serialize("orders", [], [1]) == b"[1]"
-    assert found.key is not None
-    assert found.key.serialize("orders", [], "k") == b"k"
+    assert [stage.name for stage in found.parts["value"].stages] == [
+        "stage 1, to_json",
+        "stage 2, LargeMessageSerializer",
+    ]
+    assert found.parts["value"].serialize("orders", [], [1]) == b"[1]"
+    assert found.parts["key"].serialize("orders", [], "k") == b"k"
     found.close()
 
 
 def test_a_consumer_is_taken_apart(config_of: Config) -> None:
     """The four keys of a consumer are read likewise."""
     given = config_of(**{"value.deserializers": [DESERIALIZER, json.loads], "key.deserializer": bytes.decode, "x": 1})
-    found = config.consumer(given)
+    found = config.consumer(given, ["x"])
     assert found.client == {"x": 1}
-    assert found.value is not None
-    assert found.value.deserialize("orders", [], b"[1]") == [1]
-    assert found.key is not None
-    assert found.key.deserialize("orders", [], b"k") == "k"
+    assert found.parts["value"].deserialize("orders", [], b"[1]") == [1]
+    assert found.parts["key"].deserialize("orders", [], b"k") == "k"
 
 
 def test_without_serializers_bytes_stay_bytes() -> None:
     """A configuration without any of the four keys leaves all to the client."""
-    found = config.producer({"bootstrap.servers": "localhost:9092"})
-    assert (found.key, found.value, found.client) == (None, None, {"bootstrap.servers": "localhost:9092"})
+    found = config.producer({"bootstrap.servers": "localhost:9092"}, OWN)
+    assert (found.parts, found.client) == ({}, {"bootstrap.servers": "localhost:9092"})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_without_serializers_bytes_stay_bytes() -> None:
 def test_a_key_of_the_store_that_is_misspelt_is_found(config_of: Config, name: str, message: str) -> None:
     """What begins as the store's keys do, and is none of them, is an error with the nearest name."""
     with pytest.raises(ConfigurationError) as caught:
-        config.producer(config_of(**{"value.serializers": [SERIALIZER], name: 1}))
+        config.producer(config_of(**{"value.serializers": [SERIALIZER], name: 1}), OWN)
     assert message in str(caught.value)
 
 
@@ -135,29 +133,29 @@ def test_a_key_of_the_store_that_is_none_is_not_set() -> None:
 def test_a_key_that_nobody_knows_is_found(config_of: Config) -> None:
     """A client that says what it knows has all else found."""
     given = config_of(**{"value.serializers": [SERIALIZER], "acks": "all"})
-    assert config.producer(given, names=OWN).client == {"acks": "all"}
+    assert config.producer(given, OWN).client == {"acks": "all"}
     with pytest.raises(ConfigurationError, match=r"value\.serialisers: .* did you mean value\.serializers"):
-        config.producer({**given, "value.serialisers": []}, names=OWN)
+        config.producer({**given, "value.serialisers": []}, OWN)
     with pytest.raises(ConfigurationError, match=r"memory\.name: is not a key that is known here"):
-        config.producer({"memory.name": "x"}, names=OWN)
+        config.producer({"memory.name": "x"}, OWN)
 
 
 def test_the_nearest_of_the_clients_keys_is_named(config_of: Config) -> None:
     """Where the client's keys can be listed, a misspelt one is told with the nearest of them."""
     given = config_of(**{"value.serializer": SERIALIZER, "bootstrap.server": "localhost"})
     with pytest.raises(ConfigurationError, match=r"^bootstrap\.server: .*did you mean bootstrap\.servers\?"):
-        config.producer(given, names=OWN)
+        config.producer(given, OWN)
 
 
 def test_a_store_within_a_composable_stage_counts(config_of: Config) -> None:
     """Serializers that stand in a composable among the stages are found: their store's keys, and their time."""
     inner = ComposableSerializer([LargeMessageSerializer], config_of())
     given = config_of(**{"value.serializer": inner, "acks": "all"})
-    found = config.producer(given, names=OWN)
+    found = config.producer(given, OWN)
     assert found.client == {"acks": "all"}
     keys = LargeMessageSerializer(config_of(), is_key=True)
     with pytest.raises(ConfigurationError, match="120,000 ms for a record, 2 calls"):
-        config.producer({**given, "key.serializer": keys}, names=OWN)
+        config.producer({**given, "key.serializer": keys}, OWN)
 
 
 def test_a_class_of_ones_own_gets_everything() -> None:
@@ -171,7 +169,7 @@ def test_a_class_of_ones_own_gets_everything() -> None:
         "own.more": "there",
         "acks": "all",
     }
-    found = config.producer(given)
+    found = config.producer(given, {*OWN, "own.more"})
     assert found.client == {"own.more": "there", "acks": "all"}
     assert OwnStore.found == {
         "large.message.id.generator": "uuid",
@@ -182,26 +180,25 @@ def test_a_class_of_ones_own_gets_everything() -> None:
         "value.serializers": [SERIALIZER],
     }
     with pytest.raises(ConfigurationError, match=r"own\.more: is not a key that is known here"):
-        config.producer(given, names=OWN)
+        config.producer(given, OWN)
     del given["own.more"]
-    assert config.producer(given, names=OWN).client == {"acks": "all"}
+    assert config.producer(given, OWN).client == {"acks": "all"}
 
 
 def test_a_stage_of_ones_own_has_keys_of_its_own() -> None:
     """The keys that a stage lists are not the client's, and one that is misspelt is found."""
     given = {"value.serializers": [Registered], "registry.url": "here", "acks": "all"}
-    found = config.producer(given, names=OWN)
+    found = config.producer(given, OWN)
     assert found.client == {"acks": "all"}
-    assert found.value is not None
-    assert found.value.serialize("orders", [], b"") == b"here"
+    assert found.parts["value"].serialize("orders", [], b"") == b"here"
     with pytest.raises(ConfigurationError, match=r"^registry\.ulr: .* did you mean registry\.url"):
-        config.producer({**given, "registry.ulr": ""}, names=OWN)
+        config.producer({**given, "registry.ulr": ""}, OWN)
 
 
 def test_a_stage_that_lists_no_keys_may_have_any() -> None:
     """As with a store's class: what the client does not know might be the stage's."""
     given = {"value.serializers": [Unlisted], "registry.url": "here", "more": 1, "acks": "all"}
-    assert config.producer(given, names=OWN).client == {"acks": "all"}
+    assert config.producer(given, OWN).client == {"acks": "all"}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +214,7 @@ def test_keys_of_a_store_without_its_serializer_are_explained(
 ) -> None:
     """Where no stage takes the store's keys, the error says why, or names the key that is misspelt."""
     with pytest.raises(ConfigurationError) as caught:
-        config.producer(config_of(**given), names=OWN)
+        config.producer(config_of(**given), OWN)
     assert message in str(caught.value)
 
 
@@ -236,14 +233,14 @@ def test_a_list_beside_its_singular_is_refused(field: str, kind: str, take: Call
     """Seed 000: a list cannot be configured with its singular at the same time; the error names both keys."""
     given = {f"{field}.{kind}s": [bytes.swapcase], f"{field}.{kind}": bytes.swapcase}
     with pytest.raises(ConfigurationError) as caught:
-        take(given)
+        take(given, OWN)
     assert str(caught.value).startswith(f"{field}.{kind}s: stands beside {field}.{kind}, allowed is one of the two")
 
 
 def test_the_singular_is_named_in_its_errors() -> None:
     """What is wrong with `value.serializer` is told of that key."""
     with pytest.raises(ConfigurationError) as caught:
-        config.producer({"value.serializer": object})
+        config.producer({"value.serializer": object}, OWN)
     assert caught.value.key == "value.serializer"
 
 
@@ -311,9 +308,9 @@ def test_keys_and_values_share_the_time(
 ) -> None:
     """A record whose key and value are both large takes two calls of the store."""
     both = {f"key.{kind}": [stage], f"value.{kind}": [stage], limit: 10_000}
-    take(config_of(**both, **{TIMEOUT: 5_000}))
+    take(config_of(**both, **{TIMEOUT: 5_000}), [limit])
     with pytest.raises(ConfigurationError, match=rf"may take 10,002 ms .* 2 calls .* than {limit}, which is 10,000"):
-        take(config_of(**both, **{TIMEOUT: 5_001}))
+        take(config_of(**both, **{TIMEOUT: 5_001}), [limit])
 
 
 def test_the_stores_own_retries_must_fit() -> None:
@@ -361,10 +358,10 @@ def test_no_secret_shows() -> None:
         **dict.fromkeys(secrets, "hush"),
     }
     made = (
-        config.producer(given),
-        config.consumer(given),
-        Serializing.read(given, is_key=False),
-        Deserializing.read(given),
+        config.producer(given, given.keys()),
+        config.consumer(given, given.keys()),
+        LargeMessageSerializer(given),
+        LargeMessageDeserializer(given),
         embedded_client_settings(given),
     )
     assert [type(each).__name__ for each in made if "hush" in repr(each)] == []
@@ -378,7 +375,7 @@ def test_serializers_bring_no_client_with_them() -> None:
     """An application that serializes does not import Faust, a Kafka client, boto3 or Spark for it."""
     program = (
         "import sys, app.serializers, app.serializers.config as c; c.producer({'value.serializers': "
-        "['app.serializers.LargeMessageSerializer'], 'large.message.payload.store.class': 'memory'}); "
+        "['app.serializers.LargeMessageSerializer'], 'large.message.payload.store.class': 'memory'}, []); "
         "print([m for m in ('faust', 'aiokafka', 'confluent_kafka', 'kafka', 'boto3', 'pyspark') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -57,7 +57,7 @@ def test_a_record_asks_for_what_its_headers_say(config_of: Config) -> None:
             "value.deserializer": ComposableDeserializer([LargeMessageDeserializer, json.loads], config_of()),
         }
     )
-    demand = Demand.of(config.consumer(given))
+    demand = Demand(config.consumer(given, []))
     assert demand.store_timeout_ms == 120_000
     assert demand.restored_bytes(b"k", b"v", []) is None
     assert demand.restored_bytes(b"k", b"v", [("own", b"1")]) is None
@@ -66,6 +66,6 @@ def test_a_record_asks_for_what_its_headers_say(config_of: Config) -> None:
     assert demand.restored_bytes(b"k", None, [*KEY, *VALUE]) == 5
     assert demand.restored_bytes(b"k", None, VALUE) is None
     assert demand.restored_bytes(b"k", b"v", [VALUE[0], ("large-message.size", b"wrong")]) == 0
-    without = Demand.of(config.consumer({"value.deserializer": json.loads}))
+    without = Demand(config.consumer({"value.deserializer": json.loads}, []))
     assert without.restored_bytes(b"k", b"v", VALUE) is None
     assert without.store_timeout_ms == 0

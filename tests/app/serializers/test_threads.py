@@ -73,8 +73,8 @@ async def test_only_store_calls_leave_the_loop(nested: bool) -> None:  # noqa: F
     try:
         for value in ("small", "l" * 200, None):
             headers: list[Any] = []
-            data = await threads.run(serializer, TOPIC, headers, value, is_key=False)
-            assert await threads.run(deserializer, TOPIC, headers, data, is_key=False) == value
+            data = await threads.run(serializer, TOPIC, headers, value)
+            assert await threads.run(deserializer, TOPIC, headers, data) == value
             assert headers == []
     finally:
         await threads.close()
@@ -89,8 +89,7 @@ async def test_small_values_begin_no_thread(config_of: Config) -> None:
     """A client that never offloads has no thread for it."""
     threads = Threads()
     serializer = ComposableSerializer([LargeMessageSerializer], config_of())
-    assert await threads.run(serializer, TOPIC, [], b"x" * 100, is_key=False) == b"x" * 100
-    assert await threads.run(None, TOPIC, [], b"as it is", is_key=True) == b"as it is"
+    assert await threads.run(serializer, TOPIC, [], b"x" * 100) == b"x" * 100
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("wideload-store")]
     await threads.close()
 
@@ -100,11 +99,11 @@ async def test_errors_are_those_of_the_composable() -> None:
     threads = Threads()
     deserializer = ComposableDeserializer([LargeMessageDeserializer], CONFIG)
     with pytest.raises(SerializationError) as caught:
-        await threads.run(deserializer, TOPIC, [("large-message", b"true")], b"where://gone", is_key=False)
+        await threads.run(deserializer, TOPIC, [("large-message", b"true")], b"where://gone")
     assert isinstance(caught.value.__cause__, PayloadNotFoundError)
     wrong = ComposableSerializer([ComposableSerializer([str.encode]), lambda data: data.decode()])
     with pytest.raises(SerializationError, match=r"stage 2, .* gave str, allowed are bytes and None"):
-        await threads.run(wrong, TOPIC, [], "text", is_key=False)
+        await threads.run(wrong, TOPIC, [], "text")
     await threads.close()
 
 
@@ -121,6 +120,6 @@ async def test_the_loop_runs_while_a_store_is_slow(config_of: Config) -> None:
     serializer = ComposableSerializer(
         [LargeMessageSerializer], {**CONFIG, "large.message.payload.store.class": Meeting}
     )
-    calls = [threads.run(serializer, TOPIC, [], b"x" * 200, is_key=False) for _ in range(2)]
+    calls = [threads.run(serializer, TOPIC, [], b"x" * 200) for _ in range(2)]
     assert await asyncio.gather(*calls) == [b"where://orders"] * 2
     await threads.close()

@@ -114,12 +114,11 @@ def test_plain_values_come_as_wrappers_where_they_may() -> None:
 def test_keys_are_kept_from_the_client() -> None:
     """The one key goes to the deserializer, and a misspelt one is found."""
     stages = {"value.deserializers": [WrapperDeserializer], "unwrap.on.plain.value": "pass"}
-    found = taken.consumer({**stages, "group.id": "g"}, names=["group.id"])
+    found = taken.consumer({**stages, "group.id": "g"}, ["group.id"])
     assert found.client == {"group.id": "g"}
-    assert found.value is not None
-    assert found.value.deserialize("orders", [], b"plain") == MessageWrapper({}, b"plain")
+    assert found.parts["value"].deserialize("orders", [], b"plain") == MessageWrapper({}, b"plain")
     with pytest.raises(ConfigurationError, match=r"did you mean unwrap\.on\.plain\.value\?"):
-        taken.consumer({**stages, "unwrap.on.plain.valu": "pass"}, names=[])
+        taken.consumer({**stages, "unwrap.on.plain.valu": "pass"}, [])
 
 
 def test_keys_of_records_are_told_apart() -> None:
