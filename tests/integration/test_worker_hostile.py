@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.record.util import calc_crc32c
 
 from app.kafka.batches.batch import Builder
-from app.kafka.batches.raw import _AFTER, _BEFORE, _CRC, _Raw
+from app.kafka.batches.raw import _AFTER, _BEFORE, _CRC
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -121,7 +121,11 @@ def odd_batch(first_ms: int, body: bytes) -> Builder:
     data = bytes([2 * len(body)]) + body
     rest = _AFTER.pack(0, 0, first_ms, STAMP, -1, -1, -1, 1) + data
     head = _BEFORE.pack(0, len(rest) + 9, -1, 2)
-    return _Raw(bytearray(head + _CRC.pack(calc_crc32c(rest)) + rest), 1)
+    batch = Builder(len(head) + _CRC.size + len(rest), 0, transactional=False)
+    batch._buffer = bytearray(head + _CRC.pack(calc_crc32c(rest)) + rest)
+    batch._relative_offset = 1
+    batch.close()
+    return batch
 
 
 async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:
