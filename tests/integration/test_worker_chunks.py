@@ -610,7 +610,7 @@ REFUSED: list[tuple[str, dict[str, object], dict[str, str], str]] = [
         "split",
         {"transforms": ["offload", "chunk"], "large.message.threshold.bytes": 10_000},
         {},
-        "transforms: found ['offload', 'chunk']; offload takes all values over 10,000 bytes, so chunk",
+        "transforms: found ['offload', 'chunk']; offload takes all values over 10,000 bytes, and chunk",
     ),
 ]
 
