@@ -89,14 +89,10 @@ def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: boo
     if not pipeline.store:
         return []
     with closing(open_store(pipeline.store)) as store:
-        return list(_survey(pipeline, found, store, apply=apply))
-
-
-def _survey(
-    pipeline: PipelineSettings, found: Mapping[str, Topic], store: PayloadStore, *, apply: bool = False
-) -> Iterator[TopicExpiry]:
-    for transform, name in references(pipeline):
-        yield _expiry(pipeline, transform, name, found.get(name), store, apply=apply)
+        return [
+            _expiry(pipeline, transform, name, found.get(name), store, apply=apply)
+            for transform, name in references(pipeline)
+        ]
 
 
 def references(pipeline: PipelineSettings) -> Iterator[tuple[Transform, str]]:
@@ -117,7 +113,7 @@ def _expiry(
     topic: Topic | None,
     store: PayloadStore,
     *,
-    apply: bool,
+    apply: bool = False,
 ) -> TopicExpiry:
     payloads = f"{store.root.uri}{name}/" if isinstance(store, Store) else str(pipeline.store[STORE_CLASS])
     retention = None if topic is None else _retention(topic)
@@ -247,7 +243,8 @@ def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> li
     dead = () if plan.dead_letters is None else (plan.dead_letters,)
     found = {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}
     told = []
-    for expiry in _survey(pipeline, found, store):
+    for transform, name in references(pipeline):
+        expiry = _expiry(pipeline, transform, name, found.get(name), store)
         if expiry.state == "unknown":
             log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, expiry.message)
         if expiry.warns:

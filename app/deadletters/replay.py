@@ -296,7 +296,12 @@ class Replay:
         assert name is not None
         topic = await self._describe(name)
         record = letter.replayed()
-        _check_timestamp(topic, record.timestamp)
+        if not topic.takes_timestamp(record.timestamp):  # brokers would refuse the whole batch
+            raise RecordUnfitError(
+                topic.name,
+                f"its timestamp is {record.timestamp}, further from now than message.timestamp.before.max.ms or "
+                "message.timestamp.after.max.ms of the topic allows",
+            )
         if record.key is None and "compact" in topic.cleanup_policy:
             raise KeyMissingError(topic.name)
         partition = found.partition if letter.origin is None else letter.origin[1]
@@ -375,17 +380,3 @@ class Replay:
             self.tally.targets[each.topic.name, each.partition] += 1
             self.tally.errors[each.letter.context.get("exception.class.name", "-").rpartition(".")[2]] += 1
         self.done(len(letters))
-
-
-def _check_timestamp(topic: Topic, timestamp_ms: int) -> None:
-    """Refuses a timestamp that brokers would refuse: they would refuse the whole batch.
-
-    Raises:
-        RecordUnfitError: the timestamp is too old or too new for the topic.
-    """
-    if not topic.takes_timestamp(timestamp_ms):
-        raise RecordUnfitError(
-            topic.name,
-            f"its timestamp is {timestamp_ms}, further from now than message.timestamp.before.max.ms or "
-            "message.timestamp.after.max.ms of the topic allows",
-        )

@@ -78,18 +78,16 @@ def parse_version(output: str) -> int | None:
 
 
 def _advice() -> str:
-    if sys.platform == "darwin":
-        command = "brew install openjdk@17"
-    elif shutil.which("apt-get"):
-        command = "sudo apt-get install openjdk-17-jre-headless"
-    elif shutil.which("dnf"):
-        command = "sudo dnf install java-17-openjdk-headless"
-    elif shutil.which("apk"):
-        command = "sudo apk add openjdk17-jre-headless"
-    elif shutil.which("pacman"):
-        command = "sudo pacman -S jre17-openjdk-headless"
-    else:
-        command = "your system's package of OpenJDK 17"
+    installers = {
+        "apt-get": "sudo apt-get install openjdk-17-jre-headless",
+        "dnf": "sudo dnf install java-17-openjdk-headless",
+        "apk": "sudo apk add openjdk17-jre-headless",
+        "pacman": "sudo pacman -S jre17-openjdk-headless",
+    }
+    found = (command for tool, command in installers.items() if shutil.which(tool))
+    command = (
+        "brew install openjdk@17" if sys.platform == "darwin" else next(found, "your system's package of OpenJDK 17")
+    )
     return f"Install Java {_OLDEST} to {_NEWEST} ({command}), or set JAVA_HOME to one that is installed."
 
 
