@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.record.util import calc_crc32c
 
 from app.kafka.batches.batch import Builder
-from app.kafka.batches.raw import _AFTER, _BEFORE, _CRC
+from app.kafka.batches.raw import _AFTER, _built
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -119,13 +118,7 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
 def odd_batch(first_ms: int, body: bytes) -> Builder:
     """A batch of one record, of these bytes behind its length."""
     data = bytes([2 * len(body)]) + body
-    rest = _AFTER.pack(0, 0, first_ms, STAMP, -1, -1, -1, 1) + data
-    head = _BEFORE.pack(0, len(rest) + 9, -1, 2)
-    batch = Builder(len(head) + _CRC.size + len(rest), 0, transactional=False)
-    batch._buffer = bytearray(head + _CRC.pack(calc_crc32c(rest)) + rest)
-    batch._relative_offset = 1
-    batch.close()
-    return batch
+    return _built(_AFTER.pack(0, 0, first_ms, STAMP, -1, -1, -1, 1) + data, 1)
 
 
 async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:

@@ -33,10 +33,15 @@ def raw_batch(records: Sequence[RecordLike]) -> Builder:
     )
     latest = max(record.timestamp for record in records)
     body = _AFTER.pack(0, len(records) - 1, first, latest, -1, -1, -1, len(records)) + data
+    return _built(body, len(records))
+
+
+def _built(body: bytes, records: int) -> Builder:
+    """A batch with these bytes behind its CRC; only its stamp is missing."""
     size = _BEFORE.size + _CRC.size + len(body)
     head = _BEFORE.pack(0, size - _LENGTH_AT, -1, 2)
     batch = Builder(size, 0, transactional=False)
     batch._buffer = bytearray(head + _CRC.pack(calc_crc32c(body)) + body)
-    batch._relative_offset = len(records)
+    batch._relative_offset = records
     batch.close()
     return batch
