@@ -3,7 +3,7 @@
 #   make demo INPUT=folder              send the files of this folder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
+.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -19,6 +19,9 @@ CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python
 # stamps depends on the Python and the path of the checkout: a virtual environment cannot be moved.
 STAMPS := .venv/.setup/$(shell { pwd; "$(CHOSEN)" -ISc 'import sys; print(sys.base_prefix, sys.version)'; } 2>/dev/null | cksum | cut -d' ' -f1)
 JAVA_STAMP := $(STAMPS)/java-$(shell echo "$$JAVA_HOME:$$(command -v java)" | cksum | cut -d' ' -f1)
+SERVERS := $(or $(WIDELOAD_CACHE),$(HOME)/.cache/wideload)/bin
+VERSITYGW := $(STAMPS)/versitygw@v1.8.0
+MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
     echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
@@ -28,14 +31,12 @@ PIP := $(RUN) -m pip install --no-input --disable-pip-version-check --progress-b
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s%s\n", $$1, $$2 }' Makefile
 
-setup: ## Do the set-up of all other targets (each target also does its own set-up)
-	@rm -f $$(grep -ls "left out" $(STAMPS)/*)
-	@$(MAKE) setup-test
+setup: setup-test ## Do the set-up of all other targets (each target also does its own set-up)
 
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/jars
 	@:
 
-setup-test: setup-demo $(STAMPS)/versitygw $(STAMPS)/minio
+setup-test: setup-demo $(VERSITYGW) $(MINIO)
 	@:
 
 $(STAMPS)/environment:
@@ -58,10 +59,14 @@ $(STAMPS)/wideload: pyproject.toml $(STAMPS)/packages
 $(STAMPS)/jars: app/local/jars.lock $(STAMPS)/packages
 	$(STEP) $@ "Jars of Kafka and Spark" $(RUN) -m app.local.jars
 
-$(STAMPS)/versitygw: MODULE := github.com/versity/versitygw/cmd/versitygw@v1.8.0
-$(STAMPS)/minio: MODULE := github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
-$(STAMPS)/versitygw $(STAMPS)/minio: $(STAMPS)/wideload
-	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$$($(RUN) -c 'from app.local.jars import cache_folder; print(cache_folder() / "bin")')" go install $(MODULE)
+# The version is in the name of the stamp. A server that is not in the cache folder is tried again each time.
+$(VERSITYGW): MODULE := github.com/versity/versitygw/cmd/versitygw
+$(MINIO): MODULE := github.com/minio/minio
+$(VERSITYGW) $(MINIO): $(STAMPS)/wideload
+	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$(SERVERS)" go install "$(MODULE)@$(lastword $(subst @, ,$(@F)))"
+
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)): FORCE
+FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
 	@$(RUN) -m app.cli demo $${INPUT:+"$$INPUT"}
