@@ -101,7 +101,7 @@ soak: setup-test ## Break workers, store and broker at random for MINUTES=30, an
 	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $(SOAK)
 
 docs: setup-demo ## Generate docs/configuration.md from the keys
-	@$(RUN) -m app.commands.configuration_page
+	@$(RUN) -m docs.configuration_page
 
 jobs-zip: setup-demo ## Write the code of the Spark jobs to build/jobs.zip, for spark-submit --py-files
 	@$(RUN) -m app.local.jobs_archive build/jobs.zip

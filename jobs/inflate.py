@@ -14,7 +14,7 @@ from typing import get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
@@ -107,14 +107,15 @@ def split(inflated: DataFrame) -> tuple[DataFrame, DataFrame]:
         "exception.class.name": F.concat(error["which"], F.lit(" "), error["state"]),
         "exception.message": error["detail"],
     }
-    added = F.array(*(_header(_PREFIX + name, value) for name, value in context.items()))
+    added = F.array(
+        *(
+            F.struct(F.lit(_PREFIX + name).alias("key"), F.encode(value, "UTF-8").alias("value"))
+            for name, value in context.items()
+        )
+    )
     headers = F.concat(F.coalesce("headers", F.array().cast(inflated.schema["headers"].dataType)), added)
     whole = inflated.where(error.isNull()).drop(ERROR_COLUMN)
     return whole, inflated.where(error.isNotNull()).select("key", "value", headers.alias("headers"))
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), F.encode(value, "UTF-8").alias("value"))
 
 
 # --- on executors -----------------------------------------------------------------------------------------------------

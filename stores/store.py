@@ -105,7 +105,6 @@ class PayloadStore(Protocol):
         Raises:
             ConfigurationError: a key is missing, unknown or wrong.
         """
-        ...
 
     def publish(self, topic: str, data: bytes) -> str:
         """Stores `data` and returns the full path, once it is durable.
@@ -113,7 +112,6 @@ class PayloadStore(Protocol):
         Atomic: no reader ever sees a part of it. To publish an existing payload writes it again, so that its age begins
         again: a lifecycle rule must not delete an object to which a new record refers.
         """
-        ...
 
     def download(self, full_path: str) -> bytes:
         """The bytes that `publish` stored under this path, as soon as it has returned.
@@ -123,15 +121,12 @@ class PayloadStore(Protocol):
             PayloadNotFoundError: there is no such payload.
             PayloadTooLargeError: it is over `large.message.max.bytes`; the body was not read.
         """
-        ...
 
     def id(self, data: bytes) -> str:
         """The name of the object for `data`, not its path."""
-        ...
 
     def close(self) -> None:
         """Closes connections and files; may be called twice. No other call may follow."""
-        ...
 
 
 @runtime_checkable
@@ -144,7 +139,6 @@ class Put(Protocol):
         Raises:
             ValueError: `topic` or `object_id` is not 1 to 249 characters of `[a-zA-Z0-9._-]`.
         """
-        ...
 
 
 @runtime_checkable
@@ -157,7 +151,6 @@ class Get(Protocol):
         Raises:
             PayloadTooLargeError: there is more than `max_bytes`; the body was not read.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +174,6 @@ class Stat(Protocol):
 
     def stat(self, full_path: str) -> PayloadInfo:
         """Size and age of one payload; raises the same errors as `download`."""
-        ...
 
 
 @runtime_checkable
@@ -194,7 +186,6 @@ class Delete(Protocol):
         Raises:
             ReferenceRefusedError: the path is not below the store's root.
         """
-        ...
 
 
 @runtime_checkable
@@ -206,7 +197,6 @@ class List(Protocol):
 
         Foreign objects below the root (unfinished writes, nested folders) are skipped.
         """
-        ...
 
 
 RemovalOutcome = Literal["deleted", "versioned", "changed", "gone", "failed"]
@@ -246,7 +236,6 @@ class DeleteUnchanged(Protocol):
         Raises:
             ReferenceRefusedError: a path is not below the store's root.
         """
-        ...
 
 
 @runtime_checkable
@@ -255,7 +244,6 @@ class ListTopics(Protocol):
 
     def topics(self) -> Iterator[str]:
         """The name of each topic folder below the root, in any order; a folder may be empty."""
-        ...
 
 
 @runtime_checkable
@@ -271,7 +259,6 @@ class Check(Protocol):
         Raises:
             PayloadStoreError: it is not; the message says what is missing.
         """
-        ...
 
 
 @runtime_checkable
@@ -284,7 +271,6 @@ class Lifecycle(Protocol):
         Raises:
             PayloadStoreError: they cannot be read; the message says what is missing.
         """
-        ...
 
     def set_expiry(self, topic: str, days: int | None) -> bool:
         """Sets the age at which the project's own rule deletes payloads of the topic; None removes the rule.
@@ -294,7 +280,6 @@ class Lifecycle(Protocol):
         Raises:
             PayloadStoreError: it could not be done.
         """
-        ...
 
 
 class Store(Put, Get, Check, ABC):

@@ -24,19 +24,15 @@ class Format(Protocol):
     @property
     def marks(self) -> bool:
         """Whether the format also marks values that stay in the record, so that the mark must be removed again."""
-        ...
 
     def wants(self, record: RecordLike) -> bool:
         """Whether the record must be restored, because it was written in this format; called for every record."""
-        ...
 
     def refers(self, record: RecordLike) -> bool:
         """Whether the value is in a store, or the reference is malformed. False for a tombstone."""
-        ...
 
     def read_inline(self, record: RecordLike) -> Record:
         """The original record, if `wants` is true and `refers` is false."""
-        ...
 
     def read_reference(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
         """The reference in the record, and the record's own headers.
@@ -44,11 +40,9 @@ class Format(Protocol):
         Raises:
             MalformedReferenceError: there is none, or the value or a header breaks the format.
         """
-        ...
 
     def write_inline(self, record: RecordLike) -> Record:
         """The record with its value and the mark, in a format that `marks`; never a tombstone."""
-        ...
 
     def write_reference(self, record: RecordLike, reference: Reference) -> Record:
         """The record with the reference in place of its value.
@@ -56,11 +50,9 @@ class Format(Protocol):
         Raises:
             MalformedReferenceError: the store returned a path that no reader accepts.
         """
-        ...
 
     def compress(self, codec: Codec, value: bytes) -> bytes:
         """The compressed bytes to store for `value`."""
-        ...
 
     def decompress(self, reference: Reference, stored: bytes, limit_bytes: int) -> bytes:
         """The value of a reference that has a codec.
@@ -69,7 +61,6 @@ class Format(Protocol):
             OversizeError: the value is over `limit_bytes`, in a format without sizes.
             CompressionError: the payload is damaged.
         """
-        ...
 
 
 class Wideload:

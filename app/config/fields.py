@@ -49,12 +49,9 @@ def settings_of(cls: Callable[..., _T], values: Mapping[str, Any], **computed: o
         values: by name of the key.
         computed: the fields that are not the value of one key.
     """
-    taken = {each.name: _field_value(values[_keys(each)[0].name]) for each in _fields(cls) if each.name not in computed}
-    return cls(**taken, **computed)
-
-
-def _field_value(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+    taken = {each.name: values[_keys(each)[0].name] for each in _fields(cls) if each.name not in computed}
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in taken.items()}
+    return cls(**frozen, **computed)
 
 
 def values_of(settings: object) -> dict[str, object]:

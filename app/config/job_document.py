@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import cast
@@ -40,7 +40,7 @@ def document(settings: Settings) -> dict[str, object]:
             LIMIT_KEY: str(client.limit_names).lower(),
             **connection,
         },
-        "topics": sorted(_named(settings.pipelines)),
+        "topics": sorted({name for each in settings.pipelines for name in (*each.topics, *_sinks(each))}),
         "stores": [_store(group, settings.pipelines) for group in _by_store(settings.pipelines)],
     }
 
@@ -82,10 +82,6 @@ def reachable_topics(topic: str, pipelines: Sequence[PipelineSettings]) -> list[
 
 def _sinks(pipeline: PipelineSettings) -> list[str]:
     return [name for name in (pipeline.output_topic, pipeline.dead_letter_topic) if name is not None]
-
-
-def _named(pipelines: Iterable[PipelineSettings]) -> set[str]:
-    return {name for pipeline in pipelines for name in (*pipeline.topics, *_sinks(pipeline))}
 
 
 def _by_store(pipelines: Sequence[PipelineSettings]) -> list[list[PipelineSettings]]:

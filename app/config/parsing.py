@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from app.config.chunking import ChunkSettings, check_order, chunk_settings
+from app.config.chunking import check_order, chunk_settings
 from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten
 from app.config.fields import settings_of
 from app.config.guarantee import guarantee_of
@@ -181,7 +181,8 @@ def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: 
         raise ConfigurationError("group.id", "found '', allowed is a name; or leave the key out")
     chunks = chunk_settings(values, config, transforms, in_flight_bytes)
     wrapper = wrapper_settings(values, config, transforms)
-    store = _store_config(values, handed, needed=_needs_store(transforms, chunks))
+    needed = "inflate" in transforms or ("offload" in transforms and chunks.strategy != "chunk")
+    store = _store_config(values, handed, needed=needed)
     check_store_paths(values["reference.format"], transforms, store)
     tolerant = values["errors.tolerance"] == "all"
     if tolerant and values[_DEAD_LETTERS] is None:
@@ -258,10 +259,6 @@ def _signing(common: Mapping[str, Any], name: FormatName) -> Signing | None:
     if signing is not None and name != "wideload":
         raise ConfigurationError(KEY_NAME, f"stands beside reference.format = '{name}', which has no signatures")
     return signing
-
-
-def _needs_store(transforms: Sequence[str], chunks: ChunkSettings) -> bool:
-    return "inflate" in transforms or ("offload" in transforms and chunks.strategy != "chunk")
 
 
 def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, needed: bool) -> Mapping[str, object]:

@@ -103,7 +103,9 @@ class Arguments:
         # kafka-python makes a context by itself, of files that it has names of its own for; aiokafka never does.
         needed = bool(tls) or "ssl_cafile" not in self.defaults
         if needed and arguments.get("ssl_context") is None and str(client.get(_PROTOCOL)).upper().endswith("SSL"):
-            arguments["ssl_context"] = _context(tls)
+            # Any address will do, as no connection is made.
+            settings = embedded_client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls})
+            arguments["ssl_context"] = security_arguments(settings)["ssl_context"]
         return arguments
 
     def _name(self, key: str) -> str | None:
@@ -137,8 +139,3 @@ def _parsed(key: str, parse: Callable[[], object], text: str, allowed: str) -> o
         return parse()
     except (KeyError, ValueError):
         raise ConfigurationError(key, f"found {text!r}, allowed is {allowed}") from None
-
-
-def _context(tls: Mapping[str, object]) -> object:
-    # Only the context is asked for, so any address will do.
-    return security_arguments(embedded_client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls}))["ssl_context"]

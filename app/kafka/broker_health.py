@@ -81,7 +81,7 @@ class BrokerHealth:
         for address, asked_s in self._asked.values():
             if now_s - asked_s > self._patience_s:
                 away[address] = min(asked_s, away.get(address, asked_s))
-        known = {address for client in self._clients for address in _addresses(client)}
+        known = {f"{each.host}:{each.port}" for client in self._clients for each in client.cluster.brokers()}
         reasons = [
             f"broker {address} does not answer since {ago(now_s - since_s)}"
             for address, since_s in sorted(away.items())
@@ -122,10 +122,6 @@ class BrokerHealth:
     def _answered(self, address: str) -> None:
         self._silent_since_s = None
         self._away.pop(address, None)
-
-
-def _addresses(client: AIOKafkaClient) -> list[str]:
-    return [f"{broker.host}:{broker.port}" for broker in client.cluster.brokers()]
 
 
 def ago(seconds: float) -> str:

@@ -130,7 +130,8 @@ def connector_jars(listed: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: an entry does not exist, or a folder holds no jar.
     """
-    shipped = {path.name for path in _pyspark_jars().glob("*.jar")}
+    own = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"
+    shipped = {path.name for path in own.glob("*.jar")}
     jars: list[Path] = []
     for entry in filter(None, (part.strip() for part in listed.split(","))):
         path = Path(entry).expanduser()
@@ -290,7 +291,3 @@ def _require_java() -> None:
         raise ConfigurationError(
             "java", "not found, and Spark runs on it; install Java 17 to 22 (Debian: openjdk-17-jre-headless)"
         )
-
-
-def _pyspark_jars() -> Path:
-    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "jars"

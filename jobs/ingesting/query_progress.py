@@ -123,7 +123,8 @@ def table(summary: Mapping[str, Any], out: TextIO) -> None:
     """The summary as two columns, offsets last."""
     rows = [(name.replace("_", " "), value) for name, value in summary.items() if name != "end_offsets"]
     for topic, partitions in sorted(summary["end_offsets"].items()):
-        ends = " ".join(f"{partition}:{offset:,}" for partition, offset in sorted(partitions.items(), key=_by_number))
+        by_number = sorted(partitions.items(), key=lambda each: int(each[0]))
+        ends = " ".join(f"{partition}:{offset:,}" for partition, offset in by_number)
         rows.append((f"next offset in {topic}", ends))
     width = max(len(name) for name, _ in rows)
     out.writelines(f"{name:<{width}}  {f'{value:,}' if isinstance(value, int) else value}\n" for name, value in rows)
@@ -139,7 +140,3 @@ def _offsets(text: str | None) -> dict[str, dict[str, int]]:
 
 def _total(offsets: Mapping[str, Mapping[str, int]]) -> int:
     return sum(sum(partitions.values()) for partitions in offsets.values())
-
-
-def _by_number(item: tuple[str, int]) -> int:
-    return int(item[0])

@@ -28,7 +28,7 @@ from jobs.reading.topics import Kafka, Topic, describe, read
 from jobs.records.schemas import columns, conform
 from stores.payload import download
 from stores.registry import open_store
-from stores.store import Check, ExpiryRule, Lifecycle, List, PayloadStore, Store
+from stores.store import Check, Lifecycle, List, PayloadStore, Store
 from transforms.errors import (
     ConfigurationError,
     PayloadCorruptError,
@@ -301,16 +301,12 @@ def _expiry(found: DataFrame, store: PayloadStore, audit: Audit) -> list[tuple[s
             audit.notes.append(f"it is not known whether payloads expire: {exc}")
             return []
         if rules:
-            first = min(rules, key=_age)
+            # A rule with a date deletes all payloads that are there on that day, however young they are.
+            first = min(rules, key=lambda rule: -1 if rule.days is None else rule.days)
             when = f"after {first.days} d" if first.days is not None else f"from {first.date} on"
             days = None if first.days is None else min(first.days, _LONGEST_DAYS)
             earliest.append((name, days, first.date, f"rule {first.id!r} ({first.scope}) deletes it {when}"))
     return earliest
-
-
-def _age(rule: ExpiryRule) -> int:
-    # A rule with a date deletes what is there then, however young.
-    return -1 if rule.days is None else rule.days
 
 
 def _verified(found: DataFrame, payloads: DataFrame, settings: AuditSettings, store: PayloadStore) -> DataFrame:

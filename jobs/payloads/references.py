@@ -26,6 +26,7 @@ from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
 from transforms.formats import FORMATS, FormatName
+from transforms.letter import MARK, RECORD_FORMS, has_record
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
 from transforms.signing import Signing
@@ -45,13 +46,10 @@ does not say them. If `error` is not null, the record says that it is a referenc
 """
 
 _CHUNK = tuple(name for name, _ in Chunk("-", 0, 1, 1, "-").headers())
-# The value of a dead letter may be the whole record, headers included (`transforms/letter.py`).
-_LETTER = "wideload.dead-letter"
-_RECORD_FORMS = (b"record", b"bare-record")
 _HEADERS = (
     *(name for part in (VALUE, KEY) for name in (part.flag, *part.details)),
     *(BAKDATA_FLAG, COMPRESSION, COMPRESSION_ONE_DOT, *_CHUNK),
-    _LETTER,
+    MARK,
 )
 _SHOWN_BYTES = 200  # of a header with a wrong value
 _CUT_BYTES = MAX_PATH_BYTES + 2  # bakdata's flag, and one more byte that shows that it is too long
@@ -172,7 +170,7 @@ def _slim(source: DataFrame, root: str | None) -> DataFrame:
 
 def _may_hold(root: str | None) -> Column:
     """Whether the value may be a wrapper that holds a reference, or the whole record of a dead letter."""
-    letter = F.exists("headers", lambda each: (each["key"] == _LETTER) & each["value"].isin(*map(F.lit, _RECORD_FORMS)))
+    letter = F.exists("headers", lambda each: (each["key"] == MARK) & each["value"].isin(*map(F.lit, RECORD_FORMS)))
     marked = F.lit(False)
     for mark in (*_MARKS, *(() if root is None else (root.encode(),))):
         marked |= F.contains("value", F.lit(mark))
@@ -240,14 +238,9 @@ def _held(record: Record) -> Record | None:
     if record.value in (None, _TOO_LONG) or is_chunk(record.headers):
         return None
     assert record.value is not None
-    if _is_letter(record) and not is_reference(record.headers):
+    if has_record(record.headers) and not is_reference(record.headers):
         return record_format.parse(record.value)
     return _UNWRAP.unwrap(record) if MessageWrapper.check(record.value) else None
-
-
-def _is_letter(record: Record) -> bool:
-    """Whether it is a dead letter of a whole record, which is its value, or is in the store or in chunks."""
-    return any(name == _LETTER and data in _RECORD_FORMS for name, data in record.headers)
 
 
 def _parsed_key(record: Record, root: str | None) -> Iterator[_Found]:
@@ -266,10 +259,10 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
     if record.value is None:
         return
     if record.value == _TOO_LONG:
-        what = "a dead letter" if _is_letter(record) else "a wrapper"
+        what = "a dead letter" if has_record(record.headers) else "a wrapper"
         yield _wrong("value", f"is {what} of more than {_WHOLE_BYTES:,} bytes that may hold a reference")
         return
-    if _is_letter(record):
+    if has_record(record.headers):
         yield _wrong("value", "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it")
     if _begins_wrapped_reference(record):
         yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")

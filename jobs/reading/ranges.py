@@ -134,17 +134,16 @@ def advanced(start: Positions, found: Mapping[Place, Bounds], limit: int | None)
     A new partition begins at its first record, and so does one that ends before its start. A partition that no longer
     exists stays where it was.
     """
-    begin = {place: _begin(start.get(place), bounds) for place, bounds in found.items()}
+    begin = {
+        place: bounds.first if (at := start.get(place)) is None or at > bounds.end else at
+        for place, bounds in found.items()
+    }
     waiting = {place: bounds.end - begin[place] for place, bounds in found.items()}
     total = sum(waiting.values())
     if limit is not None and total > limit:
         # A partition with any records goes on by one offset at least, or it might never go on.
         waiting = {place: min(number, max(1, number * limit // total)) for place, number in waiting.items()}
     return {**start, **{place: begin[place] + waiting[place] for place in found}}
-
-
-def _begin(at: int | None, bounds: Bounds) -> int:
-    return bounds.first if at is None or at > bounds.end else at
 
 
 def between(start: Positions, end: Positions, first: Mapping[Place, int]) -> list[OffsetRange]:

@@ -115,15 +115,6 @@ class BatchingProducer:
         """The counts of batches and records."""
         return self._batches.numbers
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of records that are not delivered yet."""
-        return self._pending.used
-
-    def estimate(self, topic: str) -> float:
-        """See `Batches.estimate`."""
-        return self._batches.estimate(topic)
-
     async def send(
         self, topic: str, record: RecordLike, *, partition: int | None = None
     ) -> asyncio.Future[RecordMetadata]:

@@ -144,10 +144,6 @@ class Batches:
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
 
-    def estimate(self, topic: str) -> float:
-        """The compression ratio that is expected of the next batch of a topic."""
-        return self._estimates.of(topic, self._codec or "none")
-
     def outbox(
         self, topic: str, partition: int, make_load: Callable[[], L], *, limit_bytes: int | None = None
     ) -> Outbox[L]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 
-from app.commands.configuration_page import EXAMPLE, PAGE, page
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
 from app.serializers import options
+from docs.configuration_page import EXAMPLE, PAGE, page
 from stores.registry import STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md, generated from the keys: `python -m app.commands.configuration_page` writes it."""
+"""docs/configuration.md, generated from the keys: `python -m docs.configuration_page` (`make docs`) writes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stores.store import COMMON_KEYS
 
 __all__ = ["EXAMPLE", "PAGE", "page"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).with_name("configuration.md")
 
 EXAMPLE = """\
 bootstrap.servers = "localhost:9092"
