@@ -63,7 +63,7 @@ def main(arguments: "list[str]") -> int:
         return _failed(f"Python {found} ({sys.executable}) {problem}. {advice}")
     optional = arguments[0] == "--optional"
     stamp, title, *command = arguments[optional:]
-    done, asked = Path(stamp), time.time()
+    done, asked, began_s = Path(stamp), time.time(), time.monotonic()
     try:
         _LOG.parent.mkdir(exist_ok=True)
         with _LOG.open("a") as log:
@@ -74,7 +74,7 @@ def main(arguments: "list[str]") -> int:
             if lines is not None and not optional:
                 print(flush=True)
                 return _failed(f"{title}: {reason(command, lines)}")
-            note = f"{time.time() - asked:.1f} s"
+            note = f"{time.monotonic() - began_s:.1f} s"
             if lines is not None:
                 note = f"left out, and the tests that need it are skipped: {reason(command, lines)}"
             print(note, flush=True)
