@@ -1,13 +1,16 @@
 # All targets run on a fresh checkout: each does its own set-up, once. `make help` lists the targets.
 #   make PYTHON=/path/to/python3.12 …   use this Python
 #   make demo INPUT=folder              send the files of this folder
+#   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
+.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
 RUN := .venv/bin/python
+WORKERS ?= auto
+PYTEST = $(RUN) -m pytest -n $(WORKERS)
 CHECKED := app transforms stores jobs tests benchmarks
 
 # The Python for the set-up: the given one, or that of .venv, or the newest that Spark and Faust support.
@@ -71,14 +74,25 @@ FORCE:
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
 	@$(RUN) -m app.cli demo $${INPUT:+"$$INPUT"}
 
-test: setup-test ## Run all tests
-	@$(RUN) -m pytest
+test: setup-test ## Run all tests (FILES=... only these; CHANGED=1 those of what differs from the main branch)
+	@files="$(FILES)"; \
+	if [ -n "$(CHANGED)" ]; then \
+	    files=$$($(RUN) -m tests.runner.changed $(filter-out 1,$(CHANGED))) || exit; \
+	    [ -n "$$files" ] || exit 0; \
+	fi; \
+	$(PYTEST) $$files
 
 test-unit: setup-demo ## Run the tests that need no broker, no S3 server and no Spark
-	@$(RUN) -m pytest -m unit
+	@$(PYTEST) -m unit
 
 test-integration: setup-test ## Run the tests that need a broker, S3 servers or Spark
-	@$(RUN) -m pytest -m "not unit"
+	@$(PYTEST) -m "not unit"
+
+coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@$(RUN) -m coverage run -m pytest -n $(WORKERS) $(FILES)
+	@$(RUN) -m coverage combine --quiet
+	@$(RUN) -m coverage report
 
 lint: setup-demo ## Check style and format
 	@$(RUN) -m ruff check --quiet .

@@ -1,4 +1,4 @@
-"""What all tests share: the broker, topics, the Spark session, markers, and a limit of time for each test."""
+"""What all tests share: the broker, topics, the Spark session, and markers. How they run stands in `tests/runner`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TESTS = Path(__file__).parent
-_LIMIT_SECONDS = 300
-_SLOW_LIMIT_SECONDS = 900
 _TOPIC_SECONDS = 30
 _REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
 _FIXTURE_MARKERS = {
@@ -45,7 +42,10 @@ _FIXTURE_MARKERS = {
 }
 _S3_SERVERS = {"minio", "versitygw"}
 
+pytest_plugins = ["tests.runner.distribution", "tests.runner.progress", "tests.runner.time_limit"]
+
 _broker_told = pytest.StashKey[str]()
+_brokers_of_workers = pytest.StashKey[list[str]]()
 _numbers = itertools.count(1)
 
 
@@ -92,29 +92,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("unit")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Says which broker the tests ran on."""
-    told = config.stash.get(_broker_told, None)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tells the process that prints which broker this worker of pytest-xdist had."""
+    told = session.config.stash.get(_broker_told, None)
+    if told is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["broker"] = told
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Notes what a worker told."""
+    told = getattr(node, "workeroutput", {}).get("broker")
     if told is not None:
+        node.config.stash.setdefault(_brokers_of_workers, []).append(told)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says which broker the tests ran on, or which brokers."""
+    own = config.stash.get(_broker_told, None)
+    for told in sorted({*config.stash.get(_brokers_of_workers, []), *([own] if own else [])}):
         terminalreporter.write_line(f"broker: {told}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Interrupts a test that hangs, so that the run goes on and says which it was."""
-    slow = item.get_closest_marker("slow") or item.get_closest_marker("chaos")
-    seconds = _SLOW_LIMIT_SECONDS if slow else _LIMIT_SECONDS
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        pytest.fail(f"the test took more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.alarm(seconds)
-    try:
-        return (yield)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

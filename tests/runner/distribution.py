@@ -1,0 +1,64 @@
+"""Which tests run beside each other: how many workers pytest-xdist starts, what stays together, and what comes first.
+
+The tests of a file run in one worker, one after the other, and so do all that need Spark: its session takes longer to
+start than most of its tests. The longest come first, so that short ones fill the gaps at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["scope_of"]
+
+# About how many seconds a test takes, by its dearest marker.
+_SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
+_MOST_WORKERS = 6
+_SPARK = "tests/jobs/"
+
+
+def scope_of(nodeid: str) -> str:
+    """What a test stays together with: its file, or all tests of the Spark jobs."""
+    path = nodeid.partition("::")[0]
+    return _SPARK if path.startswith(_SPARK) else path
+
+
+class _ByScope(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Gives a worker the next scope when it has nearly done with the last one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Keeps scopes together, in the order of `pytest_collection_modifyitems`."""
+    config.option.loadscopereorder = False
+    return _ByScope(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n auto` means: none for one file; one more than the cores where tests wait for servers."""
+    files = {argument.partition("::")[0] for argument in config.args}
+    if len(files) == 1 and files.pop().endswith(".py"):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores if config.getoption("markexpr") == "unit" else cores + 1, _MOST_WORKERS)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts the scopes by how long they may take, where tests run beside each other."""
+    if not config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        seconds[scope_of(item.nodeid)] += next(
+            (_SECONDS[name] for name in _SECONDS if item.get_closest_marker(name)), 0.0
+        )
+    items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
