@@ -11,19 +11,19 @@ import pytest
 
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, until
 
 _IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
-class MountedWorker(WorkerProcess):
+class MountedWorker(StartedWorker):
     """A worker in a mount namespace of its own, where a small disk is bound to the root of its store."""
 
     disk: Path
     root: Path
 
     def command(self) -> list[str]:
-        """See `WorkerProcess.command`."""
+        """See `StartedWorker.command`."""
         script = 'mount -t tmpfs -o size=1m tmpfs "$0"; mount --bind "$0" "$1"; shift; exec "$@"'
         return [*_IN_NAMESPACE, "sh", "-ec", script, str(self.disk), str(self.root), *super().command()]
 

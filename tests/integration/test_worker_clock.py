@@ -19,7 +19,7 @@ from app.local.broker import EmbeddedBroker
 from tests.integration.test_worker_broker import way_on
 from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, Way, digests, expected, mixed
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86_400
@@ -86,7 +86,7 @@ def test_worker_clock_is_set(make_way: Callable[..., Way], tmp_path: Path) -> No
     clock = Clock(tmp_path)
     way = make_way()
     records = mixed(900, seed=4)
-    worker = WorkerProcess(way.folder, way.settings(), {**way.offload(), **way.inflate()})
+    worker = StartedWorker(way.folder, way.settings(), {**way.offload(), **way.inflate()})
     worker.start(clock.environ)
     try:
         worker.wait_ready()

@@ -12,16 +12,15 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError
-from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.batches.raw import raw_batch
+from tests.integration.offsets import committed, end_offsets, marks
 from transforms.record import Header, Record
 
 __all__ = ["Counted", "Found", "Sent", "alter", "committed", "end_offsets", "marks", "read_all", "send", "write_raw"]
 
 _LARGE = 64 * 1024 * 1024
-_END_OFFSETS_S = 120  # a broker that moves gigabytes may leave a request unanswered until it times out
+_COMMITTED = 1  # of the levels of isolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +85,8 @@ async def _started(bootstrap: str, **options: Any) -> AsyncIterator[AIOKafkaCons
         await consumer.stop()
 
 
-async def _end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    deadline = asyncio.get_running_loop().time() + _END_OFFSETS_S
-    while True:
-        try:
-            return await _ask_end_offsets(bootstrap, topic)
-        except KafkaError as exc:
-            if not exc.retriable or asyncio.get_running_loop().time() > deadline:
-                raise
-
-
-async def _ask_end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    async with _started(bootstrap) as consumer:
-        await consumer._client.force_metadata_update()
-        consumer._client.add_topic(topic)
-        await consumer._client.force_metadata_update()
-        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
-        return {partition.partition: end for partition, end in (await consumer.end_offsets(partitions)).items()}
-
-
-def end_offsets(bootstrap: str, topic: str) -> dict[int, int]:
-    """The end of the log of each partition."""
-    return asyncio.run(_end_offsets(bootstrap, topic))
-
-
 async def _read_all(bootstrap: str, topic: str, isolation: str) -> dict[int, list[Found]]:
-    ends = await _end_offsets(bootstrap, topic)
+    ends = end_offsets(bootstrap, topic)
     found: dict[int, list[Found]] = defaultdict(list)
     partitions = [TopicPartition(topic, number) for number, end in ends.items() if end]
     if not partitions:
@@ -154,15 +129,14 @@ class Counted:
         return sum(self.count().values())
 
     async def _read(self) -> None:
-        numbers = await _end_offsets(self._bootstrap, self._topic)
-        partitions = [TopicPartition(self._topic, number) for number in numbers]
+        below = end_offsets(self._bootstrap, self._topic, isolation=_COMMITTED)
+        ends = {TopicPartition(self._topic, number): end for number, end in below.items()}
+        partitions = [partition for partition, end in ends.items() if self._next.get(partition, 0) < end]
+        if not partitions:
+            return
         async with _started(
             self._bootstrap, max_partition_fetch_bytes=_LARGE, isolation_level="read_committed"
         ) as consumer:
-            ends = await consumer.end_offsets(partitions)  # below what is not committed
-            partitions = [partition for partition in partitions if self._next.get(partition, 0) < ends[partition]]
-            if not partitions:
-                return
             consumer.assign(partitions)
             for partition in partitions:
                 consumer.seek(partition, self._next.get(partition, 0))
@@ -171,40 +145,6 @@ class Counted:
                     self._counts[partition.partition] += len(records)
             for partition in partitions:
                 self._next[partition] = await consumer.position(partition)
-
-
-async def _committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    ends = await _end_offsets(bootstrap, topic)
-    async with _started(bootstrap, group_id=group, enable_auto_commit=False) as consumer:
-        partitions = [TopicPartition(topic, number) for number in ends]
-        consumer.assign(partitions)
-        return {partition.partition: await consumer.committed(partition) or 0 for partition in partitions}
-
-
-def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
-    """The committed offset of each partition; 0 where there is none."""
-    return asyncio.run(_committed(bootstrap, group, topic))
-
-
-async def _marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
-    partitions = [TopicPartition(topic, number) for number in await _end_offsets(bootstrap, topic)]
-    found: dict[TopicPartition, OffsetAndMetadata] = {}
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    try:
-        # While the broker makes or reads the topic of offsets there is no coordinator, or an answer without offsets.
-        while not found.keys() >= set(partitions):
-            with contextlib.suppress(GroupCoordinatorNotAvailableError):
-                found = await client.list_consumer_group_offsets(group, partitions=partitions)
-            await asyncio.sleep(0.02)
-    finally:
-        await client.close()
-    return {each.partition: (max(0, found[each].offset), found[each].metadata) for each in partitions}
-
-
-def marks(bootstrap: str, group: str, topic: str) -> dict[int, tuple[int, str]]:
-    """What is committed of each partition: the offset, 0 where there is none, and what stands beside it."""
-    return asyncio.run(asyncio.wait_for(_marks(bootstrap, group, topic), 60))
 
 
 async def _alter(bootstrap: str, topic: str, configs: Mapping[str, str]) -> None:

@@ -12,24 +12,30 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
+from tests.forks import Forked, fork
 from tests.s3_server import free_port
 
-__all__ = ["WorkerProcess", "toml", "until"]
+__all__ = ["StartedWorker", "WorkerProcess", "toml", "until"]
 
+_PAUSES_S = 0.02, 0.2
 
 _T = TypeVar("_T")
 
 
 def until(condition: Callable[[], _T], what: str, seconds: float = 60.0) -> _T:
-    """Waits for a condition to give something true, and returns it; fails with `what` after a deadline."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    """Waits for a condition to give something true, and returns it; fails with `what` after a deadline.
+
+    It looks less often the longer it waits, which makes no wait a tenth longer.
+    """
+    began = time.monotonic()
+    least, most = _PAUSES_S
+    while (waited := time.monotonic() - began) < seconds:
         result = condition()
         if result:
             return result
-        time.sleep(0.02)
+        time.sleep(min(most, max(least, waited / 10)))
     raise AssertionError(f"waited {seconds} s in vain until {what}")
 
 
@@ -42,7 +48,10 @@ def toml(worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, obje
 
 
 class WorkerProcess:
-    """`wideload worker -c FILE` in a process of its own; killed when the block ends, whatever happened."""
+    """`wideload worker -c FILE` in a process of its own; killed when the block ends, whatever happened.
+
+    The process is forked from one that has imported everything (`tests.forks`): a start takes no second of a core.
+    """
 
     def __init__(
         self, folder: Path, worker: Mapping[str, object], pipelines: Mapping[str, Mapping[str, object]]
@@ -51,7 +60,7 @@ class WorkerProcess:
         self.config = folder / f"wideload-{self.port}.toml"
         self.config.write_text(toml({**worker, "web.port": self.port}, pipelines))
         self.log = folder / f"worker-{self.port}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -69,9 +78,7 @@ class WorkerProcess:
     def start(self, environ: Mapping[str, str] | None = None) -> None:
         """Starts the process; does not wait."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, env={**os.environ, **(environ or {})}
-            )
+            self.process = self._begin(log, {**os.environ, **(environ or {})})
 
     def wait_ready(self) -> None:
         """Waits until every pipeline runs and has been given its partitions."""
@@ -115,8 +122,18 @@ class WorkerProcess:
             body: bytes = response.read()
             return body.decode()
 
+    def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
+        return fork(self.command(), stdout=log, stderr=log, environ=environ)
+
     def _has_partitions(self) -> bool:
         status, pipelines = self.get("/pipelines")
         return status == 200 and all(
             pipeline["state"] == "RUNNING" and pipeline["partitions"] for pipeline in pipelines
         )
+
+
+class StartedWorker(WorkerProcess):
+    """The same with an interpreter of its own, as users start it: where the promise is about the process."""
+
+    def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.command(), stdout=log, stderr=log, env=environ)

@@ -1,0 +1,189 @@
+"""The process from which tests fork commands: it has imported what they need, so that they begin at once.
+
+It is started by `tests.forks`, and ends with the process that started it. What it forks ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import struct
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any
+
+__all__ = ["BECOME", "FILES", "SIZE", "STATUS"]
+
+SIZE = struct.Struct("!I")
+"""Of a request, before it; and the process id, after it."""
+STATUS = struct.Struct("!i")
+"""How a command has ended, as `Popen.returncode` says it."""
+FILES = 4
+"""Standard input, output and error of the command, and where its end is told."""
+BECOME = ("module", "path")
+"""What can be run: `python -m MODULE`, `python PATH`."""
+
+# What commands import at their start, or as soon as they connect. What is missing here costs time and nothing else.
+_FOLDERS = ("app.commands", "stores", "transforms")
+_MODULES = (
+    "aiohttp.web",
+    "aiokafka.admin",
+    "app.run",
+    "boto3",
+    "botocore.handlers",
+    "faust.cli.faust",
+    "faust.livecheck",
+    "faust.transport.drivers.aiokafka",
+    "faust.web.drivers.aiohttp",
+)
+_NOT = ("app.commands.demo", "app.commands.job")
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl.h
+
+
+@dataclass(frozen=True)
+class _Request:
+    body: dict[str, Any]
+    files: list[int]
+
+
+def main() -> None:
+    """Forks commands until the other end of the socket is closed; in a child, becomes the command."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    _import()
+    gc.collect()
+    gc.freeze()
+    with contextlib.closing(_Server(connection)) as server:
+        request = server.serve()
+    if request is not None:
+        _become(request)
+
+
+def _import() -> None:
+    names = [*_MODULES]
+    for folder in _FOLDERS:
+        package = importlib.import_module(folder)
+        names += [module.name for module in pkgutil.iter_modules(package.__path__, f"{folder}.")]
+    for name in names:
+        if name not in _NOT:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
+class _Server:
+    """Owns the socket, and where the end of each child is to be told."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._children: dict[int, int] = {}
+        self._woken, self._wake = socket.socketpair()
+        for each in (self._woken, self._wake):
+            each.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+
+    def close(self) -> None:
+        """Gives back what a child must not have."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in (self._connection, self._woken, self._wake):
+            each.close()
+        for told in self._children.values():
+            os.close(told)
+
+    def serve(self) -> _Request | None:
+        """Returns in a child, with what it is to become; or at the end, with nothing."""
+        with DefaultSelector() as selector:
+            selector.register(self._connection, EVENT_READ)
+            selector.register(self._woken, EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                    self._reap()
+                if self._connection in ready:
+                    request = self._receive()
+                    if request is None or self._fork(request) == 0:
+                        return request
+
+    def _receive(self) -> _Request | None:
+        head, files, _, _ = socket.recv_fds(self._connection, SIZE.size, FILES)
+        if len(head) < SIZE.size:
+            return None
+        (left,) = SIZE.unpack(head)
+        body = bytearray()
+        while len(body) < left:
+            body += self._connection.recv(left - len(body))
+        return _Request(json.loads(body), files)
+
+    def _fork(self, request: _Request) -> int:
+        parent = os.getpid()
+        process = os.fork()
+        *files, told = request.files
+        if process:
+            self._children[process] = told
+            for each in files:
+                os.close(each)
+            self._connection.sendall(SIZE.pack(process))
+        else:
+            os.close(told)
+            _end_with(parent)
+        return process
+
+    def _reap(self) -> None:
+        for process in self._ended():
+            told = self._children.pop(process[0])
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+                os.write(told, STATUS.pack(os.waitstatus_to_exitcode(process[1])))
+            os.close(told)
+
+    def _ended(self) -> Iterator[tuple[int, int]]:
+        while self._children:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            yield process, status
+
+
+def _end_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _become(request: _Request) -> None:
+    body = request.body
+    for number, file in enumerate(request.files[: FILES - 1]):
+        os.dup2(file, number)
+        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(body["environ"])
+    os.chdir(body["folder"])
+    sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    for action in body["warnings"]:
+        warnings.simplefilter(action)
+    kind, name, *arguments = body["command"]
+    sys.argv = [name, *arguments]
+    if kind == "module":
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(name).parent))
+        runpy.run_path(name, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

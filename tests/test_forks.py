@@ -1,0 +1,114 @@
+"""What `tests.forks` runs is what a new interpreter would run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.forks import Forked, fork, run
+from tests.integration.worker_process import until
+
+SAYS = """
+import os, sys
+sys.stdout.write(f"{sys.argv} {os.getcwd()} {os.environ.get('SAID')} {__name__} {sys.stdin.read()}")
+sys.stderr.write("and this")
+sys.exit(7)
+"""
+ENDLESS = "import time\nprint('here', flush=True)\nwhile True: time.sleep(60)"
+
+
+def script(folder: Path, text: str) -> Path:
+    """A file with a program."""
+    path = folder / "program.py"
+    path.write_text(text)
+    return path
+
+
+def running(folder: Path, text: str) -> Forked:
+    """A program that has said something."""
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = fork([sys.executable, script(folder, text)], stdout=file, stderr=file)
+    until(lambda: log.stat().st_size, "it runs")
+    return process
+
+
+def test_run_is_as_subprocess(tmp_path: Path) -> None:
+    """Arguments, input, output, status, environment and folder are those of a new process."""
+    command = [sys.executable, str(script(tmp_path, SAYS)), "one", "-W", "two"]
+    environ = {**os.environ, "SAID": "so"}
+    new = subprocess.run(command, env=environ, cwd=tmp_path, input="given", capture_output=True, text=True, check=False)
+    forked = run(command, environ=environ, folder=tmp_path, given="given")
+    assert (forked.returncode, forked.stdout, forked.stderr) == (new.returncode, new.stdout, new.stderr)
+    assert (new.returncode, new.stderr) == (7, "and this")
+
+
+def test_run_module() -> None:
+    """`python -m MODULE` is its `__main__`; the modules that are there already are not warned of."""
+    done = run([sys.executable, "-W", "error", "-m", "app.cli", "worker", "-c", "nowhere.toml"])
+    assert done.returncode == 2
+    assert done.stderr == "wideload: nowhere.toml: cannot be read: No such file or directory\n"
+
+
+def test_traceback_is_an_error(tmp_path: Path) -> None:
+    """An exception that nobody catches is on standard error, and the status is 1."""
+    done = run([sys.executable, script(tmp_path, "raise ValueError(f'so it {1 + 1}')")])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("ValueError: so it 2\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_signals_end_it(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal reaches the command, also SIGINT, and the status says which it was."""
+    process = running(tmp_path, ENDLESS)
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    process.kill()
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_command_too_slow_is_killed(tmp_path: Path) -> None:
+    """What takes longer than it may does not stay behind."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        run([sys.executable, script(tmp_path, ENDLESS)], timeout=0.1)
+    (server,) = [each for each in psutil.Process().children() if "tests.fork_server" in each.cmdline()]
+    until(lambda: not server.children(), "no command runs")
+
+
+def test_all_ends_with_the_tests(tmp_path: Path) -> None:
+    """When the process of the tests is killed, so are the server and what was forked from it."""
+    text = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from tests.forks import fork
+with open("log", "wb") as log:
+    process = fork([sys.executable, "endless.py"], stdout=log, stderr=log)
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    with subprocess.Popen([sys.executable, script(tmp_path, text)], cwd=tmp_path, stdout=subprocess.PIPE) as tests:
+        assert tests.stdout is not None
+        try:
+            child = psutil.Process(int(tests.stdout.readline()))
+            server = child.parent()
+            assert server is not None
+        finally:
+            tests.kill()
+    gone, alive = psutil.wait_procs([child, server], 30)
+    assert (len(gone), alive) == (2, [])
+
+
+def test_what_acts_before_python_is_refused(tmp_path: Path) -> None:
+    """An environment that only a new interpreter heeds is an error, and not ignored."""
+    with pytest.raises(AssertionError, match="LD_PRELOAD"):
+        run([sys.executable, script(tmp_path, "")], environ={"LD_PRELOAD": "clock.so"})
