@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import random
 import re
 import secrets
 import signal
@@ -47,6 +48,15 @@ pytest_plugins = ["tests.runner.distribution", "tests.runner.progress", "tests.r
 _broker_told = pytest.StashKey[str]()
 _brokers_of_workers = pytest.StashKey[list[str]]()
 _numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what `make chaos` uses: how much, and which chance."""
+    group = parser.getgroup("chaos")
+    volumes = "how much the tests of the marker chaos do (%(default)s)"
+    group.addoption("--chaos", choices=("short", "long"), default="short", help=volumes)
+    seed = "of what is random in tests; by default 1, and with --chaos=long another one each time"
+    group.addoption("--seed", type=int, help=seed)
 
 
 def pytest_configure() -> None:
@@ -121,6 +131,27 @@ def broker(pytestconfig: pytest.Config) -> Iterator[str]:
         told, bootstrap = _any_broker(stack)
         pytestconfig.stash[_broker_told] = f"{told} at {bootstrap}"
         yield bootstrap
+
+
+@pytest.fixture
+def chaos(pytestconfig: pytest.Config) -> str:
+    """How much a test of the marker `chaos` does: `short` in `make test`, `long` in `make chaos`."""
+    return str(pytestconfig.getoption("chaos"))
+
+
+@pytest.fixture
+def seed(pytestconfig: pytest.Config, chaos: str) -> int:
+    """Of what is random in a test: `--seed N`, else 1, and for long chaos another one each time. It is told."""
+    given: int | None = pytestconfig.getoption("seed")
+    chosen = given if given is not None else 1 if chaos == "short" else secrets.randbelow(2**32)
+    print(f"seed {chosen}: to have it again, --chaos={chaos} --seed={chosen}")  # noqa: T201  # pytest shows it
+    return chosen
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """What is random in a test."""
+    return random.Random(seed)
 
 
 @pytest.fixture

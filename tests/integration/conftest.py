@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ def make_line(broker: str, make_topic: MakeTopic, tmp_path: Path) -> MakeLine:
         return Line(broker, tmp_path, source, sink, transform, keys)
 
     return make
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    """What is random in a test; the seed is told where the test fails."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201  # pytest shows it
-    return random.Random(seed)
 
 
 @pytest.fixture

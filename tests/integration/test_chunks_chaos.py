@@ -4,7 +4,8 @@ What is promised is held record by record. One life of a worker, from its start 
 source partition in order and leaves none out. It begins at what was committed, and writes nothing of what was noted
 beside that. So each record in a sink is the one that follows, or is one step back, to where a kill found the commit.
 
-The values of the first test have 3.6 GB and stand in two topics: 7 GB of disk, until the topics are deleted.
+`make test` runs each test at a small volume, `make chaos` at a large one. It prints the seed, and `make chaos SEED=N` has
+the same chance again. There the values of the first test have 3.6 GB, in two topics: 7 GB of disk until it ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.chunks import ChunkedRecordMetadata, ChunkingProducer
+from tests.integration.forked_worker import ForkedWorker
 from tests.integration.topics import alter, end_offsets, marks
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
@@ -33,14 +35,39 @@ from transforms.chunk import Chunk, is_chunk
 from transforms.commit_metadata import noted
 
 PARTITIONS = 3
-PRODUCERS = 8
-MESSAGES = 50  # of each producer
-SMALL = 25  # small records beside each message: 10,000 in all
 SMALLEST, LARGEST = 1_100_000, 30_000_000  # bytes; the least is more than a record of Kafka's default limit
 PENDING = 400_000_000  # bytes; more than the largest message of each producer takes
-KILLS = 7
 STAMP = 1_700_000_000_000
 SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """How much a test does.
+
+    Attributes:
+        producers: that send beside each other.
+        messages: of each producer, in chunks.
+        small: records beside each message, of each producer.
+        largest: bytes of the largest message.
+        kills: of a worker, or of one or both where there are two.
+    """
+
+    producers: int
+    messages: int
+    small: int
+    largest: int
+    kills: int = 0
+
+    @property
+    def count(self) -> int:
+        """All records and messages."""
+        return self.producers * self.messages * (1 + self.small)
+
+
+JOINED = {"short": Volume(8, 3, 8, 6_000_000, kills=3), "long": Volume(8, 50, 25, LARGEST, kills=20)}
+SPLIT_AND_JOINED = {"short": Volume(6, 3, 8, 4_000_000, kills=5), "long": Volume(8, 12, 25, LARGEST, kills=30)}
+LIMITED = {"short": Volume(4, 3, 8, 3_000_000), "long": Volume(8, 12, 25, 6_000_000)}
 
 Row = tuple[bytes, str]  # key, and SHA-256 of the value
 Unit = tuple[bytes, str, int, int]  # key, uuid, which chunk, of how many
@@ -85,7 +112,7 @@ class Sent:
 
 
 async def produce(
-    producer: AIOKafkaProducer, topic: str, messages: int, rng: random.Random, sent: Sent, largest: int = LARGEST
+    producer: AIOKafkaProducer, topic: str, volume: Volume, messages: int, rng: random.Random, sent: Sent
 ) -> None:
     """Sends one message after the other, and small records meanwhile, so that they come between the chunks."""
 
@@ -98,14 +125,14 @@ async def produce(
             sent.spans[told.partition].append((told.chunk_message_id.first, told.chunk_message_id.last))
 
     async def small(message: bytes) -> None:
-        for number in range(SMALL):
+        for number in range(volume.small):
             await send(b"%b-%d" % (message, number), rng.randbytes(rng.randrange(200)))
 
     name = rng.randbytes(4).hex().encode()
     async with producer:
         for number in range(messages):
-            # As many of 1 to 6 MB as of 6 to 30; each producer begins with one of the largest.
-            size = int(SMALLEST * (largest / SMALLEST) ** (rng.random() if number else 1.0))
+            # Each size class as often as any other, as 1 to 6 MB and 6 to 30; each producer begins with the largest.
+            size = int(SMALLEST * (volume.largest / SMALLEST) ** (rng.random() if number else 1.0))
             start = rng.randrange(LARGEST - size + 1)
             key = b"%b-%d" % (name, number)
             await asyncio.gather(send(key, key + _BLOCK[start + len(key) : start + size]), small(key))
@@ -240,12 +267,12 @@ class Road:
             "in.flight.bytes": PENDING,
         }
 
-    def split(self) -> WorkerProcess:
+    def split(self) -> ForkedWorker:
         """From raw to chunked."""
         # Batches of small records are to be smaller than each limit.
         return self._worker("split", {"producer.batch.size": 16_384, "transforms": ["chunk"]})
 
-    def join(self, **more: object) -> WorkerProcess:
+    def join(self, **more: object) -> ForkedWorker:
         """From chunked to whole. By itself it tolerates nothing: it ends with the first chunk that makes no message."""
         limits = {"max.pending.chunked.bytes": PENDING, "chunk.max.message.bytes": LARGEST}
         # On a machine that is busy with other things no message is to expire.
@@ -279,10 +306,10 @@ class Road:
     def _group(self, name: str) -> str:
         return f"{self.raw}-{name}"
 
-    def _worker(self, name: str, keys: Mapping[str, object]) -> WorkerProcess:
+    def _worker(self, name: str, keys: Mapping[str, object]) -> ForkedWorker:
         source, sink = self._ways[name]
         fixed = {"topics": [source], "output.topic": sink, "group.id": self._group(name)}
-        return WorkerProcess(self._folder, self._settings, {name: {**fixed, **keys, "offset.flush.interval.ms": 100}})
+        return ForkedWorker(self._folder, self._settings, {name: {**fixed, **keys, "offset.flush.interval.ms": 100}})
 
 
 @pytest.fixture
@@ -291,28 +318,42 @@ def road(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: i
     return Road(broker, make_topic, tmp_path, least_session_ms)
 
 
+def told(began: float, what: str) -> None:
+    """Prints what a test has measured, as `make chaos` shows it."""
+    print(f"{what}; {time.monotonic() - began:.0f} s")  # noqa: T201
+
+
 def lives(worker: WorkerProcess) -> bool:
     """Whether its pages answer: before that, SIGTERM finds nobody who would end in order."""
     return worker.get("/health/live")[0] == 200
 
 
+def pending_of(worker: WorkerProcess) -> int:
+    """The bytes of messages that are not complete; 0 where nothing answers yet."""
+    status, pipelines = worker.get("/pipelines")
+    return int(pipelines[0]["pending_chunked_bytes"]) if status == 200 else 0
+
+
 @pytest.mark.chaos
-async def test_many_producers_and_a_worker_killed_at_random(road: Road, rng: random.Random) -> None:
-    """Each of 400 messages and 10,000 small records arrives whole, in order; what was noted does not come again."""
-    count = PRODUCERS * MESSAGES * (1 + SMALL)
+async def test_many_producers_and_a_worker_killed_at_random(road: Road, rng: random.Random, chaos: str) -> None:
+    """Messages of many producers, and records between, arrive whole, in order; what was noted does not come again."""
+    volume = JOINED[chaos]
     sent, kills, pending = Sent(), list[Kill](), list[int]()
     arrivals = Arrivals(road.broker, road.whole, row_of)
-    producers = [ChunkingProducer({"bootstrap.servers": road.broker}) for _ in range(PRODUCERS)]
+    producers = [ChunkingProducer({"bootstrap.servers": road.broker}) for _ in range(volume.producers)]
+    began = time.monotonic()
     with road.join() as worker:
         async with arrivals.reading():
             async with asyncio.TaskGroup() as group:
                 for producer in producers:
                     own = random.Random(rng.random())
-                    group.create_task(produce(producer, road.chunked, MESSAGES, own, sent))
-                for moment in sorted(rng.sample(range(count * 9 // 10), KILLS)):
+                    group.create_task(produce(producer, road.chunked, volume, volume.messages, own, sent))
+                # All begin with the largest, so that there is something pending before the first has arrived.
+                waited = partial(until, partial(pending_of, worker), "chunks of messages are pending", SECONDS)
+                pending.append(await asyncio.to_thread(waited))
+                for moment in sorted(rng.sample(range(volume.count * 9 // 10), volume.kills)):
                     await arrivals.different(moment, {"join": worker})
-                    status, pipelines = await asyncio.to_thread(worker.get, "/pipelines")
-                    pending += [pipelines[0]["pending_chunked_bytes"]] if status == 200 else []
+                    pending.append(await asyncio.to_thread(pending_of, worker))
                     kills.append(await asyncio.to_thread(road.kill, "join", worker))
                     worker.start()
             await road.finished("join", worker, arrivals)
@@ -321,33 +362,38 @@ async def test_many_producers_and_a_worker_killed_at_random(road: Road, rng: ran
     again = sum(
         repeats(arrivals.rows[partition], sorted(rows), kills, partition) for partition, rows in sent.rows.items()
     )
-    assert sum(map(len, sent.rows.values())) == count
+    assert sum(map(len, sent.rows.values())) == volume.count
     assert (page["pending_chunked_messages"], page["pending_chunked_bytes"], page["in_flight_bytes"]) == (0, 0, 0)
     assert page["discarded_messages"] == {}
     assert 0 < max(pending) <= PENDING
-    assert sent.interleaved() > PRODUCERS * MESSAGES // 2
-    print(f"{sent.size:,} bytes; {sent.interleaved()} interleaved; pending {pending}; {again} again")  # noqa: T201
+    assert sent.interleaved() > volume.producers * volume.messages // 2
+    told(
+        began,
+        f"{volume.count:,} records, {sent.size:,} bytes, {sent.interleaved()} interleaved; {len(kills)} kills, "
+        f"with at most {max(pending):,} bytes pending; {again} came again",
+    )
 
 
 @pytest.mark.chaos
-async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: random.Random) -> None:
+async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: random.Random, chaos: str) -> None:
     """What splits goes on with what it had begun, so what joins, and tolerates nothing, gives all, in order."""
-    messages = 12
-    count = PRODUCERS * messages * (1 + SMALL)
+    volume = SPLIT_AND_JOINED[chaos]
     sent = Sent()
     kills: dict[str, list[Kill]] = {"split": [], "join": []}
     between = Arrivals(road.broker, road.chunked, unit_of)
     arrivals = Arrivals(road.broker, road.whole, row_of)
     workers = {"split": road.split(), "join": road.join()}
+    began = time.monotonic()
     with workers["split"], workers["join"]:
         async with between.reading(), arrivals.reading():
             async with asyncio.TaskGroup() as group:
-                for _ in range(PRODUCERS):
+                for _ in range(volume.producers):
                     producer = AIOKafkaProducer(
                         bootstrap_servers=road.broker, enable_idempotence=True, max_request_size=2 * LARGEST
                     )
-                    group.create_task(produce(producer, road.raw, messages, random.Random(rng.random()), sent))
-                for moment in sorted(rng.sample(range(count * 9 // 10), 2 * KILLS)):
+                    own = random.Random(rng.random())
+                    group.create_task(produce(producer, road.raw, volume, volume.messages, own, sent))
+                for moment in sorted(rng.sample(range(volume.count * 9 // 10), volume.kills)):
                     await arrivals.different(moment, workers)
                     victims = rng.choice((["split"], ["join"], ["split", "join"]))
                     for name in victims:
@@ -375,23 +421,29 @@ async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: ran
         ends = {key: at for at, (key, _, number, chunks) in enumerate(between.rows[partition]) if number == chunks - 1}
         for kill in kills["join"]:
             assert all(ends[key] >= kill.delivered[partition] for key, _ in found[kill.end[partition] :])
-    assert sum(map(len, sent.rows.values())) == count
+    assert sum(map(len, sent.rows.values())) == volume.count
     assert (page["pending_chunked_messages"], page["pending_chunked_bytes"], page["in_flight_bytes"]) == (0, 0, 0)
     assert page["discarded_messages"] == {}
-    print(f"{sent.size:,} bytes; split {split_again} again, joined {joined_again} again")  # noqa: T201
+    told(
+        began,
+        f"{volume.count:,} records, {sent.size:,} bytes; kills {len(kills['split'])} and {len(kills['join'])}; "
+        f"split {split_again} again, joined {joined_again} again",
+    )
 
 
 @pytest.mark.chaos
-async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> None:
+async def test_limit_lowered_under_traffic(road: Road, rng: random.Random, chaos: str) -> None:
     """Where the sink takes less and less while values are split for it, all arrive; what had begun is a dead letter."""
-    messages, largest, limits = 6, 6_000_000, (400_000, 150_000)
-    count = (PRODUCERS * messages + len(limits)) * (1 + SMALL)
+    volume, limits = LIMITED[chaos], (400_000, 150_000)
+    count = volume.count + len(limits) * (1 + volume.small)
     sent = Sent()
     arrivals = Arrivals(road.broker, road.whole, row_of)
     letters = Arrivals(road.broker, road.dead, lambda record: (record.partition, *unit_of(record)))
     tolerance = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": road.dead}
     soon = {"expire.time.of.incomplete.chunked.message.ms": 10_000}
     workers = {"split": road.split(), "join": road.join(**tolerance, **soon)}
+
+    began = time.monotonic()
 
     def restarts() -> int:
         """How often the pipeline has begun again and runs, so that it knows the limit of that time; else none."""
@@ -402,17 +454,17 @@ async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> No
     with workers["split"], workers["join"]:
         async with arrivals.reading(), letters.reading():
             async with asyncio.TaskGroup() as group:
-                for _ in range(PRODUCERS):
-                    producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * largest)
+                for _ in range(volume.producers):
+                    producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * volume.largest)
                     own = random.Random(rng.random())
-                    group.create_task(produce(producer, road.raw, messages, own, sent, largest))
+                    group.create_task(produce(producer, road.raw, volume, volume.messages, own, sent))
                 for number, limit in enumerate(limits):
                     await arrivals.different(rng.randrange(count * number // 3, count * (number + 1) // 3), workers)
                     configs = {"max.message.bytes": str(limit), "retention.ms": "-1"}
                     await asyncio.to_thread(alter, road.broker, road.chunked, configs)
                     # All others may have gone through by now.
-                    producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * largest)
-                    group.create_task(produce(producer, road.raw, 1, random.Random(rng.random()), sent, largest))
+                    producer = AIOKafkaProducer(bootstrap_servers=road.broker, max_request_size=2 * volume.largest)
+                    group.create_task(produce(producer, road.raw, volume, 1, random.Random(rng.random()), sent))
                     began_again = f"the pipeline has begun again for {limit:,} bytes"
                     await asyncio.to_thread(until, lambda least=number: restarts() > least, began_again)
             await road.finished("split", workers["split"])
@@ -430,3 +482,4 @@ async def test_limit_lowered_under_traffic(road: Road, rng: random.Random) -> No
     begun = {(partition, uuid) for rows in letters.rows.values() for partition, _, uuid, _, _ in rows}
     assert set(page["discarded_messages"]) <= {"expired"}
     assert page["discarded_messages"].get("expired", 0) == len(begun) <= 2 * PARTITIONS
+    told(began, f"{count:,} records, {sent.size:,} bytes; {len(begun)} messages had begun when the limit was lowered")

@@ -1,7 +1,7 @@
 """Exactly once, with processes: workers that are killed, paused, joined and stopped while records flow.
 
 A reader of committed records sees each one once, in the order in which it was sent. That others were written and
-aborted is looked at too: else a test could not have failed.
+aborted is looked at too: else a test could not have failed. `make chaos` kills more often, and sends more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from transforms.chunk import Chunk, is_chunk
 
 PARTITIONS = 2
 THRESHOLD = 20_000
-KILLS = 50
+KILLS = {"short": 6, "long": 200}
+RECORDS = {"short": 200, "long": 5_000}  # between two moves of the group
 STAMP = 1_700_000_000_000
 ONCE = {"processing.guarantee": "exactly_once"}
 
@@ -206,18 +207,21 @@ def road(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: i
 
 
 @pytest.mark.chaos
-async def test_each_record_once_after_fifty_kills(road: Road, rng: random.Random) -> None:
-    """After `kill -9` at 50 random moments each record, small, offloaded or in chunks, is there once, in order."""
+async def test_each_record_once_after_kills(road: Road, rng: random.Random, chaos: str) -> None:
+    """After `kill -9` at random moments each record, small, offloaded or in chunks, is there once, in order."""
     traffic = Traffic(road.broker, road.raw, rng.randrange(2**32), every_s=0.04)
     sinks = (road.orders, road.inflated, road.chunked, road.whole)
     # A static member has its partitions again at once, whoever else has not noticed that it was gone.
     static = {"consumer.group.instance.id": "only", "consumer.session.timeout.ms": 10_000}
-    with road.worker("offload", "inflate", "chunk", "assemble", **static) as worker:
+    # While records flow a transaction is nearly always open, for a kill to leave behind.
+    open_ = {"transaction.boundary.interval.ms": 200}
+    with road.worker("offload", "inflate", "chunk", "assemble", **static, **open_) as worker:
         async with ends_of(road.broker, *sinks) as ends, traffic.flowing():
-            for kill in range(KILLS):
-                # One in five while it starts, the others while it writes.
+            for kill in range(KILLS[chaos]):
+                # One in five while it starts, the others while it writes to one of the sinks.
                 if kill % 5:
-                    await more(ends, 1)
+                    sink = sinks[kill % 5 - 1]
+                    await more(ends, 1, *(TopicPartition(sink, number) for number in range(PARTITIONS)))
                 # The moment is what is random here; nothing waits for this time to pass.
                 await asyncio.sleep(rng.random() * 0.3)
                 await asyncio.to_thread(worker.kill)
@@ -233,12 +237,12 @@ async def test_each_record_once_after_fifty_kills(road: Road, rng: random.Random
     keys = keys_of(traffic.rows)
     assert_once(keys_of(await asyncio.to_thread(rows, road.broker, road.orders)), keys)
     assert_once(await asyncio.to_thread(chunked_keys, road.broker, road.chunked), keys)
-    print(f"{traffic.count} records; aborted {aborted}")  # noqa: T201
+    print(f"{traffic.count:,} records, {KILLS[chaos]} kills; aborted {aborted}")  # noqa: T201
     assert any(aborted.values())
 
 
 @pytest.mark.chaos
-async def test_zombie_is_fenced(road: Road, rng: random.Random) -> None:
+async def test_zombie_is_fenced(road: Road, rng: random.Random, chaos: str) -> None:
     """A worker that is paused until its partitions are another's writes nothing when it wakes, and joins again."""
     traffic = Traffic(road.broker, road.raw, rng.randrange(2**32))
     zombie = road.worker("offload", **{"transaction.boundary.interval.ms": 30_000})
@@ -254,7 +258,7 @@ async def test_zombie_is_fenced(road: Road, rng: random.Random) -> None:
             assert zombie.process is not None
             os.kill(zombie.process.pid, signal.SIGSTOP)
             await asyncio.to_thread(until, lambda: len(partitions_of(other)) == PARTITIONS, "the other has all")
-            await more(ends, 200, own)
+            await more(ends, RECORDS[chaos], own)
             os.kill(zombie.process.pid, signal.SIGCONT)
             await asyncio.to_thread(until, lambda: restarts_of(zombie) == 1, "the zombie has begun again")
             await asyncio.to_thread(zombie.wait_ready)
@@ -271,7 +275,7 @@ async def test_zombie_is_fenced(road: Road, rng: random.Random) -> None:
 
 
 @pytest.mark.chaos
-async def test_rebalance_aborts_nothing(road: Road, rng: random.Random) -> None:
+async def test_rebalance_aborts_nothing(road: Road, rng: random.Random, chaos: str) -> None:
     """Workers that join and stop while records flow finish what they hold: each is written once, and none aborted."""
     traffic = Traffic(road.broker, road.raw, rng.randrange(2**32))
     patient = {"consumer.session.timeout.ms": 10_000}  # nobody is to be taken for dead, however slow the machine is
@@ -280,13 +284,13 @@ async def test_rebalance_aborts_nothing(road: Road, rng: random.Random) -> None:
         async with ends_of(road.broker, road.orders) as ends, traffic.flowing():
             for worker in (first, second):
                 await asyncio.to_thread(worker.wait_ready)
-                await more(ends, 500)
+                await more(ends, RECORDS[chaos])
             assert await asyncio.to_thread(first.terminate) == 0
             await asyncio.to_thread(until, lambda: len(partitions_of(second)) == PARTITIONS, "the second has all")
-            await more(ends, 500)
+            await more(ends, RECORDS[chaos])
             first.start()
             await asyncio.to_thread(until, lambda: len(partitions_of(first)) == 1, "the first has its part again")
-            await more(ends, 500)
+            await more(ends, RECORDS[chaos])
         await whole(road.broker, road.orders, traffic, first)
         assert [await asyncio.to_thread(each.terminate) for each in (first, second)] == [0, 0]
         assert "begins again" not in first.log.read_text() + second.log.read_text()
