@@ -8,15 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import IO
 
 import pytest
 
 from tests.faults.proxy import Error, FaultProxy, Hang, Ok
-from tests.integration.forked_worker import ForkedWorker
 from tests.integration.operations import Operations
 from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import S3Server
 
 STAMP = 1_700_000_000_000
@@ -24,16 +24,11 @@ YEAR_MS = 365 * 86_400_000
 FLUSH = {"offset.flush.interval.ms": 100}
 
 
-class AtATerminal(WorkerProcess):
+class AtATerminal(StartedWorker):
     """The command, alone in a group of processes, as a shell starts it."""
 
-    def start(self, environ: Mapping[str, str] | None = None) -> None:
-        """Starts the process; does not wait."""
-        environment = {**os.environ, **(environ or {})}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+    def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.command(), stdout=log, stderr=log, env=environ, start_new_session=True)
 
     def interrupt(self) -> None:
         """What a terminal does at Ctrl-C: SIGINT to all processes of the group."""
@@ -90,7 +85,7 @@ def test_retry_after_is_not_read(make_way: Callable[..., Way], versitygw: S3Serv
     """A store that says `Retry-After: 3600`, with 503 or 429, is asked again after the worker's own pauses."""
     way = on_s3(make_way(partitions=1), versitygw, proxy)
     keys = {"s3.retry.attempts": 2, "errors.retry.delay.max.ms": 100}
-    with ForkedWorker(way.folder, way.settings(), way.offload(**keys)) as worker:
+    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
         worker.wait_ready()
         for number, status in enumerate((503, 429)):
             proxy.switch(Error(status, retry_after_s=3_600))
@@ -118,7 +113,7 @@ def test_group_deleted(broker: str, make_way: Callable[..., Way], make_topic: Ma
     pipelines = {**way.offload(**keys), "latest": way.offload(**keys)["offload"]}
     groups = [way.group("offload"), way.group("latest")]
     pipelines["latest"] |= {"output.topic": copies, "group.id": groups[1], "consumer.auto.offset.reset": "latest"}
-    with ForkedWorker(way.folder, way.settings(), pipelines) as worker:
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
 
         def ends() -> list[int]:
             """Where the pipelines have read up to, and committed."""
@@ -172,7 +167,7 @@ def test_sink_deleted_and_created_by_the_worker(broker: str, make_way: Callable[
         "errors.retry.delay.max.ms": 500,
         **FLUSH,
     }
-    with ForkedWorker(way.folder, way.settings(), way.offload(**keys)) as worker:
+    with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
         worker.wait_ready()
         send(broker, way.raw, numbered(range(10)))
         until(lambda: committed(broker, way.group("offload"), way.raw)[0] == 10, "ten are delivered")
@@ -208,7 +203,7 @@ def test_sink_with_log_append_time(broker: str, make_way: Callable[..., Way], ma
     began_ms = int(time.time() * 1000)
     own = [STAMP, STAMP + 1, STAMP]
     ahead = began_ms + YEAR_MS
-    with ForkedWorker(way.folder, way.settings(), pipelines) as worker:
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
         worker.wait_ready()
         send(broker, way.raw, [each for n, stamp in enumerate(own) for each in numbered(range(n, n + 1), stamp)])
         until(lambda: stamps(broker, gets) == own, "a sink with CreateTime keeps the records' own")

@@ -19,10 +19,9 @@ from app.local.broker import EmbeddedBroker, free_ports
 from stores.registry import open_store, put
 from tests.faults.proxy import FaultProxy, Hang, Ok
 from tests.integration.client_stores import CuttableAddress
-from tests.integration.forked_worker import ForkedWorker
 from tests.integration.operations import Operations
 from tests.integration.topics import Sent, alter, committed, end_offsets, read_all, send
-from tests.integration.worker_process import until
+from tests.integration.worker_process import WorkerProcess, until
 from tests.s3_server import S3Server
 from transforms.chunk import Chunking
 from transforms.errors import WideloadError
@@ -110,7 +109,7 @@ def keys(own: OwnBroker, topic: str) -> list[int]:
     return [int(each.key or b"-1") for each in read_all(own.address, topic).get(0, [])]
 
 
-def told(worker: ForkedWorker, what: str, pipeline: str) -> bool:
+def told(worker: WorkerProcess, what: str, pipeline: str) -> bool:
     """Whether /health gives this for the reason of a pipeline."""
     return what in worker.get("/health")[1]["reasons"].get(pipeline, "")
 
@@ -131,7 +130,7 @@ def test_password_withdrawn(own: OwnBroker, tmp_path: Path) -> None:
         name: {"topics": [source], "output.topic": sink, "transforms": ["offload"], **IN_MEMORY, **IMPATIENT}
         for name, source, sink in (("busy", raw, orders), ("idle", nothing, copies))
     }
-    with ForkedWorker(tmp_path, own.settings, pipelines) as worker:
+    with WorkerProcess(tmp_path, own.settings, pipelines) as worker:
         worker.wait_ready()
         send(own.address, raw, numbered(range(10)))
         until(lambda: committed(own.address, "wideload-busy", raw)[0] == 10, "records flow")
@@ -186,7 +185,7 @@ def test_topic_of_chunks_made_compacted(own: OwnBroker, tmp_path: Path) -> None:
         },
     }
     settings = {**own.settings, "consumer.session.timeout.ms": 60_000}
-    with ForkedWorker(tmp_path, settings, pipelines) as worker:
+    with WorkerProcess(tmp_path, settings, pipelines) as worker:
         worker.wait_ready()
         send(own.address, raw, [(0, b"0", os.urandom(50_000), [], STAMP)])
         until(lambda: own.numbers(whole) == [0], "a message goes the whole way")
@@ -254,7 +253,7 @@ def test_budget_without_broker(own: OwnBroker, versitygw: S3Server, proxy: Fault
     pipeline = {"topics": [refs], "output.topic": inflated, "transforms": ["inflate"], **store, **IMPATIENT}
     held: list[int] = []
 
-    with ForkedWorker(tmp_path, {**own.settings, "in.flight.bytes": budget}, {"inflate": pipeline}) as worker:
+    with WorkerProcess(tmp_path, {**own.settings, "in.flight.bytes": budget}, {"inflate": pipeline}) as worker:
 
         def page() -> Any:
             found = worker.get("/pipelines")[1][0]
