@@ -20,11 +20,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-__all__ = ["BECOME", "FILES", "SIZE", "STATUS"]
+__all__ = ["FILES", "SIZE", "STATUS"]
 
 SIZE = struct.Struct("!I")
 """Of a request, before it; and the process id, after it."""
@@ -32,8 +33,6 @@ STATUS = struct.Struct("!i")
 """How a command has ended, as `Popen.returncode` says it."""
 FILES = 4
 """Standard input, output and error of the command, and where its end is told."""
-BECOME = ("module", "path")
-"""What can be run: `python -m MODULE`, `python PATH`."""
 
 # What commands import at their start, or as soon as they connect. What is missing here costs time and nothing else.
 _FOLDERS = ("app.commands", "stores", "transforms")
@@ -176,9 +175,17 @@ def _become(request: _Request) -> None:
     sys.path[1:1] = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     for action in body["warnings"]:
         warnings.simplefilter(action)
+    for place, value in body["constants"].items():
+        module, _, constant = place.partition(":")
+        owner = importlib.import_module(module)
+        assert hasattr(owner, constant), place
+        setattr(owner, constant, value)
     kind, name, *arguments = body["command"]
     sys.argv = [name, *arguments]
     if kind == "module":
+        package = sys.modules.get(name)
+        if package is not None and package.__spec__ is None:  # Faust puts a module of its own in the place
+            package.__spec__ = PathFinder.find_spec(name)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(name).parent))

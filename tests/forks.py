@@ -129,6 +129,7 @@ def fork(
     stderr: IO[bytes],
     environ: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
+    constants: Mapping[str, object] | None = None,
 ) -> Forked:
     """Begins `[sys.executable, "-m", MODULE, …]` or `[sys.executable, PATH, …]`; `-W ACTION` may come before.
 
@@ -139,6 +140,7 @@ def fork(
         stderr: a file.
         environ: the whole environment of the process; that of this one unless it is given.
         folder: where it runs; here unless it is given.
+        constants: other values, by "module:name", of what no user can set, as how often something is looked at.
     """
     interpreter, *rest = [os.fspath(each) for each in command]
     assert interpreter == sys.executable
@@ -152,7 +154,13 @@ def fork(
         _, action, *rest = rest
         actions.append(action)
     what = ["module", *rest[1:]] if rest[0] == "-m" else ["path", *rest]
-    request = {"command": what, "environ": environ, "folder": os.fspath(folder or Path.cwd()), "warnings": actions}
+    request = {
+        "command": what,
+        "constants": dict(constants or {}),
+        "environ": environ,
+        "folder": os.fspath(folder or Path.cwd()),
+        "warnings": actions,
+    }
     if not _servers or not _servers[-1].alive():
         _servers[:] = [_Server()]
     ours, theirs = os.pipe()

@@ -56,6 +56,13 @@ def test_run_module() -> None:
     assert done.stderr == "wideload: nowhere.toml: cannot be read: No such file or directory\n"
 
 
+def test_run_package() -> None:
+    """`python -m PACKAGE` is its `__main__` too, also where the package has put another module in its place."""
+    done = run([sys.executable, "-m", "faust", "--version"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "version" in done.stdout
+
+
 def test_traceback_is_an_error(tmp_path: Path) -> None:
     """An exception that nobody catches is on standard error, and the status is 1."""
     done = run([sys.executable, script(tmp_path, "raise ValueError(f'so it {1 + 1}')")])
@@ -106,6 +113,18 @@ time.sleep(60)
             tests.kill()
     gone, alive = psutil.wait_procs([child, server], 30)
     assert (len(gone), alive) == (2, [])
+
+
+def test_constants_are_set(tmp_path: Path) -> None:
+    """A constant of a module has another value in the command, and in no other."""
+    path = script(tmp_path, "from app.pipeline import topic_watcher as t; print(t._LOOK_S)")
+    with (tmp_path / "log").open("w+b") as log:
+        for constants in ({"app.pipeline.topic_watcher:_LOOK_S": 77.5}, {}, {"app.pipeline.topic_watcher:_GONE": 1}):
+            fork([sys.executable, path], stdout=log, stderr=log, constants=constants).wait(30)
+    changed, own, *refused = (tmp_path / "log").read_text().splitlines()
+    assert float(changed) == 77.5
+    assert float(own) != 77.5
+    assert refused[-1] == "AssertionError: app.pipeline.topic_watcher:_GONE"
 
 
 def test_what_acts_before_python_is_refused(tmp_path: Path) -> None:

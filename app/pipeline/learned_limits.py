@@ -88,6 +88,10 @@ class LearnedLimits:
             if topic is not None and topic.name == error.topic:
                 self._below[topic.name] = (topic.max_message_bytes, error.size)
 
+    def forget_sizes(self) -> None:
+        """Forgets which sizes were refused. The next refusal teaches it again, at the price of one more restart."""
+        self._below.clear()
+
     def applied(self, plan: Plan) -> Plan:
         """The plan with the limits that were learned."""
         dead_letters = None if plan.dead_letters is None else self._limited(plan.dead_letters)

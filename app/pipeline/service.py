@@ -168,7 +168,8 @@ class Pipeline(Service):
         except ConfigurationError as exc:
             if self.status != "RESTARTING":
                 raise
-            # The cluster was right before, and a change can be taken back.
+            # The cluster was right before, and a change can be taken back. A lower limit too, before it was seen.
+            self._learned_limits.forget_sizes()
             raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
 
     async def _live_once(self) -> None:

@@ -57,11 +57,15 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Answers a share of the requests, by chance, with a status and S3's words for `code`; the others pass."""
+    """Answers a share of the requests, by chance, with a status and S3's words for `code`; the others pass.
+
+    With `retry_after_s` the answer has the header `Retry-After`.
+    """
 
     status: int = 503
     share: float = 1.0
     code: str = "SlowDown"
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +269,10 @@ class FaultProxy:
             self._count("errors")
             body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>Injected.</Message></Error>".encode()
             sent = b"" if head.start[0] == "HEAD" else body
+            again = b"" if fault.retry_after_s is None else b"Retry-After: %d\r\n" % fault.retry_after_s
             writer.write(
-                b"HTTP/1.1 %d Injected\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n"
-                b"Connection: close\r\n\r\n%b" % (fault.status, len(body), sent)
+                b"HTTP/1.1 %d Injected\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n%b"
+                b"Connection: close\r\n\r\n%b" % (fault.status, len(body), again, sent)
             )
             await writer.drain()
             writer.write_eof()

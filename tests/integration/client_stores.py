@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server, free_port
 
-__all__ = ["CuttableWay", "GatedStore", "delete_payload", "delete_payloads", "run_example"]
+__all__ = ["CuttableAddress", "CuttableWay", "GatedStore", "delete_payload", "delete_payloads", "run_example"]
 
 _ROOT = Path(__file__).parents[2]
 _LONG_S = 30.0
@@ -60,17 +60,13 @@ class GatedStore:
         return self.payloads[full_path]
 
 
-class CuttableWay:
-    """An address that leads to an S3 server, until `cut`, and again from `mend`."""
+class CuttableAddress:
+    """A port of 127.0.0.1 that leads to another address, until `cut`, and again from `mend`."""
 
-    def __init__(self, server: S3Server) -> None:
-        target = urlsplit(server.endpoint)
-        assert target.hostname is not None
-        assert target.port is not None
-        self._target = (target.hostname, target.port)
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
         self._open: set[socket.socket] = set()
-        self._port = free_port()
-        self.server = replace(server, endpoint=f"http://127.0.0.1:{self._port}")
+        self.port = free_port()
         self.mend()
 
     def cut(self) -> None:
@@ -85,7 +81,7 @@ class CuttableWay:
 
     def mend(self) -> None:
         """Opens the way again."""
-        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self._thread = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
         self._thread.start()
 
@@ -104,6 +100,17 @@ class CuttableWay:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         self._open.discard(source)
+
+
+class CuttableWay(CuttableAddress):
+    """An address that leads to an S3 server, until `cut`, and again from `mend`."""
+
+    def __init__(self, server: S3Server) -> None:
+        target = urlsplit(server.endpoint)
+        assert target.hostname is not None
+        assert target.port is not None
+        super().__init__(target.hostname, target.port)
+        self.server = replace(server, endpoint=f"http://127.0.0.1:{self.port}")
 
 
 def delete_payload(server: S3Server, reference: bytes | None) -> None:

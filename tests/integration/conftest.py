@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.proxy import FaultProxy
 from tests.integration.client_stores import CuttableWay, GatedStore
 from tests.integration.line import Line, MakeLine
 from tests.integration.way import MakeTopic
@@ -31,6 +32,13 @@ def cuttable(versitygw: S3Server) -> Iterator[CuttableWay]:
     way = CuttableWay(versitygw)
     yield way
     way.cut()
+
+
+@pytest.fixture
+def proxy(versitygw: S3Server) -> Iterator[FaultProxy]:
+    """A proxy before the same server, which lets everything pass until it is told otherwise."""
+    with FaultProxy(versitygw.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -51,6 +51,9 @@ class WorkerProcess:
     """`wideload worker -c FILE` in a process of its own; killed when the block ends, whatever happened.
 
     The process is forked from one that has imported everything (`tests.forks`): a start takes no second of a core.
+
+    Attributes:
+        constants: of the worker's modules, with other values; see `tests.forks.fork`.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class WorkerProcess:
         self.config.write_text(toml({**worker, "web.port": self.port}, pipelines))
         self.log = folder / f"worker-{self.port}.log"
         self.process: subprocess.Popen[bytes] | Forked | None = None
+        self.constants: dict[str, object] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -123,7 +127,7 @@ class WorkerProcess:
             return body.decode()
 
     def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
-        return fork(self.command(), stdout=log, stderr=log, environ=environ)
+        return fork(self.command(), stdout=log, stderr=log, environ=environ, constants=self.constants)
 
     def _has_partitions(self) -> bool:
         status, pipelines = self.get("/pipelines")
@@ -136,4 +140,5 @@ class StartedWorker(WorkerProcess):
     """The same with an interpreter of its own, as users start it: where the promise is about the process."""
 
     def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        assert not self.constants
         return subprocess.Popen(self.command(), stdout=log, stderr=log, env=environ)
