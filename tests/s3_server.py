@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -23,6 +24,8 @@ from typing import Any, Literal
 import boto3
 import pytest
 from botocore.config import Config
+
+from app.local.watchdog import Watched, watched
 
 __all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip"]
 
@@ -166,22 +169,22 @@ def _process(kind: Kind, binary: Path, directory: Path, access_key: str, secret_
         health = "/minio/health/live"
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(directory), **credentials}
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        # It ends with the tests, also where they are killed.
+        process = watched(command, output=log, environ=environment)
         try:
             if not _answers(f"http://{address}{health}", process):
                 end = log_path.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{kind} did not answer on {address} within {_START_SECONDS:g} s:\n{end}")
             yield f"http://{address}"
         finally:
-            process.terminate()
+            process.signal(signal.SIGTERM)
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
 
 
-def _answers(url: str, process: subprocess.Popen[bytes] | None) -> bool:
+def _answers(url: str, process: Watched | None) -> bool:
     deadline = time.monotonic() + _START_SECONDS
     # No proxy of the environment may stand between a test and its own machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
