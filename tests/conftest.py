@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _TESTS = Path(__file__).parent
 _TOPIC_SECONDS = 30
 _REDPANDA_IMAGE = "docker.redpanda.com/redpandadata/redpanda:v24.2.7"
+_QUICK = {"log.cleaner.backoff.ms": "500"}  # a test waits for the log cleaner, which rests for 15 s
 _FIXTURE_MARKERS = {
     "broker": "integration",
     "make_topic": "integration",
@@ -187,7 +188,7 @@ def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:
         container = stack.enter_context(RedpandaContainer(_REDPANDA_IMAGE))
         return f"Redpanda in Docker ({_REDPANDA_IMAGE})", container.get_bootstrap_server()
     try:
-        embedded = stack.enter_context(EmbeddedBroker())
+        embedded = stack.enter_context(EmbeddedBroker(_QUICK))
     except WideloadError as exc:
         pytest.fail(f"no broker: {exc}\nOr set KAFKA_BOOTSTRAP_SERVERS.", pytrace=False)
     (version,) = (jar.coordinates.split(":")[2] for jar in jars.read_lock("kafka") if ":kafka_2.13:" in jar.coordinates)

@@ -20,9 +20,10 @@ from aiokafka.protocol.types import Array, Int8, Int16, Int32, Schema
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.queries import TEXT, Query, version
-from app.local.broker import EmbeddedBroker, free_ports, new_cluster_id
+from app.local.broker import EmbeddedBroker, new_cluster_id
 from tests.integration.names import Names
 from tests.integration.worker_process import until
+from tests.s3_server import free_port
 
 __all__ = ["KEY_PASSWORD", "SCRAM", "Cluster"]
 
@@ -93,8 +94,7 @@ class Cluster:
         self.ca, self.certificate, self.key = (folder / name for name in ("ca.pem", "client.pem", "client_key.pem"))
         _make_certificates(folder)
         names = ("CONTROLLER", "PLAINTEXT", *_PROTOCOLS)
-        free = iter(free_ports(_NODES * len(names)))
-        ports = [{name: next(free) for name in names} for _ in range(_NODES)]
+        ports = [{name: free_port() for name in names} for _ in range(_NODES)]
         voters = ",".join(f"{number}@127.0.0.1:{each['CONTROLLER']}" for number, each in enumerate(ports, 1))
         shared = {**_REPLICATED, **_security(folder, users), "controller.quorum.voters": voters, **(properties or {})}
         identity = new_cluster_id()

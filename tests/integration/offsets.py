@@ -119,7 +119,9 @@ def _asked(bootstrap: str, question: Callable[[_Cluster], _T]) -> _T:
     mine = (os.getpid(), bootstrap)
     while True:
         with _lock:
-            cluster = _clusters[mine] = _clusters.pop(mine, None) or _Cluster(bootstrap)
+            if mine not in _clusters:
+                _clusters[mine] = _Cluster(bootstrap)
+            cluster = _clusters[mine] = _clusters.pop(mine)  # the last of them now
             while len(_clusters) > _CLUSTERS:
                 _clusters.pop(next(iter(_clusters))).close()
             try:

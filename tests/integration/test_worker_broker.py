@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,18 +18,30 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.cluster.preflight import check
 from app.config.parsing import parse
-from app.local.broker import EmbeddedBroker, free_ports
+from app.local.broker import EmbeddedBroker
+from tests.forks import run
+from tests.integration.switched_store import STUCK
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
-from tests.integration.way import PARTITIONS, Way, digests, expected, first_occurrences, mixed
+from tests.integration.way import PARTITIONS, THRESHOLD, Way, digests, expected, first_occurrences, mixed
 from tests.integration.worker_process import WorkerProcess, until
+from tests.s3_server import free_port
 from transforms.errors import ConfigurationError
 
 
-@pytest.fixture
-def own_broker() -> Iterator[EmbeddedBroker]:
-    """A broker that no other test uses."""
-    with EmbeddedBroker() as broker:
+@pytest.fixture(scope="module")
+def module_broker() -> Iterator[EmbeddedBroker]:
+    """A broker of this file; its ports stay its own while it does not run."""
+    with EmbeddedBroker(ports={"CONTROLLER": free_port(), "PLAINTEXT": free_port()}) as broker:
         yield broker
+
+
+@pytest.fixture
+def own_broker(module_broker: EmbeddedBroker) -> EmbeddedBroker:
+    """A broker that a test may stop and kill; it runs."""
+    if module_broker.pid is not None:
+        os.kill(module_broker.pid, signal.SIGCONT)  # a test that failed may have stopped it
+    module_broker.start()
+    return module_broker
 
 
 def way_on(broker: EmbeddedBroker, folder: Path) -> Way:
@@ -43,42 +57,52 @@ def way_on(broker: EmbeddedBroker, folder: Path) -> Way:
             await client.close()
 
         asyncio.run(create())
+        until(lambda: len(end_offsets(broker.bootstrap_servers, name)) == partitions, "the topic is there")
         return name
 
     return Way(broker.bootstrap_servers, make_topic, folder, partitions=PARTITIONS, large=2_000_000, session_ms=2_000)
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("ending", ["stop", "kill"])
-def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path, ending: str) -> None:
+def test_worker_broker_restarts(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
     """A broker that is stopped or killed, and comes back, costs no record and no order; the worker goes on."""
     way = way_on(own_broker, tmp_path)
     records = mixed(6_000, seed=7)
+    parts = {
+        own_broker.stop: (records[:2_000], records[2_000:3_000]),
+        own_broker.kill: (records[3_000:5_000], records[5_000:]),
+    }
+    address = f"broker {own_broker.bootstrap_servers} does not answer since 20"
     with way.worker() as worker:
         worker.wait_ready()
-        send(way.broker, way.raw, records[:4_000])
-        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 1_000, "records flow")
-        getattr(own_broker, ending)()
-        address = f"broker {own_broker.bootstrap_servers} does not answer since 20"
-        until(lambda: address in worker.get("/health")[1]["reasons"].get("offload", ""), "it is told which is away")
-        assert worker.get("/health")[1]["status"] == "degraded"
-        assert worker.get("/health/live")[0] == 200
-        own_broker.start()
-        send(way.broker, way.raw, records[4_000:])
-        until(lambda: way.arrived(len(records)), "at least as many have arrived", 120)
-        until(
-            lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
-            "each record has arrived, in order",
-        )
-        until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
+        for end, (before, after) in parts.items():
+            there = sum(end_offsets(way.broker, way.orders).values())
+            send(way.broker, way.raw, before)
+            until(lambda least=there + 500: sum(end_offsets(way.broker, way.orders).values()) > least, "records flow")  # type: ignore[misc]
+            end()
+            until(lambda: address in worker.get("/health")[1]["reasons"].get("offload", ""), "it is told which is away")
+            assert worker.get("/health")[1]["status"] == "degraded"
+            assert worker.get("/health/live")[0] == 200
+            own_broker.start()
+            send(way.broker, way.raw, after)
+            sent = records[: records.index(after[-1]) + 1]
+            until(partial(way.arrived, len(sent)), "at least as many have arrived", 120)
+            until(partial(complete, way, sent), "each record has arrived, in order")
+            until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again by itself")
         assert worker.terminate() == 0
+
+
+def complete(way: Way, sent: list[Sent]) -> bool:
+    """Whether each record has come out at the far end, in order."""
+    return first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(sent)
 
 
 @pytest.mark.chaos
 def test_worker_broker_moves(tmp_path: Path) -> None:
     """A cluster that comes back at other addresses is found by bootstrap.servers, though no record is on its way."""
-    before, after = (f"127.0.0.1:{port}" for port in free_ports(2))
-    with EmbeddedBroker(port=int(before.rpartition(":")[2])) as broker:
+    before, after = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    ports = {"CONTROLLER": free_port(), "PLAINTEXT": int(before.rpartition(":")[2])}
+    with EmbeddedBroker(ports=ports) as broker:
         way = way_on(broker, tmp_path)
         settings = {**way.settings(), "bootstrap.servers": f"{before},{after}"}
         keys: dict[str, object] = {
@@ -103,7 +127,7 @@ def test_worker_broker_moves(tmp_path: Path) -> None:
 
 def test_broker_that_is_not_where_it_says() -> None:
     """A wrong advertised.listeners is told with the address that brokers give, and why nobody is there."""
-    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    nowhere = f"127.0.0.1:{free_port()}"
     with EmbeddedBroker({"advertised.listeners": f"PLAINTEXT://{nowhere}"}) as broker:
         memory = {"large.message.payload.store.class": "memory"}
         pipeline = {"topics": ["raw"], "output.topic": "orders", "transforms": ["offload"], **memory}
@@ -186,7 +210,7 @@ def test_worker_leaves_a_group_that_rebalances(broker: str, make_way: Callable[.
         finally:
             await client.close()
 
-    async def run() -> None:
+    async def join_and_leave() -> None:
         listener = Slow()
         consumer = AIOKafkaConsumer(bootstrap_servers=broker, group_id=group)
         consumer.subscribe([way.raw], listener=listener)
@@ -202,7 +226,7 @@ def test_worker_leaves_a_group_that_rebalances(broker: str, make_way: Callable[.
             listener.let.set()
             await consumer.stop()
 
-    asyncio.run(run())
+    asyncio.run(join_and_leave())
 
 
 def test_worker_sigterm_without_broker(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
@@ -219,18 +243,54 @@ def test_worker_sigterm_without_broker(own_broker: EmbeddedBroker, tmp_path: Pat
 def test_worker_lets_go_of_a_producer_without_answers(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Where a batch was not acknowledged in time, its producer is stopped at once, and not left to the collector."""
     way = way_on(own_broker, tmp_path)
-    records = mixed(6_000, seed=8)
+    root = tmp_path / "switched"
+    root.mkdir()
+    (root / "publish").touch()
+    way.store = {
+        "large.message.payload.store.class": "tests.integration.switched_store:SwitchedStore",
+        "switched.root": str(root),
+    }
+    records = mixed(200, seed=8)
+    records += [(number, b"stuck", STUCK + bytes(THRESHOLD), [], 1_700_000_000_000) for number in range(PARTITIONS)]
+    records += mixed(200, seed=9)
     keys = {"producer.request.timeout.ms": 1_000, "producer.delivery.timeout.ms": 1_500}
     with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
         worker.wait_ready()
         send(way.broker, way.raw, records)
-        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 1_000, "records flow")
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) == 200, "the others wait for the payloads")
         assert own_broker.pid is not None
         os.kill(own_broker.pid, signal.SIGSTOP)
+        (root / "publish").unlink()
         until(lambda: "not acknowledged within the 1.5 s" in worker.log.read_text(), "the pipeline begins again")
         os.kill(own_broker.pid, signal.SIGCONT)
         until(lambda: sum(end_offsets(way.broker, way.orders).values()) >= len(records), "all have arrived", 120)
         assert worker.terminate() == 0
         log = worker.log.read_text()
-    assert "producer did not stop cleanly" not in log
-    assert "Unclosed" not in log
+    assert NOT_CLEAN not in log
+    assert UNCLOSED not in log
+
+
+NOT_CLEAN, UNCLOSED = "its producer did not stop cleanly", "Unclosed AIOKafkaProducer"
+LEFT = """
+import asyncio, gc, sys
+from aiokafka import AIOKafkaProducer
+
+async def leave():
+    await AIOKafkaProducer(bootstrap_servers=sys.argv[1]).start()
+    gc.collect()
+
+asyncio.run(leave())
+"""
+
+
+def test_producer_that_is_left_is_told(make_way: Callable[..., Way], tmp_path: Path) -> None:
+    """The log says it where a producer does not stop in time, or is left to the collector."""
+    way = make_way(partitions=1)
+    worker = WorkerProcess(way.folder, way.settings(), way.offload())
+    worker.constants = {"app.pipeline.flow:_STOP_CLIENT_S": 0}
+    with worker:
+        worker.wait_ready()
+        worker.terminate()
+        assert NOT_CLEAN in worker.log.read_text()
+    (tmp_path / "left.py").write_text(LEFT)
+    assert UNCLOSED in run([sys.executable, tmp_path / "left.py", way.broker]).stderr

@@ -158,16 +158,64 @@ WALL_CLOCK = {
 }
 
 
+# What tells the time of day, by where it is from; the second ones if they are given no time.
+ASKS = {
+    *(f"time.{name}" for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
+    *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
+    "datetime.date.today",
+}
+ASKS_WITHOUT_ARGUMENTS = {f"time.{name}" for name in ("localtime", "gmtime", "ctime", "asctime")}
+
+
+def origins(tree: ast.AST) -> dict[str, str]:
+    """What the names that a module imports stand for."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {each.asname or each.name.partition(".")[0]: each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return found
+
+
+def asks_wall_clock(source: str) -> bool:
+    """Whether a module asks for the time of day, in whatever spelling, or hands on what does."""
+    tree = ast.parse(source)
+    imported = origins(tree)
+
+    def origin(node: ast.AST) -> str:
+        head, *rest = ast.unparse(node).split(".")
+        return ".".join([imported.get(head, ""), *rest])
+
+    names = {origin(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
+    empty = {origin(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args}
+    return bool(names & ASKS or empty & ASKS_WITHOUT_ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("source", "asks"),
+    [
+        ("import time\ntime.time()", True),
+        ("import time as t\nt.time_ns()", True),
+        ("from time import time as now\nnow()", True),
+        ("import time\ndef f(clock=time.time): pass", True),
+        ("import datetime\ndatetime.datetime.now(datetime.UTC)", True),
+        ("import datetime as d\nd.date.today()", True),
+        ("from datetime import datetime as dt\ndt.utcnow()", True),
+        ("def f():\n    from datetime import datetime\n    datetime.now()", True),
+        ("import time\ntime.localtime()", True),
+        ("import time\ntime.monotonic() + time.localtime(3)", False),
+        ("loop.time()", False),
+        ("from datetime import datetime\ndatetime.fromtimestamp(3)", False),
+    ],
+)
+def test_wall_clock_is_found(source: str, asks: bool) -> None:  # noqa: FBT001
+    """The time of day is found in each spelling, and other times are not taken for it."""
+    assert asks_wall_clock(source) is asks
+
+
 def test_wall_clock_is_asked_for_little() -> None:
     """Nothing that waits, expires or counts goes by a clock that may be set."""
-    asking = set()
-    for folder in ("app", "stores", "transforms"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute) and ast.unparse(node) in {
-                    "time.time",
-                    "time.time_ns",
-                    "datetime.now",
-                }:
-                    asking.add(path.relative_to(ROOT).as_posix())
+    modules = [path for folder in ("app", "stores", "transforms") for path in sorted((ROOT / folder).rglob("*.py"))]
+    asking = {path.relative_to(ROOT).as_posix() for path in modules if asks_wall_clock(path.read_text())}
     assert asking == WALL_CLOCK.keys()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from transforms.identifiers import transactional_id
 USER, PASSWORD = "wideload", "of-a-test"
 READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
 GROUP, TRANSACTIONAL_ID = 3, 5
-PREFIXED = 4
+LITERAL, PREFIXED = 3, 4
 ONCE = {"processing.guarantee": "exactly_once"}
 
 
@@ -43,16 +46,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def way(cluster: Cluster, tmp_path: Path) -> Way:
-    """Topics of one test, three partitions each."""
-    numbers = iter(range(9))
+def make_way(cluster: Cluster, tmp_path: Path) -> Callable[[], Way]:
+    """Makes topics of one test, three partitions each."""
+    numbers = itertools.count()
 
     def make_topic(partitions: int, **configs: str) -> str:
         name = f"{tmp_path.name}-{next(numbers)}"
         cluster.make_topic(name, partitions, **configs)
         return name
 
-    return Way(cluster.bootstrap_servers, make_topic, tmp_path, partitions=3, large=2_000_000, session_ms=4_000)
+    def make() -> Way:
+        return Way(cluster.bootstrap_servers, make_topic, tmp_path, partitions=3, large=2_000_000, session_ms=4_000)
+
+    return make
+
+
+@pytest.fixture
+def way(make_way: Callable[[], Way]) -> Way:
+    """Topics of one test, three partitions each."""
+    return make_way()
 
 
 @pytest.mark.chaos
@@ -80,6 +92,11 @@ def test_worker_leaders_move(cluster: Cluster, way: Way) -> None:
         assert worker.terminate() == 0
 
 
+def is_open(way: Way) -> bool:
+    """Whether the first partition of the topic of references has records of a transaction that has not ended."""
+    return end_offsets(way.broker, way.orders)[0] > end_offsets(way.broker, way.orders, isolation=1)[0]
+
+
 @pytest.mark.chaos
 def test_worker_coordinator_killed_in_a_transaction(cluster: Cluster, way: Way) -> None:
     """The coordinator of a transaction is killed while that is open: another ends it, and each record is there once."""
@@ -90,13 +107,23 @@ def test_worker_coordinator_killed_in_a_transaction(cluster: Cluster, way: Way) 
         worker.wait_ready()
         name = transactional_id("offload", way.raw, 0)
         coordinator = cluster.coordinator(name)
-        send(way.broker, way.raw, records[:1_000])
-        until(lambda: end_offsets(way.broker, way.orders)[0] > 0, "records are written")
-        assert 'wideload_transactions_total{pipeline="offload"} 0.0' in worker.text("/metrics"), "its first is open"
+        assert worker.process is not None
+        sent = 0
+        while sent < 1_000:
+            send(way.broker, way.raw, records[sent : sent + 100])
+            sent += 100
+            until(lambda: end_offsets(way.broker, way.orders)[0] > 0, "records are written")
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            if is_open(way):
+                break  # and stays so, until the worker goes on
+            os.kill(worker.process.pid, signal.SIGCONT)
+        else:
+            pytest.fail("no transaction was open when the worker was stopped")
         node = cluster.nodes[coordinator - 1]
         node.kill()
         restarted.callback(node.start)
-        send(way.broker, way.raw, records[1_000:])
+        os.kill(worker.process.pid, signal.SIGCONT)
+        send(way.broker, way.raw, records[sent:])
         until(lambda: counted.total() >= len(records), "all are committed, on two of three", 180)
         assert cluster.coordinator(name) != coordinator
         node.start()
@@ -180,9 +207,9 @@ TRANSACTION_RIGHTS = [
 ]
 
 
-def is_told(worker: WorkerProcess, what: str) -> bool:
-    """Whether /health gives this for a reason."""
-    return what in str(worker.get("/health")[1]["reasons"])
+def is_told(worker: WorkerProcess, pipeline: str, what: str) -> bool:
+    """Whether /health gives this for a reason why a pipeline waits."""
+    return what in str(worker.get("/health")[1]["reasons"].get(pipeline))
 
 
 @contextlib.contextmanager
@@ -195,43 +222,80 @@ def granted_transactions(cluster: Cluster, *operations: int) -> Iterator[None]:
         cluster.forbid(USER, "offload:", *operations, kind=TRANSACTIONAL_ID, pattern=PREFIXED)
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_worker_rights_come_and_go(cluster: Cluster, way: Way, guarantee: str) -> None:
-    """Over TLS, with a login: a right that is taken away lets the pipeline wait and say so, until it is back."""
-    once = guarantee == "exactly_once"
-    grant(cluster, way)
-    settings = {**way.settings(), **secured(cluster, "SASL_SSL")}
-    keys = {"errors.retry.delay.max.ms": 500, "processing.guarantee": guarantee}
-    counted = Counted(way.broker, way.orders)
-    with (
-        granted_transactions(cluster, WRITE, DESCRIBE) if once else contextlib.nullcontext(),
-        WorkerProcess(way.folder, settings, way.offload(**keys)) as worker,
-    ):
+class Traffic:
+    """The same records on several ways, by the name of the pipeline, and what has come of them."""
+
+    def __init__(self, ways: Mapping[str, Way]) -> None:
+        self.ways = ways
+        self.sent = 0
+        self._counted = {name: Counted(way.broker, way.orders) for name, way in ways.items()}
+
+    def send(self) -> None:
+        """Sends ten more."""
+        more: list[Sent] = [(0, b"%d" % number, b"v", [], 1) for number in range(self.sent, self.sent + 10)]
+        for way in self.ways.values():
+            send(way.broker, way.raw, more)
+        self.sent += 10
+
+    def flows(self, names: Iterable[str]) -> bool:
+        """Whether all have arrived on these ways."""
+        return all(self._counted[name].total() >= self.sent for name in names)
+
+    def committed(self) -> bool:
+        """Whether all are committed, on all ways."""
+        return all(committed(way.broker, way.group("offload"), way.raw)[0] == self.sent for way in self.ways.values())
+
+
+def test_worker_rights_come_and_go(cluster: Cluster, make_way: Callable[[], Way]) -> None:
+    """Over TLS, with a login: a right that is taken away lets the pipeline wait and say so, until it is back.
+
+    So it is with both guarantees; and where one pipeline waits, the other goes on.
+    """
+    ways = {"offload": make_way(), "plain": make_way()}
+    once = ways["offload"]
+    for way in ways.values():
+        grant(cluster, way)
+    settings = {**once.settings(), **secured(cluster, "SASL_SSL")}
+    keys = {"errors.retry.delay.max.ms": 500}
+    pipelines = {**once.offload(**keys, **ONCE), "plain": ways["plain"].offload(**keys)["offload"]}
+    traffic = Traffic(ways)
+    with granted_transactions(cluster, WRITE, DESCRIBE), WorkerProcess(once.folder, settings, pipelines) as worker:
         worker.wait_ready()
-        sent = 0
-
-        def send_some() -> None:
-            nonlocal sent
-            send(way.broker, way.raw, [(0, b"%d" % number, b"v", [], 1) for number in range(sent, sent + 10)])
-            sent += 10
-
-        send_some()
-        until(lambda: counted.total() >= sent, "records flow")
-        for right in [*RIGHTS, *TRANSACTION_RIGHTS] if once else RIGHTS:
-            resource = {GROUP: way.group(right.resource), 2: getattr(way, right.resource, "")}.get(right.kind)
-            pattern = PREFIXED if right.kind == TRANSACTIONAL_ID else 3
-            which = {"kind": right.kind, "pattern": pattern}
-            cluster.forbid(USER, resource or right.resource, *right.operations, **which)
-            send_some()
-            until(partial(is_told, worker, right.told), f"it is told: {right.told}")
-            cluster.allow(USER, resource or right.resource, *right.operations, **which)
-            until(lambda: counted.total() >= sent, "records flow again")
+        traffic.send()
+        until(partial(traffic.flows, ways), "records flow")
+        for right in [*RIGHTS, *TRANSACTION_RIGHTS]:
+            which = {"kind": right.kind, "pattern": PREFIXED if right in TRANSACTION_RIGHTS else LITERAL}
+            waiting = {"offload": once} if right in TRANSACTION_RIGHTS else ways
+            resources = [resource_of(way, right) for way in waiting.values()]
+            for resource in resources:
+                cluster.forbid(USER, resource, *right.operations, **which)
+            traffic.send()
+            for name in waiting:
+                until(partial(is_told, worker, name, right.told), f"it is told of {name}: {right.told}")
+            until(partial(traffic.flows, ways.keys() - waiting.keys()), "the other flows")
+            for resource in resources:
+                cluster.allow(USER, resource, *right.operations, **which)
+            until(partial(traffic.flows, ways), "records flow again")
             until(lambda: worker.get("/health")[1]["status"] == "ok", "it is well again")
-        until(lambda: committed(way.broker, way.group("offload"), way.raw)[0] == sent, "all is committed")
+        until(traffic.committed, "all is committed")
         assert worker.terminate() == 0
         assert PASSWORD not in worker.log.read_text()
+    for name, way in ways.items():
+        arrived_in_order(way, traffic.sent, once=name == "offload")
+
+
+def arrived_in_order(way: Way, count: int, *, once: bool) -> None:
+    """Each record has arrived, in order; some more than once, unless that is excluded."""
     found = [record.key for record in read_all(way.broker, way.orders, "read_committed")[0]]
-    assert (found if once else list(dict.fromkeys(found))) == [b"%d" % number for number in range(sent)]
+    assert (found if once else list(dict.fromkeys(found))) == [b"%d" % number for number in range(count)]
+
+
+def resource_of(way: Way, right: Right) -> str:
+    """The name of the topic or group of one way, or how transactional ids begin."""
+    if right.kind == TRANSACTIONAL_ID:
+        return right.resource
+    name: str = way.group(right.resource) if right.kind == GROUP else getattr(way, right.resource)
+    return name
 
 
 def test_worker_transactional_id_refused(cluster: Cluster, way: Way) -> None:
