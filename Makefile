@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz soak docs jobs-zip lock vulnerabilities clean
+.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -111,8 +111,11 @@ bench: setup-test ## Run the benchmark; writes build/bench.json
 fuzz: setup-demo ## Run each parser of untrusted bytes on a million mutated inputs
 	@$(RUN) -m tests.fuzz.run $(FUZZ)
 
-soak: setup-test ## Break workers, store and broker at random for MINUTES=30, and check that nothing is lost
-	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $(SOAK)
+chaos: setup-test ## Run the tests that kill workers and brokers with more traffic and more kills (SEED=N)
+	@$(RUN) -m pytest -m chaos --chaos=long -v -s $${SEED:+--seed "$$SEED"} $(CHAOS)
+
+soak: setup-test ## Break workers, store and broker at random for MINUTES=30, and check that nothing is lost (SEED=N)
+	@$(RUN) -m tests.soak.run --minutes $${MINUTES:-30} $${SEED:+--seed "$$SEED"} $(SOAK)
 
 docs: setup-demo ## Generate docs/configuration.md from the keys
 	@$(RUN) -m docs.configuration_page

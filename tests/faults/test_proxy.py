@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +43,7 @@ def test_proxy_passes_requests(kind: str, tmp_path: Path) -> None:
                 assert sorted(info.size for info in store.list("orders")) == [0, 5, 3_000_000]
                 with pytest.raises(PayloadStoreError, match="no payload"):
                     store.download(paths[0][:-1] + "x")
-            until(lambda: (proxy.counts.requests, proxy.counts.passed) == (8, 8), "all have passed", 5)
+            until(lambda: (proxy.counts.requests, proxy.counts.passed) == (8, 8), "all have passed")
             assert proxy.counts.connections <= 2
     except S3UnavailableError as exc:
         pytest.skip(str(exc))
@@ -57,7 +56,7 @@ def test_proxy_passes_requests(kind: str, tmp_path: Path) -> None:
         (Error(503), "errors", "SlowDown"),
         (Error(507, code="XMinioStorageFull"), "errors", "HTTP 507"),
         (Cut(1_000_000, "upload"), "cuts", "ConnectionClosedError|ConnectionError|HTTPClientError"),
-        (Slow(3.0), "slowed", "ReadTimeoutError"),
+        (Slow(2.0), "slowed", "ReadTimeoutError"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -83,14 +82,14 @@ def test_proxy_cuts_downloads(store: S3Store, proxy: FaultProxy) -> None:
 
 
 def test_proxy_goes_down(store: S3Store, proxy: FaultProxy) -> None:
-    """While it is down connections are refused at once, those that were open too; it comes back on the same port."""
+    """While it is down connections are refused, those that were open too; it comes back on the same port."""
     path = store.publish("orders", DATA)
     proxy.switch(Down())
-    began = time.monotonic()
-    with pytest.raises(PayloadStoreError) as caught:
-        store.download(path)
-    assert (caught.value.retriable, time.monotonic() - began < 2) == (True, True)
     requests = proxy.counts.requests
+    with pytest.raises(PayloadStoreError, match="Connection") as caught:
+        store.download(path)
+    # It was refused, and not kept waiting until it gave up.
+    assert (caught.value.retriable, "imeout" in str(caught.value), proxy.counts.requests) == (True, False, requests)
     proxy.switch(Ok())
     assert store.download(path) == DATA
     assert (proxy.counts.requests, proxy.counts.downs) == (requests + 1, 1)
@@ -106,4 +105,4 @@ def test_proxy_answers_a_share_with_errors(store: S3Store, proxy: FaultProxy) ->
         except PayloadStoreError:
             failed += 1
     assert 10 <= failed <= 30
-    until(lambda: (proxy.counts.errors, proxy.counts.passed) == (failed, 40 - failed), "all are counted", 5)
+    until(lambda: (proxy.counts.errors, proxy.counts.passed) == (failed, 40 - failed), "all are counted")

@@ -42,7 +42,7 @@ class Chaos:
         targets: what is broken.
         pause_s: the mean time between two faults of one target.
         scale: of the length of each fault.
-        seed: of all chance.
+        seed: of all chance. Each target has its own, whatever the others do meanwhile.
         tell: called with the kind of each fault that begins.
 
     Attributes:
@@ -56,7 +56,7 @@ class Chaos:
         self._targets = targets
         self._pause_s = pause_s
         self._scale = scale
-        self._chance = random.Random(seed)
+        self._seed = seed
         self._tell = tell
         self._stopping = asyncio.Event()  # belongs to the loop that `run` runs in
         self.counts: Counter[str] = Counter()
@@ -69,17 +69,21 @@ class Chaos:
     async def run(self) -> None:
         """Breaks store, broker and each victim, independently of one another, until `stop`."""
         await asyncio.gather(
-            self._loop(self._store),
-            self._loop(self._broker),
-            self._loop(self._limit),
-            *(self._loop(partial(self._worker, victim)) for victim in self._targets.victims),
+            self._loop("store", self._store),
+            self._loop("broker", self._broker),
+            self._loop("limit", self._limit),
+            *(
+                self._loop(f"worker {number}", partial(self._worker, victim))
+                for number, victim in enumerate(self._targets.victims)
+            ),
         )
 
-    async def _loop(self, fault: Callable[[], Awaitable[None]]) -> None:
+    async def _loop(self, target: str, fault: Callable[[random.Random], Awaitable[None]]) -> None:
+        chance = random.Random(f"{self._seed} {target}")
         while not self._stopping.is_set():
-            await self._wait(self._chance.expovariate(1 / self._pause_s) + 1)
+            await self._wait(chance.expovariate(1 / self._pause_s) + 1)
             if not self._stopping.is_set():
-                await fault()
+                await fault(chance)
 
     async def _wait(self, seconds: float) -> None:
         """Waits, less when all is to end."""
@@ -92,10 +96,10 @@ class Chaos:
         self.counts[kind] += 1
         self._tell(kind)
 
-    def _seconds(self, least: float, most: float) -> float:
-        return self._chance.uniform(least, most) * self._scale
+    def _seconds(self, chance: random.Random, least: float, most: float) -> float:
+        return chance.uniform(least, most) * self._scale
 
-    async def _store(self) -> None:
+    async def _store(self, chance: random.Random) -> None:
         faults: list[tuple[str, Fault, float, float]] = [
             ("store stopped", Down(), 2, 30),
             ("store stopped for 60 s", Down(), 60, 60),
@@ -106,21 +110,21 @@ class Chaos:
             ("uploads cut in the middle", Cut(300_000, "upload"), 5, 20),
             ("downloads cut in the middle", Cut(300_000, "download"), 5, 20),
         ]
-        kind, fault, least, most = self._chance.choice(faults)
+        kind, fault, least, most = chance.choice(faults)
         self._count(kind)
         await asyncio.to_thread(self._targets.proxy.switch, fault)
-        await self._wait(self._seconds(least, most))
+        await self._wait(self._seconds(chance, least, most))
         await asyncio.to_thread(self._targets.proxy.switch, Ok())
 
-    async def _broker(self) -> None:
+    async def _broker(self, chance: random.Random) -> None:
         nodes = self._targets.cluster.nodes
-        kind = self._chance.choice(("one restarted", "one killed (-9)", "one killed (-9)", "all stopped for 60 s"))
+        kind = chance.choice(("one restarted", "one killed (-9)", "one killed (-9)", "all stopped for 60 s"))
         self._count(f"brokers, {kind}")
-        broken = nodes if kind.startswith("all") else [self._chance.choice(nodes)]
+        broken = nodes if kind.startswith("all") else [chance.choice(nodes)]
         for node in broken:
             # One that shuts down in order asks the others, who may be gone.
             await asyncio.to_thread(node.stop if kind == "one restarted" else node.kill)
-        await self._wait(self._seconds(60, 60) if len(broken) > 1 else self._seconds(0, 20))
+        await self._wait(self._seconds(chance, 60, 60) if len(broken) > 1 else self._seconds(chance, 0, 20))
         await asyncio.gather(*(asyncio.to_thread(node.start) for node in broken))
         # With another one gone before this one has all, partitions would take nothing: that is no fault of ours.
         while not await self._whole():  # noqa: ASYNC110  # nobody tells
@@ -132,11 +136,11 @@ class Chaos:
         except Exception:  # noqa: BLE001  # no broker answers yet
             return False
 
-    async def _limit(self) -> None:
+    async def _limit(self, chance: random.Random) -> None:
         topic, config = self._targets.limited
         self._count("max.message.bytes lowered and raised")
         if await self._altered(topic, {**config, "max.message.bytes": "400000"}):
-            await self._wait(self._seconds(5, 20))
+            await self._wait(self._seconds(chance, 5, 20))
             while not await self._altered(topic, config):  # noqa: ASYNC110  # nobody says when the broker is back
                 await asyncio.sleep(1)
         await self._wait(60 * self._scale)
@@ -148,21 +152,21 @@ class Chaos:
             return False
         return True
 
-    async def _worker(self, worker: WorkerProcess) -> None:
+    async def _worker(self, worker: WorkerProcess, chance: random.Random) -> None:
         self.broken.add(worker)
         try:
-            await self._broken(worker)
+            await self._broken(worker, chance)
         finally:
             self.broken.discard(worker)
 
-    async def _broken(self, worker: WorkerProcess) -> None:
-        kind = self._chance.choice(("killed (-9)", "killed (-9)", "terminated", "paused"))
+    async def _broken(self, worker: WorkerProcess, chance: random.Random) -> None:
+        kind = chance.choice(("killed (-9)", "killed (-9)", "terminated", "paused"))
         if worker.process is None or worker.process.poll() is not None:
             return  # it has ended by itself, and is going to be started again
         self._count(f"worker {kind}")
         if kind == "paused":
             worker.process.send_signal(signal.SIGSTOP)
-            await self._wait(self._seconds(3, 25))
+            await self._wait(self._seconds(chance, 3, 25))
             worker.process.send_signal(signal.SIGCONT)
             return
         if kind == "terminated":
@@ -174,5 +178,5 @@ class Chaos:
                 await asyncio.to_thread(worker.kill)
         else:
             await asyncio.to_thread(worker.kill)
-        await self._wait(self._seconds(0, 5))
+        await self._wait(self._seconds(chance, 0, 5))
         worker.start()

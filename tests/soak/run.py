@@ -1,4 +1,4 @@
-"""`make soak MINUTES=30`: mixed traffic with faults by chance, held to its numbers and digests all the time.
+"""`make soak MINUTES=30 SEED=7`: mixed traffic with faults by chance, held to its numbers and digests all the time.
 
 Three workers run the same pipelines: two are victims, one is not. At the end everything is made whole, what is on its
 way arrives, and one table says what happened. The status is 1 where a message was lost, changed or came out of order,
@@ -40,7 +40,6 @@ _PENDING_BYTES = 64 * 1024 * 1024
 # What a worker takes at rest, what clients read ahead and hold for six pipelines, and the two limits above.
 _MEMORY_BYTES = 1_200 * 1024 * 1024
 _MORE_FILES = 60
-_PORT = 16_066
 _WHOLE_S = 600.0
 _SAMPLE_S = 2.0
 _BEGIN_SAMPLES = 90
@@ -100,7 +99,7 @@ def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
     }
 
 
-def _worker(number: int, folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
+def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
     settings: dict[str, object] = {
         "bootstrap.servers": bootstrap,
         "in.flight.bytes": _BUDGET_BYTES,
@@ -109,11 +108,7 @@ def _worker(number: int, folder: Path, bootstrap: str, store: Mapping[str, objec
         "consumer.max.poll.interval.ms": 30_000,
         "task.shutdown.graceful.timeout.ms": 10_000,
     }
-    worker = WorkerProcess(folder, settings, _pipelines(store))
-    # While it is away nobody's connection may take its port, as happens to one that the system has chosen.
-    chosen, worker.port = worker.port, _PORT + number
-    worker.config.write_text(worker.config.read_text().replace(f"web.port = {chosen}", f"web.port = {worker.port}"))
-    return worker
+    return WorkerProcess(folder, settings, _pipelines(store))
 
 
 async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
@@ -246,7 +241,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         folders = [folder / f"worker-{number}" for number in range(3)]
         for each in folders:
             each.mkdir()
-        workers = [_worker(number, each, bootstrap, store) for number, each in enumerate(folders)]
+        workers = [_worker(each, bootstrap, store) for each in folders]
         targets = Targets(cluster, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
         chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
         usage = _Usage()
@@ -334,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What clients say of a broker that is away would hide the rest.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     seed = int(time.time()) if given.seed is None else given.seed
+    print(f"seed {seed}", file=sys.stderr, flush=True)
     with contextlib.ExitStack() as stack:
         if given.folder is not None:
             given.folder.mkdir(parents=True)

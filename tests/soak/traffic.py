@@ -154,12 +154,14 @@ class Reader:
             await asyncio.sleep(0.5)
 
     async def _read(self) -> None:
-        async with AIOKafkaConsumer(
+        consumer = AIOKafkaConsumer(
             bootstrap_servers=self._bootstrap,
             isolation_level="read_committed",
             enable_auto_commit=False,
             max_partition_fetch_bytes=2 * _LARGEST,
-        ) as consumer:
+        )
+        try:  # it is stopped also if its start fails
+            await consumer.start()
             consumer.assign(list(self._positions))
             for partition, position in self._positions.items():
                 consumer.seek(partition, position)
@@ -169,6 +171,8 @@ class Reader:
                         self._take(partition, record.key, record.value, tuple(record.headers))
                         self._positions[partition] = record.offset + 1
                     await asyncio.sleep(0)
+        finally:
+            await consumer.stop()
 
     def _take(
         self, partition: TopicPartition, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
