@@ -49,21 +49,43 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
 
 
 async def _run(
-    bootstrap: str, names: tuple[str, ...], repeat: int, records: int | None, console: Console, profiles: Path | None
+    bootstrap: str,
+    names: tuple[str, ...],
+    repeat: int,
+    records: Mapping[str, int],
+    console: Console,
+    profiles: Path | None,
 ) -> list[Result]:
     results: list[Result] = []
     async with Topics(bootstrap) as topics:
         for name in names:
             with tempfile.TemporaryDirectory(prefix="wideload-bench-") as folder:
-                bench = Bench(topics, Path(folder), repeat, records, console, profiles)
+                bench = Bench(topics, Path(folder), repeat, records.get(name), console, profiles)
                 results += await SCENARIOS[name](bench)
     return results
+
+
+def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Mapping[str, int]:
+    """Records by scenario."""
+    counts: dict[str, int] = {}
+    for each in given:
+        name, _, number = each.rpartition("=")
+        if name and name not in SCENARIOS:
+            raise click.BadParameter(f"{name!r} is no scenario", param=parameter)
+        if not number.isdecimal() or int(number) < 1:
+            raise click.BadParameter(f"{number!r} is no number of 1 or more", param=parameter)
+        counts |= dict.fromkeys([name] if name else SCENARIOS, int(number))
+    return counts
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--only", multiple=True, type=click.Choice(list(SCENARIOS)), help="Run this scenario; may be repeated.")
 @click.option(
-    "--records", type=click.IntRange(min=1), help="How many records to move instead of a scenario's own number."
+    "--records",
+    metavar="[SCENARIO=]N",
+    multiple=True,
+    callback=_counts,
+    help="How many records to move instead of a scenario's own number; may be repeated.",
 )
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; medians are reported."
@@ -76,7 +98,7 @@ async def _run(
     help="Where the results go; the machine is described beside it. With --only, other results in it stay.",
 )
 @click.option("--profile", is_flag=True, help="Profile the worker; files go beside the results. Slows it down.")
-def main(only: tuple[str, ...], records: int | None, repeat: int, output: Path, *, profile: bool) -> None:
+def main(only: tuple[str, ...], records: Mapping[str, int], repeat: int, output: Path, *, profile: bool) -> None:
     """Measure the worker beside what it is compared with, and print one table."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # new topics that brokers do not know yet are expected

@@ -68,7 +68,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 def _role(process: psutil.Process) -> str:
     command = process.cmdline()
-    if "pyspark.daemon" in command:
+    if "pyspark.worker" in command:  # what any daemon is told to fork
         return "workers"
     if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in command:
         return "executors"

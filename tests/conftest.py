@@ -275,21 +275,27 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     # Spark would take the first `python3` of PATH for its workers, and the host's name for its address.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Each job of a test is small: most of the time of a JVM goes into compiling it, and not into running it. The
+    # processes that tests start take this from the environment, too.
+    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     session = (
         SparkSession.builder.master("local[2]")
         .appName("wideload-tests")
         .config("spark.jars", ",".join(map(str, jars.ensure("spark"))))
-        # Each job of a test is small: most of the time of this JVM goes into compiling it, and not into running it.
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-Dderby.system.home={folder} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        )
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={folder}")
         .config("spark.driver.memory", "1g")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.python.daemon.module", "tests.spark_daemon")
+        .config("spark.executorEnv.PYTHONPATH", str(_TESTS.parent))
+        # Plans are small, and run once: to make Java code of each takes longer than to run it without.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
         # Delta tables: they ask for it when the session begins, and no other table notices.
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")

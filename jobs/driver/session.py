@@ -234,12 +234,15 @@ def require_class(spark: SparkSession, name: str, option: str, what: str, packag
 def share_code(spark: SparkSession) -> None:
     """Lets Python workers on this machine import the same code as this process, wherever the process was started.
 
-    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it.
+    On a cluster `--py-files` does so. Workers there do not have this process's folder, and ignore it. A second job in a
+    session finds the workers of the first: Spark would start new ones for another environment.
     """
     context = spark.sparkContext
     folder = str(Path(__file__).resolve().parents[2])
     given = context.environment.get("PYTHONPATH")
-    context.environment["PYTHONPATH"] = f"{given}{os.pathsep}{folder}" if given else folder
+    entries = given.split(os.pathsep) if given else []
+    if folder not in entries:
+        context.environment["PYTHONPATH"] = os.pathsep.join([*entries, folder])
 
 
 def fit_shuffles(spark: SparkSession) -> None:

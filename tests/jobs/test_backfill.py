@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-import boto3
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -32,7 +31,7 @@ from jobs.driver.session import SessionSettings
 from stores.registry import open_store
 from stores.store import Delete
 from tests.integration.topics import Found, end_offsets, read_all, send
-from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server, s3_server_or_skip
 from tests.vectors.bakdata import bakdata_cases
 from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
@@ -158,16 +157,6 @@ def place(broker: str, tmp_path: Path) -> Place:
     return Place(broker, tmp_path, config)
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """Each kind of S3 server that this machine has."""
-    try:
-        with s3_server(request.param, tmp_path_factory.mktemp("s3")) as started:
-            yield started
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
-
-
 def on_s3(broker: str, folder: Path, server: S3Server) -> Place:
     return Place(broker, folder, {"large.message.payload.store.class": "s3", **server.config("base")})
 
@@ -206,29 +195,24 @@ def test_there_and_back(place: Place, make_topic: MakeTopic, capsys: pytest.Capt
 
 @pytest.mark.usefixtures("in_session")
 def test_there_and_back_on_s3(
-    broker: str, tmp_path: Path, server: S3Server, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]
+    broker: str, tmp_path: Path, make_topic: MakeTopic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a real S3 server it is the same."""
-    there_and_back(on_s3(broker, tmp_path, server), make_topic, capsys)
+    with s3_server_or_skip("minio", tmp_path / "s3") as server:
+        there_and_back(on_s3(broker, tmp_path, server), make_topic, capsys)
 
 
 @pytest.mark.usefixtures("in_session")
 @pytest.mark.parametrize("name", ["bakdata-headers", "bakdata-flag"])
 def test_bakdata_vectors(
-    broker: str, tmp_path: Path, server: S3Server, make_topic: MakeTopic, name: FormatName
+    broker: str, tmp_path: Path, versitygw: S3Server, make_topic: MakeTopic, name: FormatName
 ) -> None:
     """What bakdata's serializer wrote comes out of our format as the values that it was given."""
-    place = on_s3(broker, tmp_path, server)
+    place = on_s3(broker, tmp_path, versitygw)
     cases = [case for case in bakdata_cases() if case.format == name]
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=server.region,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-    )
-    for path, data in (case.stored for case in cases if case.stored is not None):
-        client.put_object(Bucket=server.bucket, Key=path.removeprefix(f"s3://{server.bucket}/"), Body=data)
+    with closing(versitygw.client()) as client:
+        for path, data in (case.stored for case in cases if case.stored is not None):
+            client.put_object(Bucket=versitygw.bucket, Key=path.removeprefix(f"s3://{versitygw.bucket}/"), Body=data)
     source, references, plain = make_topic(), make_topic(), make_topic()
     place.send(source, [Record(c.wire.key, c.wire.value, c.wire.headers, STARTED_MS + n) for n, c in enumerate(cases)])
 
@@ -576,9 +560,11 @@ def test_range_ends_by_bytes(place: Place, spark: SparkSession, make_topic: Make
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.chaos
-def test_process_killed(place: Place, make_topic: MakeTopic, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_session")
+def test_process_killed(
+    place: Place, make_topic: MakeTopic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Killed in the middle, and run again: no gap, order as it was, and at most one range of a partition twice."""
     source, sink, plain = make_topic(2), make_topic(2), make_topic(2)
     size = 1_500
@@ -609,26 +595,11 @@ def test_process_killed(place: Place, make_topic: MakeTopic, tmp_path: Path) -> 
     middle = sum(end_offsets(place.broker, sink).values())
     assert middle < 2 * size
 
-    again = subprocess.run(
-        [sys.executable, "-m", "jobs.backfill", *arguments, "--conf", "spark.ui.enabled=false", "--master", "local[2]"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert again.returncode == 0, again.stderr
-    summary = json.loads(again.stdout)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    summary = summary_of(capsys)
     assert (summary["status"], summary["left"]) == ("done", 0)
-    restored = subprocess.run(
-        [sys.executable, "-m", "jobs.backfill", *place.arguments(sink, plain, "plain"), "--master", "local[2]"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert restored.returncode == 0, restored.stderr
+    assert place.run(sink, plain, "plain") == 0
     found = place.rows(plain)
     repeats = [is_repetition(found[n], [row(r) for r in records], most) for n, records in sent.items()]
     assert all(number is not None for number in repeats), {n: len(found[n]) for n in sent}

@@ -111,9 +111,9 @@ def test_assemble_everything_of_a_record(spark: SparkSession) -> None:
 ABC = letters("u", "abc")
 
 
-@pytest.mark.parametrize(
-    ("log", "whole", "report"),
-    [
+def test_assemble_faults(spark: SparkSession) -> None:
+    """Each fault has its reason in the report, and costs its own message alone, of one uuid in many partitions."""
+    logs: list[tuple[list[Record], list[bytes], list[tuple[str | None, str, list[int]]]]] = [
         (ABC, [b"abc"], []),
         (ABC[:2], [], [("u", "incomplete", [0, 1])]),
         ([ABC[1], ABC[2]], [], [("u", "missing-first", [0, 1])]),
@@ -127,25 +127,27 @@ ABC = letters("u", "abc")
             [],
             [("u", "corrupt", [0, 1, 2])],
         ),
-        ([replace(ABC[0], value=None), ABC[0]], [], [("u", "malformed", [0]), ("u", "incomplete", [1])]),
-        ([replace(ABC[0], headers=[("large-message.chunk.uuid", None)])] * 2, [], None),
+        ([replace(ABC[0], value=None), ABC[0]], [], [(None, "malformed", [0]), ("u", "incomplete", [1])]),
+        (
+            [replace(ABC[0], headers=[("large-message.chunk.uuid", None)])] * 2,
+            [],
+            [(None, "malformed", [0]), (None, "malformed", [1])],
+        ),
         (letters("long", "x" * 31), [], [("long", "oversized", list(range(31)))]),
         (letters("vast", "x" * 70), [], [("vast", "oversized", list(range(70)))]),
-    ],
-)
-def test_assemble_fault(
-    spark: SparkSession, log: list[Record], whole: list[bytes], report: list[tuple[str | None, str, list[int]]] | None
-) -> None:
-    """Each fault has its reason in the report, and costs its own message alone."""
+    ]
     other = letters("other", "xyz")
-    rows = frame(spark, log, other)
-    found = [bytes(row.value) for row in ordered(assemble(rows, 30))]
-    assert found == [*whole, b"xyz"]
-    told = reports(incomplete(rows, 30).collect())
-    if report is None:
-        report = [(None, "malformed", [0]), (None, "malformed", [1])]
-    # A malformed chunk has no uuid that counts.
-    assert told == [(None if reason == "malformed" else uuid, reason, offsets) for uuid, reason, offsets in report]
+    rows = frame(spark, *(partition for log, _, _ in logs for partition in (log, other)))
+    found: dict[int, list[bytes]] = {}
+    for row in ordered(assemble(rows, 30)):
+        found.setdefault(row.partition, []).append(bytes(row.value))
+    told: dict[int, list[Row]] = {}
+    for row in incomplete(rows, 30).collect():
+        told.setdefault(row.partition, []).append(row)
+    for number, (_, whole, report) in enumerate(logs):
+        assert (number, found.get(2 * number, []), found[2 * number + 1]) == (number, whole, [b"xyz"])
+        assert (number, reports(told.pop(2 * number, []))) == (number, report)
+    assert told == {}
 
 
 def interleaved(seed: int) -> list[Record]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
-from tests.s3_server import KINDS, S3Server, S3UnavailableError, s3_server
+from tests.s3_server import S3Server
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError
 from transforms.offload import Offload
@@ -221,14 +221,14 @@ def test_batch_takes_wrappers_off(place: Place, on_error: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("cut", [{"minPartitions": 7}, {"maxRecordsPerPartition": 1}])
-def test_batch_cut_into_tasks(place: Place, cut: dict[str, int]) -> None:
+def test_batch_cut_into_tasks(place: Place) -> None:
     """However many tasks read a partition, each message is there once, chunks over the cuts included."""
     log, expected = mixed(place)
     place.send(log)
-    rows = place.batch(**cut)
-    assert rows.rdd.getNumPartitions() >= 7
-    assert whole(rows.orderBy("offset").collect()) == expected
+    for cut, tasks in (({"minPartitions": 7}, 7), ({"maxRecordsPerPartition": 3}, -(-len(log) // 3))):
+        rows = place.batch(**cut)
+        assert rows.rdd.getNumPartitions() >= tasks
+        assert whole(rows.orderBy("offset").collect()) == expected
 
 
 def test_batch_between_offsets(place: Place) -> None:
@@ -350,6 +350,7 @@ def test_stream_in_small_batches(place: Place, tmp_path: Path) -> None:
     log, expected = mixed(place)
     place.send(log)
     found: dict[int, list[list[Row]]] = {}
+    bound = 4
 
     def take(rows: DataFrame, number: int) -> None:
         found.setdefault(number, []).append(rows.orderBy("partition", "offset").collect())
@@ -357,7 +358,7 @@ def test_stream_in_small_batches(place: Place, tmp_path: Path) -> None:
             raise ValueError("once")
 
     def run() -> StreamingQuery:
-        writer = place.stream(maxOffsetsPerTrigger=2).writeStream.foreachBatch(take)
+        writer = place.stream(maxOffsetsPerTrigger=bound).writeStream.foreachBatch(take)
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     query = run()
@@ -367,7 +368,7 @@ def test_stream_in_small_batches(place: Place, tmp_path: Path) -> None:
     query = run()
     query.processAllAvailable()
     query.stop()
-    assert sorted(found) == list(range((len(log) + 2) // 2))
+    assert sorted(found) == list(range(-(-(len(log) + 1) // bound)))
     assert [len(tries) for tries in found.values()] == [2 if number == 2 else 1 for number in found]
     assert found[2][0] == found[2][1]
     assert whole([row for number in sorted(found) for row in found[number][-1]]) == [*expected, (b"more", b"v")]
@@ -392,19 +393,9 @@ def test_stream_available_now_within_a_bound(place: Place, tmp_path: Path) -> No
     assert written(place, tmp_path) == expected
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """Each kind of S3 server that this machine has."""
-    try:
-        with s3_server(request.param, tmp_path_factory.mktemp("s3")) as started:
-            yield started
-    except S3UnavailableError as exc:
-        pytest.skip(str(exc))
-
-
-def test_batch_of_a_bucket(spark: SparkSession, broker: str, make_topic: MakeTopic, server: S3Server) -> None:
+def test_batch_of_a_bucket(spark: SparkSession, broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
     """On a real S3 server the payloads are those of the bucket."""
-    config = {"large.message.payload.store.class": "s3", **server.config("base")}
+    config = {"large.message.payload.store.class": "s3", **versitygw.config("base")}
     place = Place(spark, broker, make_topic(1), config)
     log, expected = mixed(place)
     place.send(log)

@@ -285,13 +285,15 @@ def test_process_killed_while_it_deletes(
 ) -> None:
     """Killed in the middle of deleting, and run again: what is live is whole, and what is not is gone."""
     topic = make_topic()
-    live = put(tmp_path, topic, [f"live-{number}" for number in range(500)])
-    orphans = 20_000
+    live = put(tmp_path, topic, [f"live-{number}" for number in range(100)])
+    orphans = 1_000
     put(tmp_path, topic, [f"orphan-{number}" for number in range(orphans)])
     refer(broker, topic, live)
-    arguments = options(broker, tmp_path, topic, "--max-delete-fraction", "1", "--delete")
+    stalling = ("--store", "large.message.payload.store.class=tests.jobs.stalling_store.StallingStore")
+    arguments = options(broker, tmp_path, topic, *stalling, "--max-delete-fraction", "1", "--delete")
+    light = ("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2")
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.sweep", *arguments, "--conf", "spark.ui.enabled=false"],
+        [sys.executable, "-m", "jobs.sweep", *arguments, *light],
         cwd=REPOSITORY,
         env=environment(spark),
         start_new_session=True,
