@@ -25,7 +25,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from app.local import jars
 from app.local.broker import EmbeddedBroker
 from tests.integration.way import PARTITIONS, MakeTopic, Way
-from tests.s3_server import S3Server, s3_server_or_skip
+from tests.s3_server import S3Server, s3_server_or_skip, share_models
 from transforms.errors import WideloadError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    share_models()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-import re
-from collections.abc import Callable, Generator, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -17,24 +16,45 @@ from stores.store import Store
 from tests.s3_server import KINDS, Kind, S3Server, s3_server_or_skip
 
 Configure = Callable[[Mapping[str, object]], Store]
+StartServer = Callable[[Kind], S3Server]
 
 _prefixes = itertools.count()
 
 
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts a server of a kind, or gives the one that was started before."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def start(kind: Kind) -> S3Server:
+            return stack.enter_context(s3_server_or_skip(kind, tmp_path_factory.mktemp(kind)))
+
+        yield start
+
+
 @pytest.fixture(scope="session", params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def server(request: pytest.FixtureRequest, start_server: StartServer) -> S3Server:
     """Each kind of S3 server that this machine has."""
-    yield from _server(request.param, tmp_path_factory)
+    return start_server(request.param)
 
 
 @pytest.fixture(scope="session")
-def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def versitygw(start_server: StartServer) -> S3Server:
     """The faster server, for what does not depend on the kind."""
-    yield from _server("versitygw", tmp_path_factory)
+    return start_server("versitygw")
+
+
+@pytest.fixture(scope="session")
+def minio(start_server: StartServer) -> S3Server:
+    """A server that has expiry rules."""
+    return start_server("minio")
 
 
 @pytest.fixture(scope="session", params=["memory", "filesystem", *KINDS])
-def configured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Configure]:
+def configured(
+    request: pytest.FixtureRequest, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Configure]:
     """Makes stores of one kind; those of one call share nothing with those of the next."""
     with contextlib.ExitStack() as stack:
 
@@ -55,9 +75,7 @@ def configured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         elif request.param == "filesystem":
             yield filesystem
         else:
-            servers = _server(request.param, tmp_path_factory)
-            stack.callback(servers.close)
-            running = next(servers)
+            running = start_server(request.param)
 
             def s3(config: Mapping[str, object]) -> Store:
                 return opened(S3Store(), {**running.config(f"a b/ünïcode=%2e/{next(_prefixes)}"), **config})
@@ -75,9 +93,3 @@ def store(configured: Configure) -> Store:
 def shared_store(configured: Configure) -> Store:
     """A store that several tests use, for those that do not mind what the others put there."""
     return configured({})
-
-
-def _server(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Generator[S3Server]:
-    directory: Path = tmp_path_factory.mktemp(re.sub(r"\W", "-", kind))
-    with s3_server_or_skip(kind, directory) as running:
-        yield running

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Request", "ScriptedServer", "Wire", "error", "payload", "scripted_server", "slow_reader"]
+__all__ = ["Request", "Script", "ScriptedServer", "Wire", "error", "payload", "scripted_server", "slow_reader"]
 
 
 @dataclass(frozen=True, slots=True)

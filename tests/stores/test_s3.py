@@ -8,21 +8,21 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from stores.s3 import S3Store
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
 from tests.s3_server import S3Server, free_port
-from tests.stores.scripted_server import Request, Wire, error, payload, scripted_server, slow_reader
+from tests.stores.scripted_server import Request, Script, Wire, error, payload, scripted_server, slow_reader
 from transforms.errors import (
     ConfigurationError,
     PayloadNotFoundError,
@@ -59,6 +59,12 @@ def calls(store: S3Store) -> list[Callable[[], object]]:
         lambda: store.delete(path),
         lambda: list(store.list()),
     ]
+
+
+def at_once(calls: Sequence[Callable[[], object]]) -> list[Callable[[], object]]:
+    """Makes calls beside each other; what is returned gives, or raises, what each of them did."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [pool.submit(call).result for call in calls]
 
 
 @pytest.fixture
@@ -241,53 +247,40 @@ def test_a_server_that_is_not_there_may_come_back() -> None:
         "s3.retry.attempts": 2,
     }
     with opened(config) as store:
-        for call in calls(store):
+        for called in at_once(calls(store)):
             with pytest.raises(PayloadStoreError, match="EndpointConnectionError") as caught:
-                call()
+                called()
             assert caught.value.retriable
 
 
-def test_a_server_that_never_answers_is_given_up_in_time() -> None:
-    """Every call ends within `large.message.store.timeout.ms`, its attempts included."""
+class CountedClock:
+    """Goes on by so much at each look, and not by itself: other work on the machine makes no call late."""
 
-    def silent(_: Request, wire: Wire) -> bool:
-        wire.stopped.wait(30)
-        return False
+    def __init__(self, step: float) -> None:
+        self.looks = 0
+        self._step = step
 
-    with scripted_server(silent) as server:
-        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=9_000)
-        with opened(config) as store:
-            for call in calls(store):
-                begin = time.monotonic()
-                with pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
-                    call()
-                assert caught.value.retriable
-                assert time.monotonic() - begin < 9
-        assert len(server.requests) == 2 * 6
+    def monotonic(self) -> float:
+        """See `time.monotonic`."""
+        self.looks += 1
+        return self.looks * self._step
 
 
-def test_a_body_that_comes_byte_by_byte_is_given_up_in_time() -> None:
-    """A server that says something before each time-out does not hold a thread for ever."""
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], CountedClock]:
+    """Gives the store another clock, for the time that a call may take."""
 
-    def dribble(_: Request, wire: Wire) -> bool:
-        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 1000000\r\n\r\n')
-        while not wire.stopped.wait(0.02):
-            wire.write(b"x")
-        return False
+    def set_to(step: float) -> CountedClock:
+        clock = CountedClock(step)
+        for module in ("stores.s3", "stores.s3_time"):
+            monkeypatch.setattr(f"{module}.time", clock)
+        return clock
 
-    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_500)) as store:
-        begin = time.monotonic()
-        with pytest.raises(PayloadStoreError, match=r"of 1,000,000 bytes came in the time allowed") as caught:
-            store.get(store.root.path(*NAME), 2_000_000)
-        assert caught.value.retriable
-        assert time.monotonic() - begin < 1.5
+    return set_to
 
 
-@pytest.mark.parametrize(
-    "start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 503 No\r\nContent-Length: 1000000\r\n\r\n"]
-)
-def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(start: bytes) -> None:
-    """Nor does one that says so little of its head, or of the body of an error."""
+def dribbling(start: bytes) -> Script:
+    """Answers with `start`, and then for ever with one byte before each time-out."""
 
     def dribble(_: Request, wire: Wire) -> bool:
         wire.write(start)
@@ -295,16 +288,63 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(start: bytes) -> 
             wire.write(b"x")
         return False
 
-    with scripted_server(dribble) as server, opened(server.config(large_message_store_timeout_ms=1_500)) as store:
+    return dribble
+
+
+def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    """Every call waits as long as it should for each of its attempts, and ends."""
+
+    def silent(_: Request, wire: Wire) -> bool:
+        wire.stopped.wait()
+        return False
+
+    with scripted_server(silent) as server:
+        config = server.config(s3_retry_attempts=2, large_message_store_timeout_ms=9_000)
+        with opened(config) as store:
+            for called in at_once(calls(store)):
+                with pytest.raises(PayloadStoreError, match="ReadTimeoutError") as caught:
+                    called()
+                assert caught.value.retriable
+                assert isinstance(caught.value.__cause__, ReadTimeoutError)
+                assert "(read timeout=0.3)" in str(caught.value.__cause__.kwargs["error"])
+        assert len(server.requests) == 2 * 6
+
+
+def test_a_body_that_comes_byte_by_byte_is_given_up_in_time(set_clock: Callable[[float], CountedClock]) -> None:
+    """A server that says something before each time-out does not hold a thread for ever."""
+    start = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 1000000\r\n\r\n'
+    with (
+        scripted_server(dribbling(start)) as server,
+        opened(server.config(large_message_store_timeout_ms=1_500)) as store,
+    ):
+        clock = set_clock(0.1)
+        with pytest.raises(PayloadStoreError, match=r"of 1,000,000 bytes came in the time allowed") as caught:
+            store.get(store.root.path(*NAME), 2_000_000)
+        assert caught.value.retriable
+        # The last wait may take 300 ms more; the first looks and the last one are at the two ends.
+        assert 12 < clock.looks <= 15
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX-Slow: ", b"HTTP/1.1 503 No\r\nContent-Length: 1000000\r\n\r\n"]
+)
+def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time(
+    set_clock: Callable[[float], CountedClock], start: bytes
+) -> None:
+    """Nor does one that says so little of its head, or of the body of an error."""
+    with (
+        scripted_server(dribbling(start)) as server,
+        opened(server.config(large_message_store_timeout_ms=1_500)) as store,
+    ):
         for call in calls(store)[:3]:
-            begin = time.monotonic()
+            clock = set_clock(0.1)
             with pytest.raises(PayloadStoreError, match=r"did not come to its end in the time allowed") as caught:
                 call()
             assert caught.value.retriable
-            assert time.monotonic() - begin < 3
+            assert 15 < clock.looks <= 18
 
 
-def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
+def test_a_server_that_takes_a_body_slowly_is_given_up_in_time(set_clock: Callable[[float], CountedClock]) -> None:
     """A put ends too, though each of its pieces is taken before its time-out."""
     with slow_reader(1 << 17, 0.02) as endpoint:
         config = {
@@ -317,11 +357,11 @@ def test_a_server_that_takes_a_body_slowly_is_given_up_in_time() -> None:
             "large.message.store.timeout.ms": 2_000,
         }
         with opened(config) as store:
-            begin = time.monotonic()
-            with pytest.raises(PayloadStoreError, match=r"bytes were sent in the time allowed") as caught:
+            clock = set_clock(0.3)
+            with pytest.raises(PayloadStoreError, match=r"[1-9].* bytes were sent in the time allowed") as caught:
                 store.put(*NAME, bytes(64 * MIB))
             assert caught.value.retriable
-            assert 0.9 < time.monotonic() - begin < 2
+            assert 5 < clock.looks <= 8
 
 
 # --- broken servers -------------------------------------------------------------------------------------------------
@@ -477,13 +517,18 @@ def test_no_such_key_is_a_missing_payload() -> None:
         store.check()
 
 
-@pytest.mark.parametrize("attempts", [1, 2, 3])
-def test_attempts_count_the_first(attempts: int) -> None:
+def test_attempts_count_the_first() -> None:
     """`s3.retry.attempts` is the number of requests, and a put sends its whole body each time."""
-    with scripted_server(error(500, "InternalError")) as server:
-        with opened(server.config(s3_retry_attempts=attempts)) as store, pytest.raises(PayloadStoreError):
-            store.put(*NAME, b"the whole body")
-        assert [request.body for request in server.requests] == [b"the whole body"] * attempts
+
+    def put(attempts: int) -> list[bytes]:
+        with scripted_server(error(500, "InternalError")) as server:
+            with opened(server.config(s3_retry_attempts=attempts)) as store, pytest.raises(PayloadStoreError):
+                store.put(*NAME, b"the whole body")
+            return [request.body for request in server.requests]
+
+    with ThreadPoolExecutor(3) as pool:
+        sent = list(pool.map(put, (1, 2, 3)))
+    assert sent == [[b"the whole body"] * attempts for attempts in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("sent", [0, 1, 99])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stores.s3 import S3Store
 from stores.s3_lifecycle import own_id, reaching, with_own_rule
 from stores.store import Lifecycle
-from tests.s3_server import S3Server, s3_server_or_skip
+from tests.s3_server import S3Server
 from tests.stores.scripted_server import Request, Script, Wire, error, scripted_server
 from transforms.errors import PayloadStoreError
 
@@ -80,19 +80,13 @@ class Bucket:
         self._text = http_response.content
 
 
-@pytest.fixture(scope="module")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server that has expiry rules."""
-    with s3_server_or_skip("minio", tmp_path_factory.mktemp("minio")) as running:
-        yield running
-
-
 @pytest.fixture
 def bucket(minio: S3Server) -> Iterator[Bucket]:
     """A bucket without rules."""
     found = Bucket(minio)
     found.clear()
     yield found
+    found.clear()
     found.close()
 
 
