@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from app.serializers.aiokafka import SerializingProducer
 from tests.integration.client_config import Config, producing
 
-__all__ = ["becomes", "many", "one", "produce"]
+__all__ = ["becomes", "loop_turns", "many", "one", "produce"]
 
 _LONG_S = 30.0
 
@@ -45,3 +45,9 @@ async def becomes(condition: Callable[[], bool], what: str) -> None:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         pytest.fail(f"waited in vain until {what}")
+
+
+async def loop_turns() -> None:
+    """Lets the other tasks go as far as they can without an answer of somebody else."""
+    for _ in range(20):
+        await asyncio.sleep(0)

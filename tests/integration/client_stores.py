@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+from tests.forks import run
 from tests.integration.topics import read_all
 from tests.s3_server import S3Server, free_port
 
@@ -134,6 +134,6 @@ def run_example(name: str, broker: str, topic: str, server: S3Server) -> str:
         "AWS_DEFAULT_REGION": server.region,
     }
     command = [sys.executable, str(_ROOT / "docs" / "examples" / name), topic]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = run(command, environ=environ, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,8 +14,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import (
     IllegalOperation,
     KafkaTimeoutError,
-    MessageSizeTooLargeError,
-    OutOfOrderSequenceNumber,
     ProducerClosed,
 )
 from aiokafka.structs import RecordMetadata
@@ -158,30 +156,6 @@ async def test_documents_scenario(broker: str, make_topic: MakeTopic) -> None:
         assert [future.result().offset for future in changed] == list(range(sent, sent + len(records)))
     found = await found_in(broker, first)
     assert [each.key for each in found] == [b"%d" % index for index in [*range(sent), *range(len(records))]]
-
-
-async def test_documents_scenario_of_aiokafka_alone(broker: str, make_topic: MakeTopic) -> None:
-    """aiokafka with batches for 10:1 loses those of topic 2, and then cannot send to it any more.
-
-    It sizes batches uncompressed, so with batches of 1 MB it would lose nothing, and fill none. To fill 1 MB at 10:1 it
-    has to be told that batches are 9.5 MB, for all topics: the one estimate that the document begins with.
-    """
-    first, second = (make_topic(**{"max.message.bytes": MEGABYTE}) for _ in range(2))
-    rng = random.Random(3)
-    options = {"compression_type": "lz4", "max_batch_size": 9_500_000, "max_request_size": 20_000_000, "linger_ms": 500}
-    async with plain(broker, **options) as producer:
-        for topic, share in ((first, 0.095), (second, 0.195)):
-            await producer.send_and_wait(topic, b"small", partition=0)
-            values = [compressible(MEGABYTE - 1_000, share, rng) for _ in range(18)]
-            futures = [await producer.send(topic, value, partition=0) for value in values]
-            results = await asyncio.gather(*futures, return_exceptions=True)
-            refused = [result for result in results if isinstance(result, MessageSizeTooLargeError)]
-            if topic == first:
-                assert all(isinstance(result, RecordMetadata) for result in results)
-            else:
-                assert len(refused) >= 9
-        with pytest.raises(OutOfOrderSequenceNumber):
-            await producer.send_and_wait(second, b"small", partition=0)
 
 
 async def test_limit_lowered_on_a_live_topic(broker: str, make_topic: MakeTopic) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from aiokafka.errors import IllegalOperation, UnknownTopicOrPartitionError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
+from app.serializers.demand import Allowance
 from tests.integration.aiokafka_records import becomes, many, one, produce
 from tests.integration.client_config import (
     LARGE,
@@ -187,16 +189,20 @@ async def test_a_payload_over_the_bound_comes_alone(broker: str, make_topic: Mak
         assert [record.value for record in records] == [LARGE]
 
 
-async def test_a_call_is_bounded_in_time(broker: str, make_topic: MakeTopic, gate: type[GatedStore]) -> None:
+async def test_a_call_is_bounded_in_time(
+    broker: str, make_topic: MakeTopic, gate: type[GatedStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No download is begun that might end after `max.poll.interval.ms`; the next call has it."""
     topic = make_topic()
+    now_s = 0.0
+    monkeypatch.setattr("app.serializers.aiokafka.Allowance", partial(Allowance, clock=lambda: now_s))
     await produce(broker, ON_GATE, topic, [LARGE] * 9)  # one more than run at once
     times = {"max.poll.interval.ms": 10_100, "large.message.store.timeout.ms": 10_000}
     async with DeserializingConsumer(consuming(broker, ON_GATE, **times), topic) as consumer:
         gate.open.clear()
         reading = asyncio.create_task(many(consumer))
         await becomes(lambda: gate.begun == 8, "eight downloads are under way")
-        await asyncio.sleep(0.2)  # the time itself is what this is about
+        now_s = 0.2
         gate.open.set()
         ((_, records),) = (await reading).items()
         assert len(records) == 8

@@ -10,7 +10,7 @@ from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from app.serializers.threads import PARALLEL
-from tests.integration.aiokafka_records import becomes, one, produce
+from tests.integration.aiokafka_records import becomes, loop_turns, one, produce
 from tests.integration.client_config import LARGE, ON_GATE, consuming, producing
 from tests.integration.client_stores import GatedStore
 from tests.integration.topics import committed
@@ -45,7 +45,7 @@ async def test_a_cancelled_call_loses_nothing(
         for _ in range(3):
             reading = asyncio.create_task(getattr(consumer, read)(**arguments))
             await becomes(lambda: gate.begun == 1, "the download is under way")
-            await asyncio.sleep(0.05)  # a later call finds it so
+            await loop_turns()  # a later call finds it so
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading

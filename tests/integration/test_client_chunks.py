@@ -7,8 +7,8 @@ import hashlib
 import itertools
 import random
 import re
-import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +22,8 @@ from aiokafka.errors import ConsumerStoppedError, IllegalOperation, MessageSizeT
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, ChunkMessageId, Discarded
-from tests.integration.aiokafka_records import becomes, one
+from tests.forks import run
+from tests.integration.aiokafka_records import becomes, loop_turns, one
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
 from transforms.batch_size import batch_of_one_bytes
@@ -333,6 +334,32 @@ async def test_seek(broker: str, make_topic: MakeTopic) -> None:
 
 # --- what is discarded ------------------------------------------------------------------------------------------------
 
+EXPIRE = {"expire.time.of.incomplete.chunked.message.ms": 60_000}
+HOUR_S = 3_600.0
+
+
+class LeapingClock:
+    """The clock of a consumer, which may leap ahead."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        """See `time.monotonic`."""
+        return time.monotonic() + self._ahead_s
+
+    def leap(self) -> None:
+        """An hour is over at once."""
+        self._ahead_s += HOUR_S
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> LeapingClock:
+    """The clock of the consumers of the test."""
+    leaping = LeapingClock()
+    monkeypatch.setattr("app.chunks.consumer.time", leaping)
+    return leaping
+
 
 async def test_discarded_expired(broker: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
     """A message whose last chunk does not come expires while the consumer waits; by default that is logged."""
@@ -348,18 +375,18 @@ async def test_discarded_expired(broker: str, make_topic: MakeTopic, caplog: pyt
     assert re.search(r"partition 0: a message of chunks was discarded: expired \(.*\); 2 chunks", caplog.text)
 
 
-async def test_discarded_not_expired_while_nobody_reads(broker: str, make_topic: MakeTopic) -> None:
+async def test_discarded_not_expired_while_nobody_reads(
+    broker: str, make_topic: MakeTopic, clock: LeapingClock
+) -> None:
     """The time in which an application is busy does not count: the chunks were waiting."""
     topic = make_topic()
     chunks = pieces("u", 2_000)
     await write(broker, topic, chunks[:1])
     found: list[Discarded] = []
-    async with consuming(
-        broker, topic, found, keys={"expire.time.of.incomplete.chunked.message.ms": 1_000}
-    ) as consumer:
+    async with consuming(broker, topic, found, EXPIRE) as consumer:
         while not consumer.stats()["pendingChunkedMessages"]:
-            await consumer.getmany(timeout_ms=100)
-        await asyncio.sleep(1.5)  # what the test is about
+            await consumer.getmany(timeout_ms=50)
+        clock.leap()
         await write(broker, topic, chunks[1:])
         assert (await one(consumer)).value == value_of(2_000)
     assert found == []
@@ -524,20 +551,21 @@ async def test_stop_ends_calls(broker: str, make_topic: MakeTopic) -> None:
         await asyncio.wait_for(call, _LONG_S)
 
 
-async def test_pause(broker: str, make_topic: MakeTopic) -> None:
+async def test_pause(broker: str, make_topic: MakeTopic, clock: LeapingClock) -> None:
     """Chunks of a paused partition wait in the log, and their message does not expire."""
     topic = make_topic(2)
     chunks = pieces("u", 2_000)
     await write(broker, topic, chunks[:1])
     found: list[Discarded] = []
-    async with consuming(
-        broker, topic, found, keys={"expire.time.of.incomplete.chunked.message.ms": 1_500}
-    ) as consumer:
+    async with consuming(broker, topic, found, EXPIRE) as consumer:
         while not consumer.stats()["pendingChunkedMessages"]:
             await consumer.getmany(timeout_ms=50)
         consumer.pause(TopicPartition(topic, 0))
         await write(broker, topic, chunks[1:])
-        await consumer.getmany(timeout_ms=2_000)
+        reading = asyncio.create_task(consumer.getmany(timeout_ms=200))
+        await loop_turns()
+        clock.leap()
+        assert await reading == {}
         consumer.resume(TopicPartition(topic, 0))
         assert (await one(consumer)).value == value_of(2_000)
     assert found == []
@@ -551,9 +579,7 @@ async def test_the_example(broker: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     environ = {"PYTHONPATH": str(_ROOT), "KAFKA_BOOTSTRAP_SERVERS": broker}
     script = str(_ROOT / "docs" / "examples" / "chunks_client.py")
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, script, topic], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = await asyncio.to_thread(run, [sys.executable, script, topic], environ=environ, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sent as 0-4\nread as 0-4, 5,000,000 bytes, {'kind': b'x-ray'}\nand again\n"
 

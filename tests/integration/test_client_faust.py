@@ -7,11 +7,10 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +22,7 @@ from faust.types.tuples import Message
 from app.serializers import LargeMessageSerializer
 from app.serializers.confluent import producer_config
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from tests.forks import fork
 from tests.integration.aiokafka_records import becomes
 from tests.integration.client_config import LARGE, THRESHOLD, Config, on_s3, worker_both_ways
 from tests.integration.client_stores import CuttableWay, delete_payloads
@@ -37,7 +37,7 @@ _STARTS_S = 40.0
 
 
 class FaustProcess:
-    """`python faust_reader.py worker` in a process of its own; killed when the block ends, whatever happened."""
+    """`python faust_reader.py worker`, forked; killed when the block ends, whatever happened."""
 
     def __init__(self, folder: Path, broker: str, topic: str, store: Config, **more: object) -> None:
         folder.mkdir(exist_ok=True)
@@ -49,9 +49,9 @@ class FaustProcess:
     def __enter__(self) -> Self:
         script = str(_ROOT / "tests" / "integration" / "faust_reader.py")
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = fork(
                 [sys.executable, script, "worker", "-l", "info", "--without-web"],
-                env=self.environ,
+                environ=self.environ,
                 stdout=log,
                 stderr=log,
             )
@@ -109,23 +109,31 @@ def arrived(broker: str, topic: str, count: int) -> list[Found]:
 # --- round trip -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain_topic", [False, True])
 def test_a_worker_reads_and_writes_large_values(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path, *, plain_topic: bool
+    broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:
     """Small, large and null values and large keys reach the agent whole and in order; what it sends is offloaded anew.
 
     With Faust's own topic class as with ours. The table's changelog has no references.
     """
-    topic, sent = make_topic(), make_topic()
     values = [b"small", LARGE, None, b"y" * 2_000_000, b""]
-    produce(broker, on_s3(versitygw), topic, values, key=b"k" * 2_000)
-    with FaustProcess(
-        tmp_path, broker, topic, on_s3(versitygw), to=sent, keys=True, table=True, plain_topic=plain_topic
-    ) as worker:
-        events = worker.events(len(values))
-        records = arrived(broker, sent, len(values))
-        until(lambda: committed(broker, f"{topic}-faust", topic) == {0: len(values)}, "all is committed")
+    topics = [(make_topic(), make_topic()) for _ in range(2)]
+    with ExitStack() as stack:
+        workers = []
+        for plain_topic, (topic, sent) in enumerate(topics):
+            produce(broker, on_s3(versitygw), topic, values, key=b"k" * 2_000)
+            more = {"to": sent, "keys": True, "table": True, "plain_topic": bool(plain_topic)}
+            folder = tmp_path / str(plain_topic)
+            workers.append(stack.enter_context(FaustProcess(folder, broker, topic, on_s3(versitygw), **more)))
+        for worker, (topic, sent) in zip(workers, topics, strict=True):
+            check_round_trip(broker, worker, topic, sent, values)
+
+
+def check_round_trip(broker: str, worker: FaustProcess, topic: str, sent: str, values: list[bytes | None]) -> None:
+    """What a worker has got of a topic, sent to another and counted is what was written."""
+    events = worker.events(len(values))
+    records = arrived(broker, sent, len(values))
+    until(lambda: committed(broker, f"{topic}-faust", topic) == {0: len(values)}, "all is committed", _STARTS_S)
     assert [event["value"] for event in events] == [digest(value) for value in values]
     assert {event["key"] for event in events} == {"k" * 2_000}
     assert [event["headers"] for event in events] == [{"a": "1", "b": "2"}] * len(values)
@@ -304,23 +312,6 @@ def test_on_failure_stands_for_what_is_missing(
     assert events[1]["headers"]["large-message"] == "true"
 
 
-def test_a_store_that_is_down_holds_the_record_until_it_is_up(
-    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
-) -> None:
-    """Nothing is passed over, nothing fails: the record and what is behind it wait; `on_failure` is not asked."""
-    topic = make_topic()
-    store = on_s3(cuttable.server)
-    produce(broker, store, topic, [b"1", LARGE, b"3"])
-    cuttable.cut()
-    with FaustProcess(tmp_path, broker, topic, store, on_failure=True) as worker:
-        worker.says("it is tried again until it succeeds")
-        assert [event["offset"] for event in worker.lines()] in ([], [0])
-        assert committed(broker, f"{topic}-faust", topic)[0] <= 1
-        cuttable.mend()
-        events = worker.events(3)
-    assert [event["value"] for event in events] == [digest(b"1"), digest(LARGE), digest(b"3")]
-
-
 def test_a_worker_ends_while_the_store_is_down(
     broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
 ) -> None:
@@ -339,19 +330,24 @@ def test_a_worker_ends_while_the_store_is_down(
         until(lambda: digest(LARGE) in [event["value"] for event in worker.lines()], "the record comes", _STARTS_S)
 
 
-def test_a_store_that_is_down_for_longer_than_the_poll_interval(
+def test_a_store_that_is_down_holds_the_record_until_it_is_up(
     broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
 ) -> None:
-    """The worker stays in its group; or it would leave it, and never come back to it."""
+    """Nothing is passed over, nothing fails: the record and what is behind it wait; `on_failure` is not asked.
+
+    If that takes longer than the poll interval, the worker stays in its group; or it would never come back to it.
+    """
     topic = make_topic()
-    times = {"large.message.store.timeout.ms": 2_000, "s3.connection.timeout.ms": 500, "s3.read.timeout.ms": 500}
-    store = {**on_s3(cuttable.server), **times}
-    produce(broker, store, topic, [b"1", LARGE, b"3"])
+    times = {"large.message.store.timeout.ms": 1_200, "s3.connection.timeout.ms": 100, "s3.read.timeout.ms": 100}
+    down = {**on_s3(cuttable.server), **times}
+    produce(broker, on_s3(cuttable.server), topic, [b"1", LARGE, b"3"])
     cuttable.cut()
-    with FaustProcess(tmp_path, broker, topic, store, max_poll_s=2.0) as worker:
+    with FaustProcess(tmp_path, broker, topic, down, on_failure=True, max_poll_s=1.2) as worker:
         worker.says("it is tried again until it succeeds")
         begun = time.monotonic()
-        until(lambda: time.monotonic() - begun > 5, "more than the interval is over")
+        until(lambda: time.monotonic() - begun > 2.4, "more than the interval is over")
+        assert [event["offset"] for event in worker.lines()] in ([], [0])
+        assert committed(broker, f"{topic}-faust", topic)[0] <= 1
         cuttable.mend()
         events = worker.events(3)
         until(lambda: committed(broker, f"{topic}-faust", topic) == {0: 3}, "all is committed", _STARTS_S)
@@ -402,9 +398,9 @@ def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Serve
     }
     log = tmp_path / "example.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        process = fork(
             [sys.executable, str(_ROOT / "docs" / "examples" / "faust_app.py"), "worker", "--without-web"],
-            env=environ,
+            environ=environ,
             stdout=file,
             stderr=file,
         )

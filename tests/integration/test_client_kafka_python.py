@@ -166,31 +166,26 @@ def test_a_payload_over_the_bound_comes_alone(broker: str, make_topic: MakeTopic
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def polled(consumer: KafkaConsumer) -> None:
-    """One way to go on."""
-    many(consumer)
-
-
-@pytest.mark.parametrize("read", [polled, next])
-def test_a_missing_payload_is_told_and_passed(
-    broker: str, make_topic: MakeTopic, versitygw: S3Server, read: Callable[[KafkaConsumer], object]
-) -> None:
+def test_a_missing_payload_is_told_and_passed(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
     """What is before it is delivered first; the error has its place, comes again, and a seek goes on behind it."""
     topic = make_topic()
     produce(broker, on_s3(versitygw), topic, [b"0", LARGE, LARGE + b"gone", b"3"])
     delete_payloads(versitygw, broker, topic, 2)
     tp = TopicPartition(topic, 0)
+    polled: Callable[[KafkaConsumer], object] = many
     with DeserializingConsumer(consuming(broker, on_s3(versitygw)), topic) as consumer:
-        if read is next:
-            assert [next(consumer).value, next(consumer).value] == [b"0", LARGE]
-        else:
-            assert [record.value for record in many(consumer, 2)[tp]] == [b"0", LARGE]
-        for _ in range(3):
-            with pytest.raises(SerializationError, match=f"topic {topic} partition 0 offset 2 ") as caught:
-                read(consumer)
-            assert isinstance(caught.value.__cause__, PayloadNotFoundError)
-            assert (caught.value.partition, caught.value.offset, caught.value.retriable) == (0, 2, False)
-            assert consumer.position(tp) == 2
+        for read in (polled, next):
+            if read is next:
+                consumer.seek(tp, 0)
+                assert [next(consumer).value, next(consumer).value] == [b"0", LARGE]
+            else:
+                assert [record.value for record in many(consumer, 2)[tp]] == [b"0", LARGE]
+            for _ in range(3):
+                with pytest.raises(SerializationError, match=f"topic {topic} partition 0 offset 2 ") as caught:
+                    read(consumer)
+                assert isinstance(caught.value.__cause__, PayloadNotFoundError)
+                assert (caught.value.partition, caught.value.offset, caught.value.retriable) == (0, 2, False)
+                assert consumer.position(tp) == 2
         consumer.seek(tp, 3)
         assert next(consumer).value == b"3"
 
@@ -259,23 +254,20 @@ def test_an_interrupt_gives_all_back(broker: str, make_topic: MakeTopic, gate: t
     """Ctrl-C during a download loses nothing of what the call had fetched."""
     topic = make_topic()
     produce(broker, ON_GATE, topic, [b"0", LARGE, b"2"])
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(value: bytes) -> bytes:
+        if len(value) > THRESHOLD:
+            for interrupt in interrupts:
+                raise interrupt
+        return value
+
     stages = {"value.deserializer": None, "value.deserializers": [LargeMessageDeserializer, interrupted]}
     with DeserializingConsumer(consuming(broker, ON_GATE, **stages), topic) as consumer:
         with pytest.raises(KeyboardInterrupt):
             many(consumer)
         ((_, records),) = many(consumer, 3).items()
     assert [record.value for record in records] == [b"0", LARGE, b"2"]
-
-
-_interrupts = iter([KeyboardInterrupt()])
-
-
-def interrupted(value: bytes) -> bytes:
-    """A stage during which the user presses Ctrl-C, the first time that it meets a large value."""
-    if len(value) > THRESHOLD:
-        for interrupt in _interrupts:
-            raise interrupt
-    return value
 
 
 # --- the example ------------------------------------------------------------------------------------------------------

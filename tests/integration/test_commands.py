@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from app.serializers import LargeMessageSerializer
+from tests.forks import run
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
@@ -30,14 +32,19 @@ def wideload(
     *arguments: object, stdin: bytes = b"", environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        env={**os.environ, **(environ or {})},
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    command = [sys.executable, "-m", "app.cli", *map(str, arguments)]
+    return run(command, environ={**os.environ, **(environ or {})}, given=stdin)
+
+
+@contextmanager
+def consuming(place: Place) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that shows all records of the source and then waits for more; killed at the end."""
+    command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def lines(done: subprocess.CompletedProcess[str], status: int = 0) -> list[dict[str, Any]]:
@@ -165,22 +172,20 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("{raw}", "{folder}/nix"), "FILE: {folder}/nix cannot be read: No such file or directory"),
-        (("{raw}-nix", "-"), "TOPIC: topic {raw}-nix does not exist"),
-        (("{raw}", "-", "-p", "9"), "--partition: found 9, topic {raw} has partitions 0 to 1"),
-        (("{raw}", "-", "-H", "=x"), "--header: found '=x', allowed is NAME=VALUE"),
-    ],
-)
-def test_produce_mistake(place: Place, arguments: tuple[str, ...], message: str) -> None:
+def test_produce_mistake(place: Place) -> None:
     """A wrong argument gives one line and status 2, and nothing is sent."""
-    names = {"raw": place.raw, "folder": str(place.folder)}
-    done = wideload("produce", *(text.format(**names) for text in arguments), "-b", place.broker)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"wideload: {message.format(**names)}")
-    assert done.stderr.count("\n") == 1
+    nix = place.folder / "nix"
+    wrong: list[tuple[tuple[object, ...], str]] = [
+        ((place.raw, nix), f"FILE: {nix} cannot be read: No such file or directory"),
+        ((f"{place.raw}-nix", "-"), f"TOPIC: topic {place.raw}-nix does not exist"),
+        ((place.raw, "-", "-p", 9), f"--partition: found 9, topic {place.raw} has partitions 0 to 1"),
+        ((place.raw, "-", "-H", "=x"), "--header: found '=x', allowed is NAME=VALUE"),
+    ]
+    for arguments, message in wrong:
+        done = wideload("produce", *arguments, "-b", place.broker)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"wideload: {message}")
+        assert done.stderr.count("\n") == 1
     assert empty(place.broker, place.raw)
 
 
@@ -246,8 +251,7 @@ def test_consume_writes_hostile_keys_to_harmless_files(place: Place) -> None:
 def test_consume_closed_pipe_is_quiet(place: Place) -> None:
     """`| head` ends the command without a message."""
     send(place.broker, place.raw, [(0, None, b"x", [("pad", b"x" * 1_000)], 1) for _ in range(500)])
-    command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with consuming(place) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline().startswith(b"{")
@@ -259,8 +263,7 @@ def test_consume_closed_pipe_is_quiet(place: Place) -> None:
 def test_consume_ends_on_interrupt(place: Place) -> None:
     """Ctrl-C ends an endless command with the status of shells and no traceback."""
     send(place.broker, place.raw, [(0, None, b"x", [], 1)])
-    command = [sys.executable, "-m", "app.cli", "consume", place.raw, "--from-beginning", "-b", place.broker]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with consuming(place) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -427,10 +430,8 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_worker_refuses(place: Place, mistake: str) -> None:
+def test_worker_refuses(place: Place) -> None:
     """A wrong configuration: status 2, one line with the pipeline and the key, and nothing was consumed."""
-    head, keys, message = MISTAKES[mistake]
 
     def named(value: object) -> object:
         if isinstance(value, list):
@@ -438,13 +439,14 @@ def test_worker_refuses(place: Place, mistake: str) -> None:
         return value.replace("{raw}", place.raw) if isinstance(value, str) else value
 
     send(place.broker, place.raw, [(0, None, b"x", [], 1)])
-    config = place.config(head, **{key: named(value) for key, value in keys.items()})
-    done = wideload("worker", "-c", config)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"wideload: {named(message)}"), done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "7777777" not in done.stderr
-    assert done.stdout == ""
+    for mistake, (head, keys, message) in MISTAKES.items():
+        config = place.config(head, **{key: named(value) for key, value in keys.items()})
+        done = wideload("worker", "-c", config)
+        assert done.returncode == 2, mistake
+        assert done.stderr.startswith(f"wideload: {named(message)}"), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "7777777" not in done.stderr
+        assert done.stdout == "", mistake
     assert groups(place.broker).isdisjoint({place.group})
     assert empty(place.broker, place.orders)
 

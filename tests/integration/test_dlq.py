@@ -64,17 +64,12 @@ class Desk:
         }
         if store:
             self.keys |= {"large.message.payload.store.class": "filesystem", "filesystem.root": str(folder / "store")}
-        self.config = ""
+        folder.mkdir(exist_ok=True)
+        self.config = str(WorkerProcess(folder, {"bootstrap.servers": broker}, {"p": self.keys}).config)
 
-    def bury(self, count: int) -> None:
-        """Runs the worker until it has read so many records of each partition."""
-        with WorkerProcess(self.folder, {"bootstrap.servers": self.broker}, {"p": self.keys}) as worker:
-            self.config = str(worker.config)
-            done = {0: count, 1: 2 * count}
-            until(lambda: committed(self.broker, f"{self.raw}-group", self.raw) == done, "all are committed")
-            page = worker.get("/pipelines")[1][0]
-            assert page["failed_records"]["malformed-wrapper"] == page["dead_letters"]
-            assert worker.terminate() == 0
+    def has_read(self, count: int) -> bool:
+        """Whether the worker has committed so many records of the first partition, and twice as many of the second."""
+        return committed(self.broker, f"{self.raw}-group", self.raw) == {0: count, 1: 2 * count}
 
     def dlq(self, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
         """Lines of a command."""
@@ -94,29 +89,51 @@ def tails(found: Sequence[Found], skip: int) -> list[tuple[Any, ...]]:
     return [(r.partition, r.key, r.value, r.headers[1:], r.timestamp) for r in found[skip:]]
 
 
-@pytest.mark.parametrize("store", [True, False])
-def test_dead_letters_are_shown_and_replayed(
-    broker: str, make_topic: MakeTopic, tmp_path: Path, *, store: bool
-) -> None:
-    """Letters small and large, of whatever record, are listed, and come back exactly, in order, once."""
-    desk = Desk(broker, make_topic, tmp_path, store=store)
-    odd: list[Header] = [("x", b"1"), ("x", None), ("__connect.errors.topic", b"y"), (VALUE.flag, b"true")]
-    first: list[Sent] = [(0, b"k", b"no wrapper", odd, STAMP), (0, None, LARGE, [("own", b"1")], STAMP + 1)]
-    second: list[Sent] = [
-        (1, b"k2", b"file:///etc/passwd", [(VALUE.flag, b"true")], STAMP + 2),
-        (1, b"many", b"no wrapper either", MANY, STAMP + 3),
-        (1, b"large", LARGE, odd, STAMP + 4),
-        (1, b"last", b"x", [], STAMP + 5),
-    ]
-    send(broker, desk.raw, [*first, *second])
-    desk.bury(2)
-    before = end_offsets(broker, desk.dead)
+def bury(folder: Path, desks: Sequence[Desk], count: int) -> None:
+    """Runs one worker for all desks until it has read so many records of each partition."""
+    pipelines = {f"p{number}": desk.keys for number, desk in enumerate(desks)}
+    with WorkerProcess(folder, {"bootstrap.servers": desks[0].broker}, pipelines) as worker:
+        until(lambda: all(desk.has_read(count) for desk in desks), "all are committed")
+        for page in worker.get("/pipelines")[1]:
+            assert page["failed_records"]["malformed-wrapper"] == page["dead_letters"]
+        assert worker.terminate() == 0
+
+
+ODD: list[Header] = [("x", b"1"), ("x", None), ("__connect.errors.topic", b"y"), (VALUE.flag, b"true")]
+FIRST: list[Sent] = [(0, b"k", b"no wrapper", ODD, STAMP), (0, None, LARGE, [("own", b"1")], STAMP + 1)]
+SECOND: list[Sent] = [
+    (1, b"k2", b"file:///etc/passwd", [(VALUE.flag, b"true")], STAMP + 2),
+    (1, b"many", b"no wrapper either", MANY, STAMP + 3),
+    (1, b"large", LARGE, ODD, STAMP + 4),
+    (1, b"last", b"x", [], STAMP + 5),
+]
+
+
+def test_dead_letters_are_shown_and_replayed(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Letters small and large, of whatever record, are listed, and come back exactly, in order, once.
+
+    What is large is in the store, or in chunks where the pipeline has no store.
+    """
+    forms = {"store": True, "chunks": False}
+    desks = {form: Desk(broker, make_topic, tmp_path / form, store=store) for form, store in forms.items()}
+    for desk in desks.values():
+        send(broker, desk.raw, [*FIRST, *SECOND])
+    bury(tmp_path, list(desks.values()), 2)
+    for large, desk in desks.items():
+        check_shown_and_replayed(desk, large)
+    bury(tmp_path, list(desks.values()), 4)
+    for desk in desks.values():
+        check_replayed_again(desk)
+
+
+def check_shown_and_replayed(desk: Desk, large: str) -> None:
+    """The letters of FIRST and SECOND, the first time."""
+    before = end_offsets(desk.broker, desk.dead)
     shown = desk.dlq("list")
     assert [(line["topic"], line["original_partition"], line["original_offset"]) for line in shown] == [
         *((desk.raw, 0, offset) for offset in range(2)),
         *((desk.raw, 1, offset) for offset in range(4)),
     ]
-    large = "store" if store else "chunks"
     assert [line["form"] for line in shown] == ["whole", large, "whole", large, large, "whole"]
     assert (shown[0]["key"], shown[0]["timestamp"], shown[1]["size"], shown[1]["replays"]) == ("k", STAMP, 1_500_000, 0)
     assert {line["error"] for line in shown} == {"transforms.errors.MalformedWrapperError"}
@@ -125,35 +142,37 @@ def test_dead_letters_are_shown_and_replayed(
 
     planned = desk.replay("--error", "MalformedWrapperError")
     assert (planned["dry_run"], planned["would_replay"], planned["errors"]) == (True, 6, {"MalformedWrapperError": 6})
-    assert end_offsets(broker, desk.raw) == {0: 2, 1: 4}
+    assert end_offsets(desk.broker, desk.raw) == {0: 2, 1: 4}
     one = desk.replay("--partition", 1, "--from-offset", shown[3]["offset"], "--to-offset", shown[3]["offset"], "--yes")
     assert one["replayed"] == 1
     rest = desk.replay("--yes")
     assert (rest["replayed"], rest["skipped"]) == (5, {"replayed before": 1})
     assert desk.replay("--yes")["replayed"] == 0
-    found = read_all(broker, desk.raw)
-    expected = [(p, key, value, tuple(headers), stamp) for p, key, value, headers, stamp in [*first, *second]]
+    found = read_all(desk.broker, desk.raw)
+    expected = [(p, key, value, tuple(headers), stamp) for p, key, value, headers, stamp in [*FIRST, *SECOND]]
     assert tails(found[0], 2) == expected[:2]
     # The one that was asked for went first, the others in their order.
     assert tails(found[1], 4) == [expected[3], expected[2], *expected[4:]]
-    assert end_offsets(broker, desk.dead) == before
+    assert end_offsets(desk.broker, desk.dead) == before
 
-    desk.bury(4)
+
+def check_replayed_again(desk: Desk) -> None:
+    """The same letters, when the worker has refused what was replayed."""
     again = [line for line in desk.dlq("list") if line["replays"]]
     assert [line["replays"] for line in again] == [1] * 6
     left = desk.replay("--max-replays", 1, "--yes")
     assert (left["replayed"], sum(left["skipped"].values())) == (0, 6)
     to = desk.replay("--max-replays", 2, "--to", desk.orders, "--partition", 0, "--limit", 1, "--yes")
     assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "letters": 1}])
-    (record,) = read_all(broker, desk.orders)[0]
-    assert (record.key, record.headers) == (b"k", (("wideload.replays", b"2"), *odd))
+    (record,) = read_all(desk.broker, desk.orders)[0]
+    assert (record.key, record.headers) == (b"k", (("wideload.replays", b"2"), *ODD))
 
 
 def test_replay_tells_of_letters_that_cannot_be(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """A payload that is gone, a topic that is none of the pipeline's: each is said, and the others are replayed."""
     desk = Desk(broker, make_topic, tmp_path, store=True)
     send(broker, desk.raw, [(0, b"k", LARGE, [], STAMP), (1, b"a", b"x", [], STAMP), (1, b"b", b"x", [], STAMP)])
-    desk.bury(1)
+    bury(tmp_path, [desk], 1)
     (payload,) = (path for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert payload.parent.name == desk.dead
     payload.unlink()
@@ -194,8 +213,6 @@ def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tm
     letters = [letter(n, desk.raw, 7 if n == 0 else n % 2, errors[n % 3 == 0]) for n in range(700)]
     send(broker, desk.dead, letters, 50_000)
     alter(broker, desk.raw, {**FOREVER, "max.message.bytes": "2000"})  # batches must be small, too
-    worker = WorkerProcess(tmp_path, {"bootstrap.servers": broker}, {"p": desk.keys})
-    desk.config = str(worker.config)
     settings = load(desk.config)
     (pipeline,) = settings.pipelines
 
@@ -253,16 +270,9 @@ class Interrupted(RecordWriter):
         await super().write(records)
 
 
-def bare_desk(broker: str, make_topic: MakeTopic, folder: Path, *, store: bool = False) -> Desk:
-    """A desk whose worker never runs."""
-    desk = Desk(broker, make_topic, folder, store=store)
-    desk.config = str(WorkerProcess(folder, {"bootstrap.servers": broker}, {"p": desk.keys}).config)
-    return desk
-
-
 def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a write lets that be committed: the next run goes on behind it."""
-    desk = bare_desk(broker, make_topic, tmp_path)
+    desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
 
     async def interrupted() -> int:
@@ -284,7 +294,7 @@ def test_replay_that_is_interrupted_repeats_nothing(broker: str, make_topic: Mak
 
 def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Of two replays at once the one that began last does it all; the other says so, and repeats one slice at most."""
-    desk = bare_desk(broker, make_topic, tmp_path)
+    desk = Desk(broker, make_topic, tmp_path, store=False)
     send(broker, desk.dead, [letter(n, desk.raw, 0) for n in range(700)], 50_000)
 
     async def overtaken() -> tuple[int, int, str]:
@@ -310,7 +320,7 @@ def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tm
 
 def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Whatever anybody writes to the topic, the letters around it are shown and replayed, and each is told of once."""
-    desk = bare_desk(broker, make_topic, tmp_path, store=True)
+    desk = Desk(broker, make_topic, tmp_path, store=True)
     alter(broker, desk.raw, {**FOREVER, "max.message.bytes": "2000"})
     salaries = tmp_path / "store" / "salaries" / "id"
     salaries.parent.mkdir(parents=True)
@@ -357,9 +367,10 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """What cannot be is one sentence with the option, and status 2."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    wrong: list[tuple[list[object], str]] = [
         (
             ["list", "--from-offset", 3],
             "--from-offset: found 3, which is an offset of one partition; add --partition",
@@ -369,13 +380,9 @@ def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, t
         (["replay", "--pipeline", "x"], "--pipeline: found 'x'; the pipelines with a dead-letter topic are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
         (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
-    ],
-)
-def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path, arguments: list[object], told: str) -> None:
-    """What cannot be is one sentence with the option, and status 2."""
-    desk = Desk(broker, make_topic, tmp_path, store=False)
-    worker = WorkerProcess(tmp_path, {"bootstrap.servers": broker}, {"p": desk.keys})
-    status, out, err = run("dlq", *arguments, "-c", worker.config)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"wideload: {told}")
-    assert err.count("\n") == 1
+    ]
+    for arguments, told in wrong:
+        status, out, err = run("dlq", *arguments, "-c", desk.config)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"wideload: {told}")
+        assert err.count("\n") == 1

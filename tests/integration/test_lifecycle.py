@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.forks import run
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import S3Server, s3_server_or_skip
@@ -62,12 +63,9 @@ class Place:
         path = self.folder / "wideload.toml"
         path.write_text(toml(self.worker, pipelines))
         words = command or ("store", "lifecycle")
-        return subprocess.run(
+        return run(
             [sys.executable, "-m", "app.cli", *words, "-c", str(path), *arguments],
-            capture_output=True,
-            check=False,
-            text=True,
-            env={**os.environ, "COLUMNS": "160"},
+            environ={**os.environ, "COLUMNS": "160"},
         )
 
     def rows(self, pipelines: Mapping[str, Mapping[str, object]], *arguments: str, status: int) -> list[dict[str, Any]]:
