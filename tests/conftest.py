@@ -25,7 +25,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from app.local import jars
 from app.local.broker import EmbeddedBroker
 from tests.integration.way import PARTITIONS, MakeTopic, Way
-from tests.s3_server import S3Server, s3_server_or_skip, share_models
+from tests.s3_models import share_models
+from tests.s3_server import S3Server, s3_server_or_skip
 from transforms.errors import WideloadError
 
 if TYPE_CHECKING:

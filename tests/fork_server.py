@@ -25,6 +25,8 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from tests.s3_models import share_models
+
 __all__ = ["FILES", "SIZE", "STATUS"]
 
 SIZE = struct.Struct("!I")
@@ -79,6 +81,7 @@ def _import() -> None:
         if name not in _NOT:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+    share_models(read=True)
 
 
 class _Server:
