@@ -44,7 +44,7 @@ def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..
     way = make_way(partitions=2)
     root = way.folder / "store"
     way.store = _switched(way)
-    behind, size = 60, 1_000_000
+    behind, size = 60, 500_000
     sent: list[Sent] = []
 
     def more(partition: int, value: bytes, count: int = 1) -> None:
@@ -55,7 +55,7 @@ def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..
     def offsets(partition: int) -> int:
         return sum(record[0] == partition for record in sent)
 
-    settings = {**way.settings(), "in.flight.bytes": 8_000_000}
+    settings = {**way.settings(), "in.flight.bytes": 4_000_000}
     with WorkerProcess(way.folder, settings, {**way.offload(), **way.inflate()}) as worker:
         worker.wait_ready()
         more(0, bytes(size), 4)

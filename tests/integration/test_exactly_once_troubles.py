@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
-from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import NoOffsetForPartitionError, TopicAuthorizationFailedError
 from aiokafka.producer.sender import Sender
 
 from app.cluster import coordinator
 from app.cluster.preflight import plan_pipeline
+from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin
 from app.kafka.consumer import GroupConsumer
 from app.kafka.topics import topics
@@ -24,14 +26,56 @@ from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import UnfitError
 from app.pipeline.offset_tracker import OffsetTracker
-from tests.integration.line import LONG, Life, Line, MakeLine, keys, records
+from app.pipeline.transaction import Transaction
+from tests.integration.line import LONG, Line, MakeLine, keys, records
 from transforms.errors import ConfigurationError, RecordUnfitError
 
 
-def delivery_of(life: Life) -> ExactlyOnce:
-    """The delivery of a flow."""
-    assert isinstance(life.flow._delivery, ExactlyOnce)
-    return life.flow._delivery
+@pytest.fixture
+def assigned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ExactlyOnce, list[Lane]]]:
+    """Each delivery that was given lanes, with them, in the order of these calls."""
+    calls: list[tuple[ExactlyOnce, list[Lane]]] = []
+    assign = ExactlyOnce.assign
+
+    async def noted(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
+        calls.append((delivery, list(lanes)))
+        await assign(delivery, lanes)
+
+    monkeypatch.setattr(ExactlyOnce, "assign", noted)
+    return calls
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Transaction]:
+    """Those whose producers have started."""
+    transactions: list[Transaction] = []
+    start = Transaction.start
+
+    async def noted(each: Transaction) -> None:
+        await start(each)
+        transactions.append(each)
+
+    monkeypatch.setattr(Transaction, "start", noted)
+    return transactions
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[AIOKafkaClient]:
+    """The clients whose brokers are watched: that of the consumer, and of each producer that is there."""
+    clients: list[AIOKafkaClient] = []
+    watch, forget = BrokerHealth.watch, BrokerHealth.forget
+
+    def begun(health: BrokerHealth, client: AIOKafkaClient) -> None:
+        watch(health, client)
+        clients.append(client)
+
+    def ended(health: BrokerHealth, client: AIOKafkaClient) -> None:
+        forget(health, client)
+        clients.remove(client)
+
+    monkeypatch.setattr(BrokerHealth, "watch", begun)
+    monkeypatch.setattr(BrokerHealth, "forget", ended)
+    return clients
 
 
 def senders() -> int:
@@ -44,68 +88,80 @@ async def test_new_group_waits_for_its_producers(make_line: MakeLine, monkeypatc
     """A group that has committed nothing waits for its coordinator beyond the time of a poll; that is no failure."""
     line = make_line()
     await line.send(records(5))
-    may, assign = asyncio.Event(), ExactlyOnce.assign
+    may, assign, getmany = asyncio.Event(), ExactlyOnce.assign, AIOKafkaConsumer.getmany
+    told: list[NoOffsetForPartitionError] = []
 
     async def late(delivery: ExactlyOnce, lanes: Sequence[Lane]) -> None:
         await may.wait()
         await assign(delivery, lanes)
 
+    async def noted(consumer: AIOKafkaConsumer, *partitions: TopicPartition, timeout_ms: int) -> object:
+        try:
+            return await getmany(consumer, *partitions, timeout_ms=timeout_ms)
+        except NoOffsetForPartitionError as exc:
+            told.append(exc)
+            raise
+
     monkeypatch.setattr(ExactlyOnce, "assign", late)
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", noted)
     async with line.life() as life:
-        consumer = life.flow._consumer
-        consumer._membership_s = 0.0  # a poll is due each time
-        place = TopicPartition(line.source, 0)
-        await life.until(lambda: consumer.consumer._fetcher is not None)
-        await life.until(lambda: place in consumer.consumer._fetcher._records)  # that there is no offset
-        await life.until(lambda: place not in consumer.consumer._fetcher._records)
+        life.flow._consumer._membership_s = 0.0  # a poll is due each time
+        await life.until(lambda: bool(told))
         may.set()
         await life.until(lambda: life.stats.records_out == 5)
         await life.stop()
     assert keys(await line.found()) == list(range(5))
 
 
-async def test_rebalance_upon_rebalance_leaves_no_producer(make_line: MakeLine) -> None:
+async def test_rebalance_upon_rebalance_leaves_no_producer(
+    make_line: MakeLine, assigned: list[tuple[ExactlyOnce, list[Lane]]], watched: list[AIOKafkaClient]
+) -> None:
     """A producer that is being stopped is stopped to the end, though the group moves on again and again meanwhile."""
     line = make_line(**LONG)
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
-        delivery = delivery_of(life)
-        (each,) = delivery._of.values()
-        assert senders() == 1
+        ((delivery, _),) = assigned
+        assert (senders(), len(watched)) == (1, 2)
         giving_up = asyncio.create_task(delivery.assign([]))
         while not giving_up.done():
             await asyncio.sleep(0)
             giving_up.cancel()
         await life.until(lambda: senders() == 0)
-        assert each._producer.client not in life.flow._brokers._clients
+        assert len(watched) == 1, "the consumer's"
     assert await asyncio.wait_for(line.found(), 20) == []  # it was aborted, not left to its time-out
 
 
-async def test_producer_that_does_not_start_is_let_go(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_that_does_not_start_is_let_go(
+    make_line: MakeLine,
+    monkeypatch: pytest.MonkeyPatch,
+    assigned: list[tuple[ExactlyOnce, list[Lane]]],
+    started: list[Transaction],
+    watched: list[AIOKafkaClient],
+) -> None:
     """A producer whose partition goes before it has started is stopped, and watched no more."""
     line = make_line()
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
-        (each,) = delivery_of(life)._of.values()
+        ((delivery, lanes),), (each,) = assigned, started
         await life.until(lambda: each.idle)
-        watched = len(life.flow._brokers._clients)
+        assert len(watched) == 2
         starting = asyncio.Event()
 
-        async def never(each: transaction.Transaction) -> None:
+        async def never(each: Transaction) -> None:
             starting.set()
             await asyncio.Event().wait()
 
         with monkeypatch.context() as patched:
-            patched.setattr(transaction.Transaction, "start", never)
+            patched.setattr(Transaction, "start", never)
             other = Lane(TopicPartition(line.source, 1), 0)
-            assigning = asyncio.create_task(delivery_of(life).assign([*life.flow._lanes, other]))
+            assigning = asyncio.create_task(delivery.assign([*lanes, other]))
             await asyncio.wait_for(starting.wait(), 20)
-            assert len(life.flow._brokers._clients) == watched + 1
+            assert len(watched) == 3
             assigning.cancel()
             await asyncio.gather(assigning, return_exceptions=True)
-        await life.until(lambda: len(life.flow._brokers._clients) == watched)
+        await life.until(lambda: len(watched) == 2)
         await life.stop()
 
 
@@ -129,14 +185,15 @@ async def test_stop_while_a_start_is_looked_up(
         await life.stop()
 
 
-async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_assignment_at_the_end_of_a_flow(
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, assigned: list[tuple[ExactlyOnce, list[Lane]]]
+) -> None:
     """A flow that has ended, and is given partitions while it leaves the group, takes no transactional id any more."""
     line = make_line()
     await line.send(records(5))
     stop = GroupConsumer.stop
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
-        looked_up = life.flow._delivery.offsets._looking_up
 
         async def while_the_group_moves(consumer: GroupConsumer) -> None:
             await life.flow.on_partitions_assigned({TopicPartition(line.source, 0)})
@@ -144,19 +201,22 @@ async def test_assignment_at_the_end_of_a_flow(make_line: MakeLine, monkeypatch:
 
         monkeypatch.setattr(GroupConsumer, "stop", while_the_group_moves)
         await life.stop()
-        assert life.flow._delivery.offsets._looking_up is looked_up
-        assert senders() == 0
+        assert (len(assigned), senders()) == (1, 0)
 
 
 @pytest.mark.parametrize("more", [True, False], ids=["more is written", "it is to end"])
-async def test_transaction_that_has_failed(make_line: MakeLine, more: bool) -> None:  # noqa: FBT001
+async def test_transaction_that_has_failed(
+    make_line: MakeLine,
+    started: list[Transaction],
+    more: bool,  # noqa: FBT001
+) -> None:
     """Where a transaction has failed unseen, what is to be done with it fails so that the flow may begin again."""
     line = make_line(**LONG)
     await line.send(records(5))
     async with line.life() as life:
         await life.until(lambda: life.stats.records_out == 5)
-        (each,) = delivery_of(life)._of.values()
-        each._producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
+        (each,) = started
+        each.output.producer._txn_manager.error_transaction(TopicAuthorizationFailedError(line.sink))
         if more:
             await line.send(records(1, start=5))
         else:
@@ -170,27 +230,25 @@ async def test_transaction_that_has_failed(make_line: MakeLine, more: bool) -> N
     assert keys(await line.found()) == list(range(5 + more))
 
 
-async def test_transaction_that_does_not_end(make_line: MakeLine) -> None:
+async def test_transaction_that_does_not_end(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that no coordinator ends in its time ends the flow, which says so, and may begin again."""
     line = make_line(**LONG)
     guarantee = dataclasses.replace(line.pipeline.guarantee, interval_ms=50, timeout_ms=1_000)
     line.pipeline = dataclasses.replace(line.pipeline, guarantee=guarantee)
+    monkeypatch.setattr(AIOKafkaProducer, "commit_transaction", lambda _: asyncio.Event().wait())
+    await line.send(records(5))
     async with line.life() as life:
-        await life.until(lambda: life.flow._delivery.offsets.may_admit)
-        (each,) = delivery_of(life)._of.values()
-        each._producer.commit_transaction = asyncio.Event().wait
-        await line.send(records(5))
         with pytest.raises(ClusterError, match=r"not ended in the 1 s of producer\.transaction\.timeout\.ms") as caught:
             await asyncio.wait_for(asyncio.shield(life.task), 30)
     assert caught.value.retriable
     assert await asyncio.wait_for(line.found(), 20) == []
 
 
-async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine) -> None:
+async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine, started: list[Transaction]) -> None:
     """A record that the sink refuses, of a partition that is another worker's by now, ends the flow as any other."""
     line = make_line()
     async with line.life() as life:
-        await life.until(lambda: life.flow._delivery.offsets.may_admit)
+        await life.until(lambda: bool(started))
         error = UnfitError(OffsetTracker(0), 0, RecordUnfitError(line.sink, "INVALID_TIMESTAMP"))
         life.flow._termination.fail(error)
         with pytest.raises(UnfitError) as caught:
@@ -200,7 +258,7 @@ async def test_refused_record_of_a_partition_that_has_gone(make_line: MakeLine) 
 
 
 async def test_partition_that_comes_back_while_its_start_is_looked_up(
-    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, started: list[Transaction]
 ) -> None:
     """A look-up that a rebalance has overtaken commits nothing: what others have committed meanwhile stays."""
     line = make_line(**{"consumer.auto.offset.reset": "latest"})
@@ -219,7 +277,7 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
                 life.flow._lanes.discard([place])
                 life.flow._lanes.open(place, 0)
                 (lane,) = life.flow._lanes
-                delivery_of(life)._of[place].take(lane)
+                started[0].take(lane)
                 await consumer.commit({place: (3, "")})
             return found
 
@@ -229,7 +287,9 @@ async def test_partition_that_comes_back_while_its_start_is_looked_up(
     assert keys(await line.found()) == [3, 4]
 
 
-async def test_no_coordinator_for_a_producer(make_line: MakeLine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_coordinator_for_a_producer(
+    make_line: MakeLine, monkeypatch: pytest.MonkeyPatch, watched: list[AIOKafkaClient]
+) -> None:
     """A producer that no coordinator lets begin ends the flow in its time, with a reason, and leaves nothing behind."""
     monkeypatch.setattr(transaction, "_START_S", 0.5)
     monkeypatch.setattr(Sender, "_do_init_pid", lambda *_: asyncio.Event().wait())
@@ -239,7 +299,7 @@ async def test_no_coordinator_for_a_producer(make_line: MakeLine, monkeypatch: p
         with pytest.raises(ClusterError, match=told) as caught:
             await asyncio.wait_for(asyncio.shield(life.task), 30)
         await asyncio.sleep(0)
-        assert len(life.flow._brokers._clients) == 1, "the consumer's"
+        assert len(watched) == 1, "the consumer's"
     assert caught.value.retriable
 
 

@@ -6,16 +6,28 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
+from app.local.broker import EmbeddedBroker
 from tests.faults.proxy import Cut, Down, Error, Fault, FaultProxy, Hang, Ok, Slow
-from tests.integration.cluster import Cluster
 from tests.integration.topics import alter
 from tests.integration.worker_process import WorkerProcess
 
-__all__ = ["Chaos", "Targets"]
+__all__ = ["Brokers", "Chaos", "Targets"]
+
+
+class Brokers(Protocol):
+    """What a soak wants of brokers, as `Cluster` has it. Those that have no nodes are not broken."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+    @property
+    def nodes(self) -> Sequence[EmbeddedBroker]: ...
+    def make_topic(self, name: str, partitions: int, **configs: str) -> None: ...
+    def in_sync(self, topic: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +35,13 @@ class Targets:
     """What can be broken.
 
     Attributes:
-        cluster: of three brokers, of which two are enough.
+        brokers: three, of which two are enough; or others, which are left alone.
         proxy: before the store.
         victims: workers that may be killed; there is another one that is not.
         limited: a sink topic whose limit may be lowered, and the configuration that it has.
     """
 
-    cluster: Cluster
+    brokers: Brokers
     proxy: FaultProxy
     victims: tuple[WorkerProcess, ...]
     limited: tuple[str, dict[str, str]]
@@ -70,7 +82,7 @@ class Chaos:
         """Breaks store, broker and each victim, independently of one another, until `stop`."""
         await asyncio.gather(
             self._loop("store", self._store),
-            self._loop("broker", self._broker),
+            *((self._loop("broker", self._broker),) if self._targets.brokers.nodes else ()),
             self._loop("limit", self._limit),
             *(
                 self._loop(f"worker {number}", partial(self._worker, victim))
@@ -117,7 +129,7 @@ class Chaos:
         await asyncio.to_thread(self._targets.proxy.switch, Ok())
 
     async def _broker(self, chance: random.Random) -> None:
-        nodes = self._targets.cluster.nodes
+        nodes = self._targets.brokers.nodes
         kind = chance.choice(("one restarted", "one killed (-9)", "one killed (-9)", "all stopped for 60 s"))
         self._count(f"brokers, {kind}")
         broken = nodes if kind.startswith("all") else [chance.choice(nodes)]
@@ -132,7 +144,7 @@ class Chaos:
 
     async def _whole(self) -> bool:
         try:
-            return await asyncio.to_thread(self._targets.cluster.in_sync, self._targets.limited[0])
+            return await asyncio.to_thread(self._targets.brokers.in_sync, self._targets.limited[0])
         except Exception:  # noqa: BLE001  # no broker answers yet
             return False
 
@@ -147,7 +159,7 @@ class Chaos:
 
     async def _altered(self, topic: str, config: dict[str, str]) -> bool:
         try:
-            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.cluster.bootstrap_servers, topic, config), 20)
+            await asyncio.wait_for(asyncio.to_thread(alter, self._targets.brokers.bootstrap_servers, topic, config), 20)
         except Exception:  # noqa: BLE001  # the broker may be away just now
             return False
         return True

@@ -29,7 +29,7 @@ from tests.integration.cluster import Cluster
 from tests.integration.topics import read_all
 from tests.integration.worker_process import WorkerProcess
 from tests.s3_server import S3UnavailableError, s3_server
-from tests.soak.faults import Chaos, Targets
+from tests.soak.faults import Brokers, Chaos, Targets
 from tests.soak.report import Result, table
 from tests.soak.traffic import PARTITIONS, Poison, Reader, Route, Writer
 
@@ -60,21 +60,25 @@ class _Usage:
     files: list[int] = field(default_factory=list)
 
 
-def _routes() -> list[Route]:
+def _routes(prefix: str) -> list[Route]:
     return [
-        Route("offload, inflate", ("a-raw", "a-references", "a-whole")),
-        Route("chunk, assemble", ("b-raw", "b-chunks", "b-whole")),
-        Route("offload, inflate, exactly once", ("c-raw", "c-references", "c-whole"), exactly_once=True),
+        Route("offload, inflate", (f"{prefix}a-raw", f"{prefix}a-references", f"{prefix}a-whole")),
+        Route("chunk, assemble", (f"{prefix}b-raw", f"{prefix}b-chunks", f"{prefix}b-whole")),
+        Route(
+            "offload, inflate, exactly once",
+            (f"{prefix}c-raw", f"{prefix}c-references", f"{prefix}c-whole"),
+            exactly_once=True,
+        ),
     ]
 
 
-def _topics() -> dict[str, dict[str, str]]:
-    big = {topic: _BIG for route in _routes() for topic in (route.topics[0], route.topics[-1])}
-    small = {route.topics[1]: _FOREVER for route in _routes()}
-    return {**big, **small, "dead": _BIG}
+def _topics(routes: Sequence[Route], prefix: str) -> dict[str, dict[str, str]]:
+    big = {topic: _BIG for route in routes for topic in (route.topics[0], route.topics[-1])}
+    small = {route.topics[1]: _FOREVER for route in routes}
+    return {**big, **small, f"{prefix}dead": _BIG}
 
 
-def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def _pipelines(store: Mapping[str, object], prefix: str) -> dict[str, dict[str, object]]:
     quick = {
         "large.message.store.timeout.ms": 15_000,
         "errors.retry.delay.max.ms": 2_000,
@@ -84,7 +88,7 @@ def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
     }
     with_store = {"large.message.payload.store.class": "s3", **store, **quick}
     once = {"processing.guarantee": "exactly_once"}
-    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead"}
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": f"{prefix}dead"}
     ways: dict[str, tuple[str, str, str, dict[str, object]]] = {
         "a-offload": ("a-raw", "a-references", "offload", with_store),
         "a-inflate": ("a-references", "a-whole", "inflate", {**with_store, **tolerant}),
@@ -94,12 +98,17 @@ def _pipelines(store: Mapping[str, object]) -> dict[str, dict[str, object]]:
         "b-assemble": ("b-chunks", "b-whole", "assemble", {"max.pending.chunked.bytes": _PENDING_BYTES}),
     }
     return {
-        name: {"topics": [source], "output.topic": sink, "transforms": [transform], **more}
+        f"{prefix}{name}": {
+            "topics": [prefix + source],
+            "output.topic": prefix + sink,
+            "transforms": [transform],
+            **more,
+        }
         for name, (source, sink, transform, more) in ways.items()
     }
 
 
-def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> WorkerProcess:
+def _worker(folder: Path, bootstrap: str, pipelines: Mapping[str, Mapping[str, object]]) -> WorkerProcess:
     settings: dict[str, object] = {
         "bootstrap.servers": bootstrap,
         "in.flight.bytes": _BUDGET_BYTES,
@@ -108,7 +117,7 @@ def _worker(folder: Path, bootstrap: str, store: Mapping[str, object]) -> Worker
         "consumer.max.poll.interval.ms": 30_000,
         "task.shutdown.graceful.timeout.ms": 10_000,
     }
-    return WorkerProcess(folder, settings, _pipelines(store))
+    return WorkerProcess(folder, settings, pipelines)
 
 
 async def _watch(workers: Sequence[WorkerProcess], usage: _Usage) -> None:
@@ -216,7 +225,17 @@ async def _run(
     return seconds
 
 
-def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float, folder: Path) -> Result:
+def soak(
+    minutes: float,
+    *,
+    seed: int,
+    rate: float,
+    pause_s: float,
+    scale: float,
+    folder: Path,
+    brokers: Brokers,
+    prefix: str = "",
+) -> Result:
     """Runs one.
 
     Args:
@@ -226,26 +245,24 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         pause_s: the mean time between two faults of one target.
         scale: of the length of faults.
         folder: for logs and payloads.
+        brokers: where the topics are made. They are broken too, if they have nodes.
+        prefix: of the names of topics and pipelines.
     """
-    routes = _routes()
-    with (
-        Cluster(folder, {}, heap="640m") as cluster,
-        s3_server("versitygw", folder / "s3") as s3,
-        FaultProxy(s3.endpoint, seed=seed) as proxy,
-    ):
-        bootstrap = cluster.bootstrap_servers
-        for name, config in _topics().items():
-            cluster.make_topic(name, PARTITIONS, **config)
+    routes = _routes(prefix)
+    with s3_server("versitygw", folder / "s3") as s3, FaultProxy(s3.endpoint, seed=seed) as proxy:
+        bootstrap = brokers.bootstrap_servers
+        for name, config in _topics(routes, prefix).items():
+            brokers.make_topic(name, PARTITIONS, **config)
         # Without a signature this server takes an upload that was cut for a whole one.
         store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint, "s3.payload.signing": True}
         folders = [folder / f"worker-{number}" for number in range(3)]
         for each in folders:
             each.mkdir()
-        workers = [_worker(each, bootstrap, store) for each in folders]
-        targets = Targets(cluster, proxy, tuple(workers[:2]), ("a-references", _FOREVER))
+        workers = [_worker(each, bootstrap, _pipelines(store, prefix)) for each in folders]
+        targets = Targets(brokers, proxy, tuple(workers[:2]), (f"{prefix}a-references", _FOREVER))
         chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
         usage = _Usage()
-        poison = Poison(bootstrap, "a-references", seed=seed)
+        poison = Poison(bootstrap, f"{prefix}a-references", seed=seed)
         writers = [Writer(bootstrap, route, rate=rate, seed=seed + n) for n, route in enumerate(routes)]
         others = (
             *(Reader(bootstrap, route).run() for route in routes),
@@ -255,7 +272,7 @@ def soak(minutes: float, *, seed: int, rate: float, pause_s: float, scale: float
         )
         with _running(workers):
             seconds = asyncio.run(_run(routes, poison, writers, chaos, others, minutes))
-            dead = read_all(bootstrap, "dead")
+            dead = read_all(bootstrap, f"{prefix}dead")
             statuses = [_ended(worker) for worker in workers]
     letters = [letter for found in dead.values() for letter in found]
     buried = {letter.key for letter in letters}
@@ -338,7 +355,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wideload-soak-")))
         try:
             result = soak(
-                given.minutes, seed=seed, rate=given.rate, pause_s=given.pause, scale=given.scale, folder=folder
+                given.minutes,
+                seed=seed,
+                rate=given.rate,
+                pause_s=given.pause,
+                scale=given.scale,
+                folder=folder,
+                brokers=stack.enter_context(Cluster(folder, {}, heap="640m")),
             )
         except S3UnavailableError as exc:
             print(f"soak: {exc}", file=sys.stderr)
