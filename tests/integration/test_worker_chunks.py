@@ -531,12 +531,16 @@ def test_chunks_dead_letter_topic_as_small_as_theirs(make_chunks: MakeChunks, ma
 
 
 def test_chunks_in_little_memory(make_chunks: MakeChunks) -> None:
-    """What is pending does not take the budget from what would make it whole, however small both are."""
+    """What is pending does not take the budget from what would make it whole, however small both are.
+
+    Each message arrives whole, once, or each of its chunks is a dead letter, once.
+    """
     chunks = make_chunks(partitions=3)
     chunks.settings["in.flight.bytes"] = 400_000
     messages = [message(b"m%d" % n, 90_000, n % 3) for n in range(30)]
     # Three at a time in each partition: 9 · 90,000 bytes are more than the budget, and no more than may be pending.
-    groups = [interleaved([pieces(each) for each in messages[start : start + 9]], start) for start in (0, 9, 18, 27)]
+    chunked = [pieces(each) for each in messages]
+    groups = [interleaved(chunked[start : start + 9], start) for start in (0, 9, 18, 27)]
     chunks.write(record for group in groups for record in group)
     limits = {"max.pending.chunked.bytes": 400_000, "chunk.max.message.bytes": 90_000}
     with chunks.worker(chunks.join(**limits, **chunks.tolerance)) as worker:
@@ -549,8 +553,13 @@ def test_chunks_in_little_memory(make_chunks: MakeChunks) -> None:
     assert set(arrived) <= set(sent)
     assert len(arrived) == len(set(arrived)) == page["assembled_messages"]
     assert len(arrived) >= 10
-    # Those that had to go for others are dead letters, and nothing else was discarded.
+    # Those that had to go for others are dead letters, chunk by chunk, and nothing else was discarded.
     assert set(page["discarded_messages"]) <= {"evicted"}
+    assert page["discarded_messages"].get("evicted", 0) == len(messages) - len(arrived)
+    keys = {row[0] for row in arrived}
+    given_up = [chunk[:3] for each in chunked if each[0][1] not in keys for chunk in each]
+    letters = read_all(chunks.broker, chunks.dead)
+    assert sorted((number, r.key, r.value) for number, found in letters.items() for r in found) == sorted(given_up)
 
 
 def committed_of(chunks: Chunks) -> dict[int, int]:
