@@ -36,7 +36,7 @@ help: ## List the targets
 
 setup: setup-test ## Do the set-up of all other targets (each target also does its own set-up)
 
-setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/jars
+setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
 setup-test: setup-demo $(VERSITYGW) $(MINIO)
@@ -61,6 +61,10 @@ $(STAMPS)/wideload: pyproject.toml $(STAMPS)/packages
 
 $(STAMPS)/jars: app/local/jars.lock $(STAMPS)/packages
 	$(STEP) $@ "Jars of Kafka and Spark" $(RUN) -m app.local.jars
+
+# Another Java needs another archive of classes.
+$(STAMPS)/broker: $(STAMPS)/jars $(JAVA_STAMP)
+	$(STEP) $@ "First start of the broker" $(RUN) -m app.local.broker --prepare
 
 # The version is in the name of the stamp. A server that is not in the cache folder is tried again each time.
 $(VERSITYGW): MODULE := github.com/versity/versitygw/cmd/versitygw

@@ -2,12 +2,14 @@
 
 For the demo, the tests and the benchmark; not for production.
 
-    python -m app.local.broker        run a broker until Ctrl-C; prints its bootstrap.servers
+    python -m app.local.broker              run a broker until Ctrl-C; prints its bootstrap.servers
+    python -m app.local.broker --prepare    put what makes later starts faster beside the jars
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import base64
 import contextlib
 import os
@@ -24,11 +26,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from app.local import jars, java
+from app.local import class_archive, jars, java
 from app.local.watchdog import Watched, watched
 from transforms.errors import WideloadError
 
-__all__ = ["BrokerError", "EmbeddedBroker", "free_ports", "new_cluster_id"]
+__all__ = ["BrokerError", "EmbeddedBroker", "free_ports", "new_cluster_id", "prepare"]
 
 _HOST = "127.0.0.1"
 _NODE_ID = 1
@@ -38,6 +40,12 @@ _ANSWER = struct.Struct(">iii")  # the Metadata response: length, correlation id
 _WATCH_SECONDS = 0.5
 _STOP_SECONDS = 30
 _LOG_LINES = 20
+
+# A socket that is bound and does not listen keeps a port from all who ask for a free one, and from nobody who asks for
+# this one. Elsewhere than on Linux, it would keep the broker away as well.
+_CAN_HOLD = sys.platform.startswith("linux")
+_held = contextlib.ExitStack()
+atexit.register(_held.close)
 
 # For one node and one developer: no replication, no wait for more group members, session time-outs from one second on,
 # and no retention.
@@ -63,8 +71,14 @@ _PROPERTIES: Mapping[str, str] = {
 }
 
 # With the C1 compiler only, the broker starts sooner and leaves more CPU to other processes, but has less throughput.
-_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _THROUGHPUT = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
+
+# A formatted storage is these two files. The first says which features the cluster has, and nothing of the node; it
+# depends on the release of Kafka, and on properties of these names.
+_CHECKPOINT = "bootstrap.checkpoint"
+_META = "meta.properties"
+_FORMAT_PROPERTIES = ("log.dir", "metadata.log.dir", "unstable.")
 
 _LOG4J = """status=warn
 appender.out.type=Console
@@ -98,6 +112,7 @@ class EmbeddedBroker:
         environ: environment variables of the broker, added to those of this process.
         heap: the maximum of Java's heap, in the form of `-Xmx`.
         fast_start: answers sooner; False turns the full compiler on, for measurements.
+        java_options: further options of the broker's Java.
         start_seconds: how long `start` waits for an answer of the broker.
 
     Attributes:
@@ -116,6 +131,7 @@ class EmbeddedBroker:
         environ: Mapping[str, str] | None = None,
         heap: str = "512m",
         fast_start: bool = True,
+        java_options: Sequence[str] = (),
         start_seconds: float = 60.0,
     ) -> None:
         self._properties = dict(properties or {})
@@ -130,6 +146,8 @@ class EmbeddedBroker:
         self._folder: Path | None = None
         self._ports: dict[str, int] = {}
         self._process: Watched | None = None
+        self._holder = contextlib.ExitStack()
+        self._java_options = tuple(java_options)
         self._java: tuple[str | Path, ...] = ()
 
     @property
@@ -230,6 +248,7 @@ class EmbeddedBroker:
     def close(self) -> None:
         """Ends the broker and removes its folder; may be called twice."""
         self.kill()
+        self._holder.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -251,11 +270,11 @@ class EmbeddedBroker:
 
     def _prepare(self) -> None:
         """Chooses the ports, makes the folder, writes the properties and formats the storage."""
-        class_path = os.pathsep.join(map(str, jars.ensure("kafka")))
+        kafka_jars = jars.ensure("kafka")
         if self._fixed_port is not None and _listens(self._fixed_port):
             raise self._port_in_use()
         names = ("CONTROLLER", *self._protocols)
-        self._ports = dict(self._given_ports or zip(names, free_ports(len(names)), strict=True))
+        self._ports = dict(self._given_ports or zip(names, _hold_ports(len(names), self._holder), strict=True))
         if self._fixed_port is not None:
             self._ports["PLAINTEXT"] = self._fixed_port
         self._folder = folder = Path(tempfile.mkdtemp(prefix="wideload-broker-"))
@@ -263,8 +282,22 @@ class EmbeddedBroker:
         lines = [f"{key}={_escaped(value)}\n" for key, value in self._all_properties(folder).items()]
         (folder / "server.properties").write_text("".join(lines))
         logging = f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"
-        self._java = (java.locate(), *self._flags, logging, "-cp", class_path)
-        cluster_id = self._cluster_id or new_cluster_id()
+        command = java.locate()
+        shared = class_archive.using(class_archive.archive(kafka_jars[0].parent, command))
+        self._java = (command, *self._flags, *shared, logging, "-cp", os.pathsep.join(map(str, kafka_jars)))
+        self._format(kafka_jars[0].parent / _CHECKPOINT)
+
+    def _format(self, known: Path) -> None:
+        """Formats the storage: by Kafka's tool once for each release, later by what the tool wrote then."""
+        folder, cluster_id = self._started_folder(), self._cluster_id or new_cluster_id()
+        plain = not self._format_arguments and not any(key.startswith(_FORMAT_PROPERTIES) for key in self._properties)
+        if plain and known.exists():
+            (folder / "data").mkdir()
+            shutil.copyfile(known, folder / "data" / _CHECKPOINT)
+            node_id = self._properties.get("node.id", _NODE_ID)
+            lines = ("version=1", f"cluster.id={cluster_id}", f"node.id={node_id}", f"directory.id={new_cluster_id()}")
+            (folder / "data" / _META).write_text("\n".join(lines) + "\n")
+            return
         # With `=`, as an id may begin with a dash.
         format_storage = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config")
         formatted = subprocess.run(
@@ -277,6 +310,8 @@ class EmbeddedBroker:
         )
         if formatted.returncode != 0:
             raise BrokerError(f"the broker's storage was not formatted:\n{_tail(formatted.stdout + formatted.stderr)}")
+        if plain:
+            _keep(folder / "data" / _CHECKPOINT, known)
 
     def _all_properties(self, folder: Path) -> dict[str, str]:
         listeners = {name: f"{name}://{_HOST}:{port}" for name, port in self._ports.items()}
@@ -300,7 +335,7 @@ class EmbeddedBroker:
         with self.log_path.open("ab") as log:
             before = log.tell()
             self._process = watched(
-                [*self._java, "kafka.Kafka", folder / "server.properties"],
+                [self._java[0], *self._java_options, *self._java[1:], "kafka.Kafka", folder / "server.properties"],
                 output=log,
                 environ=self._environ,
                 remove=folder,
@@ -318,19 +353,51 @@ class EmbeddedBroker:
             time.sleep(_POLL_SECONDS)
 
 
+def prepare() -> None:
+    """Starts and stops a broker, and puts beside the jars what makes later starts faster, unless it is there.
+
+    Raises:
+        JarsError: the jars cannot be fetched.
+        JavaMissingError: there is no Java.
+    """
+    kafka_jars = jars.ensure("kafka")
+    path = class_archive.archive(kafka_jars[0].parent, java.locate()) if kafka_jars else None
+    if path is None or path.exists():
+        return
+    # Nothing needs it: whoever starts a broker later is told what is wrong with it.
+    with (
+        contextlib.suppress(BrokerError, OSError),
+        class_archive.recorded(path) as options,
+        EmbeddedBroker(java_options=options) as broker,
+    ):
+        broker.stop()
+
+
 def new_cluster_id() -> str:
     """A new unique cluster id."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 on which no process listens now."""
+    """Different ports of 127.0.0.1 on which no process listens now.
+
+    On Linux nobody else is given them as long as this process runs; a server that sets SO_REUSEADDR, as Java, asyncio
+    and most others do, can listen on them.
+    """
+    return _hold_ports(count, _held)
+
+
+def _hold_ports(count: int, holder: contextlib.ExitStack) -> list[int]:
+    """As `free_ports`, as long as the holder is open."""
     with contextlib.ExitStack() as stack:
         # All sockets stay open until the last port is found, so that no two ports are the same.
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((_HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, _CAN_HOLD)
+            each.bind((_HOST, 0))
+        if _CAN_HOLD:
+            holder.push(stack.pop_all())
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _listens(port: int) -> bool:
@@ -349,6 +416,16 @@ def _knows_a_broker(port: int) -> bool:
     except OSError:
         return False
     return len(answer) == _ANSWER.size and _ANSWER.unpack(answer)[2] > 0
+
+
+def _keep(file: Path, kept: Path) -> None:
+    """Copies a file, whole or not at all."""
+    copy = kept.with_name(f".{kept.name}-{uuid.uuid4()}")
+    try:
+        shutil.copyfile(file, copy)
+        copy.rename(kept)
+    except OSError:
+        copy.unlink(missing_ok=True)  # the disk is full, or the folder belongs to another user
 
 
 def _escaped(value: str) -> str:
@@ -370,10 +447,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, help="port of the bootstrap listener (default: a free port)")
     parser.add_argument("--heap", default="1g", help="maximum heap, in the form of Java's -Xmx (default: %(default)s)")
     parser.add_argument("--property", action="append", default=[], metavar="KEY=VALUE", help="a broker property")
+    parser.add_argument("--prepare", action="store_true", help="only make what lets later brokers start faster")
     options = parser.parse_args(arguments)
     properties = dict(item.partition("=")[::2] for item in options.property)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if options.prepare:
+            prepare()
+            return 0
         with EmbeddedBroker(properties, port=options.port, heap=options.heap, fast_start=False) as broker:
             print(f"bootstrap.servers={broker.bootstrap_servers}", flush=True)
             print(f"log: {broker.log_path}", file=sys.stderr, flush=True)

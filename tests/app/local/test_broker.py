@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,7 +18,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.local.broker import BrokerError, EmbeddedBroker
+from app.local import jars
+from app.local.broker import BrokerError, EmbeddedBroker, free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -27,8 +29,8 @@ DEADLINE_SECONDS = 30
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[EmbeddedBroker]:
-    """A broker for this module, which tests may stop and kill."""
-    with EmbeddedBroker() as broker:
+    """A broker for this module, which tests may stop and kill; with a property that is not ours."""
+    with EmbeddedBroker({"auto.create.topics.enable": "true"}) as broker:
         yield broker
 
 
@@ -69,7 +71,7 @@ def first_value(bootstrap: str, topic: str) -> bytes:
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_broker_keeps_its_data(node: EmbeddedBroker, how: str) -> None:
     """After `stop` or `kill`, `start` gives the same address and the same records."""
-    address, topic = node.bootstrap_servers, f"{TOPIC}-{how}"
+    address, pid, topic = node.bootstrap_servers, node.pid, f"{TOPIC}-{how}"
     write(address, topic, how.encode())
     getattr(node, how)()
     assert node.pid is None
@@ -77,15 +79,13 @@ def test_broker_keeps_its_data(node: EmbeddedBroker, how: str) -> None:
         probe.connect(("127.0.0.1", int(address.rpartition(":")[2])))
     node.start()
     assert node.bootstrap_servers == address
+    assert node.pid not in {pid, None}
     assert first_value(address, topic) == how.encode()
 
 
-def test_broker_restart_is_another_process(node: EmbeddedBroker) -> None:
-    """`restart` ends the process and starts a new one at the same address."""
-    before = (node.bootstrap_servers, node.pid)
-    node.restart()
-    assert node.bootstrap_servers == before[0]
-    assert node.pid not in {before[1], None}
+def test_broker_takes_properties(node: EmbeddedBroker) -> None:
+    """Properties of the caller replace ours."""
+    assert "auto.create.topics.enable = true" in node.log_path.read_text()
 
 
 def test_broker_start_twice(node: EmbeddedBroker) -> None:
@@ -93,6 +93,21 @@ def test_broker_start_twice(node: EmbeddedBroker) -> None:
     before = node.pid
     node.start()
     assert node.pid == before
+
+
+def test_broker_restart() -> None:
+    """`restart` is `stop` and then `start`, each of which has its tests."""
+    called: list[str] = []
+
+    class Told(EmbeddedBroker):
+        def stop(self) -> None:
+            called.append("stop")
+
+        def start(self) -> None:
+            called.append("start")
+
+    Told().restart()
+    assert called == ["stop", "start"]
 
 
 def test_broker_close_leaves_nothing() -> None:
@@ -107,12 +122,6 @@ def test_broker_close_leaves_nothing() -> None:
     assert not folder.exists()
     with pytest.raises(BrokerError, match="has not been started"):
         _ = broker.bootstrap_servers
-
-
-def test_broker_takes_properties() -> None:
-    """Properties of the caller replace ours."""
-    with EmbeddedBroker({"auto.create.topics.enable": "true"}) as broker:
-        assert "auto.create.topics.enable = true" in broker.log_path.read_text()
 
 
 def test_broker_that_cannot_start_says_why() -> None:
@@ -131,13 +140,79 @@ def test_broker_port_in_use() -> None:
             EmbeddedBroker(port=port).start()
 
 
-def command(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def test_broker_formats_the_storage_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool that formats the storage runs for the first broker; the next ones get the same files, with own ids."""
+    folder = tmp_path / "jars" / jars.ensure("kafka")[0].parent.name
+    folder.mkdir(parents=True)
+    for jar in jars.ensure("kafka"):
+        (folder / jar.name).symlink_to(jar)
+    monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
+    runs: list[list[str]] = []
+    run = subprocess.run
+
+    def counted(command: list[str], **options: object) -> object:
+        runs.append(list(map(str, command)))
+        return run(command, **options)  # type: ignore[call-overload] # handed on
+
+    monkeypatch.setattr("app.local.broker.subprocess.run", counted)
+    found = []
+    node = {"node.id": "3", "controller.quorum.voters": "3@127.0.0.1:9"}
+    for _ in range(2):
+        broker = EmbeddedBroker(node, cluster_id="-a-cluster-of-the-test")
+        broker._prepare()
+        data = broker.log_path.parent / "data"
+        lines = [line for line in (data / "meta.properties").read_text().splitlines() if line[0] != "#"]
+        found.append(
+            (
+                {path.name for path in data.iterdir()},
+                dict(line.split("=") for line in lines),
+                (data / "bootstrap.checkpoint").read_bytes(),
+            )
+        )
+        broker.close()
+    assert len(runs) == 1
+    (files, first, checkpoint), (files_again, second, checkpoint_again) = found
+    assert files == files_again == {"bootstrap.checkpoint", "meta.properties"}
+    assert checkpoint == checkpoint_again != b""
+    assert first.keys() == second.keys()
+    ids = [meta.pop("directory.id") for meta in (first, second)]
+    assert first == second == {"version": "1", "node.id": "3", "cluster.id": "-a-cluster-of-the-test"}
+    assert [len(each) for each in {*ids}] == [22, 22]
+    failing = EmbeddedBroker(format_arguments=["--add-scram", "nonsense"])
+    with pytest.raises(BrokerError, match="was not formatted"):
+        failing._prepare()
+    failing.close()
+    assert len(runs) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port that is held is closed to servers, too")
+def test_free_ports_are_held() -> None:
+    """A free port is given to nobody else, and a server can listen on it, again and again."""
+    ports = free_ports(3)
+    assert len({*ports}) == 3
+    for port in ports:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):
+            with socket.create_server(("127.0.0.1", port)):
+                socket.create_connection(("127.0.0.1", port)).close()
+
+
+@contextlib.contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, which is killed at the end at the latest; then the broker ends, too."""
+    with subprocess.Popen(
         [sys.executable, "-m", "app.local.broker", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+        # One compiler is enough for a broker that starts and ends.
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.chaos
