@@ -25,7 +25,11 @@ FLUSH = {"offset.flush.interval.ms": 100}
 
 
 class AtATerminal(StartedWorker):
-    """The command, alone in a group of processes, as a shell starts it."""
+    """The command, alone in a group of processes, as a shell starts it; it logs when it stops what."""
+
+    def command(self) -> list[str]:
+        """What is run."""
+        return [*super().command(), "--log-level", "DEBUG"]
 
     def _begin(self, log: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self.command(), stdout=log, stderr=log, env=environ, start_new_session=True)
@@ -71,6 +75,7 @@ def test_ctrl_c_ends_the_worker(make_way: Callable[..., Way], versitygw: S3Serve
         until(lambda: worker.get("/pipelines")[1][0]["records_in"] == len(sent), "all have been read")
         until(lambda: proxy.counts.hung > 0, "they wait for the store")
         worker.interrupt()
+        until(lambda: "Pipeline: offload]: Stopping" in worker.log.read_text(), "the pipeline is told to stop")
         proxy.switch(Ok())
         assert worker.wait() == 0
         log = worker.log.read_text()
@@ -123,7 +128,7 @@ def test_group_deleted(broker: str, make_way: Callable[..., Way], make_topic: Ma
             return [numbers(broker, topic) for topic in (way.orders, copies)] == [first, second]
 
         worker.wait_ready()
-        until(lambda: None not in ends()[1:], "the second begins at the end")
+        until(lambda: ends()[1:] == [0], "the second begins at the end")
         send(broker, way.raw, numbered(range(1)))
         until(lambda: ends() == [1, 1], "the first record is committed, and no other for ten minutes")
         send(broker, way.raw, numbered(range(1, 10)))

@@ -251,6 +251,7 @@ def test_budget_without_broker(own: OwnBroker, versitygw: S3Server, proxy: Fault
     behind = replace(versitygw, endpoint=proxy.endpoint).config("budget/")
     store = {"large.message.payload.store.class": "s3", "s3.retry.attempts": 1, **behind}
     pipeline = {"topics": [refs], "output.topic": inflated, "transforms": ["inflate"], **store, **IMPATIENT}
+    pipeline["producer.delivery.timeout.ms"] = 2_500  # time for all payloads, if they were asked for
     held: list[int] = []
 
     with WorkerProcess(tmp_path, {**own.settings, "in.flight.bytes": budget}, {"inflate": pipeline}) as worker:
@@ -268,7 +269,7 @@ def test_budget_without_broker(own: OwnBroker, versitygw: S3Server, proxy: Fault
         try:
             proxy.switch(Ok())
             until(lambda: page()["restarts"] > 2, "it tries again and again")
-            assert 0 < page()["inflated_records"] <= budget // size
+            assert page()["inflated_records"] <= budget // size
             assert max(held) <= budget + size + 1_000  # one record of each pipeline may go over it
             assert worker.get("/health")[0] == 503
         finally:
