@@ -44,10 +44,20 @@ _MODULES = (
     "app.run",
     "boto3",
     "botocore.handlers",
+    "encodings.idna",
+    "encodings.utf_8_sig",
+    "faust.app.router",
     "faust.cli.faust",
     "faust.livecheck",
+    "faust.tables.globaltable",
+    "faust.tables.manager",
+    "faust.topics",
     "faust.transport.drivers.aiokafka",
+    "faust.transport.utils",
+    "faust.web.apps.production_index",
+    "faust.web.cache.backends.memory",
     "faust.web.drivers.aiohttp",
+    "faust.windows",
 )
 _NOT = ("app.commands.demo", "app.commands.job")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl.h

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -16,9 +15,10 @@ import pytest
 
 from app.log_filters import keep_secrets
 from stores.registry import open_store
+from tests.forks import run
 from tests.integration.topics import end_offsets, send
 from tests.integration.way import THRESHOLD, Way
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import S3Server
 from transforms.errors import PayloadStoreError
 
@@ -27,19 +27,19 @@ SIGNING, PREVIOUS = "signing-key-that-nobody-may-see-1", "signing-key-that-nobod
 PAGES = ("/", "/health", "/health/live", "/health/ready", "/pipelines", "/metrics")
 
 
-class _Loud(WorkerProcess):
+class _Loud(StartedWorker):
     """A worker that logs all there is to log."""
 
     def command(self) -> list[str]:
-        """See `WorkerProcess.command`."""
+        """See `StartedWorker.command`."""
         return [*super().command(), "--log-level", "DEBUG"]
 
 
-class _UnderFaust(WorkerProcess):
+class _UnderFaust(StartedWorker):
     """Faust's own command, whose banner shows settings."""
 
     def command(self) -> list[str]:
-        """See `WorkerProcess.command`."""
+        """See `StartedWorker.command`."""
         return [sys.executable, "-m", "faust", "-A", "app.worker", "--debug", "worker", "-l", "debug"]
 
 
@@ -65,7 +65,7 @@ def _check(text: str, *secrets: str) -> None:
 
 @pytest.mark.s3
 @pytest.mark.parametrize("kind", [_Loud, _UnderFaust])
-def test_worker_shows_no_secret(way: Way, versitygw: S3Server, kind: type[WorkerProcess]) -> None:
+def test_worker_shows_no_secret(way: Way, versitygw: S3Server, kind: type[StartedWorker]) -> None:
     """With all logging on, at work and asked for its stacks, the worker shows none."""
     worker = kind(way.folder, way.settings(), way.offload())
     environ = {"TEST_S3_SECRET": versitygw.secret_key, "WIDELOAD_CONFIG": str(worker.config)}
@@ -94,12 +94,9 @@ def test_commands_show_no_secret(way: Way, versitygw: S3Server, tmp_path: Path) 
     for change in ({}, {"s3.session.token": TOKEN, "s3.retry.attempts": 1}, {"s3.secret.key": PREVIOUS + "/wrong"}):
         worker = WorkerProcess(tmp_path, way.settings(), way.offload(**change))
         for more in ([], ["--print"]):
-            done = subprocess.run(
+            done = run(
                 [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config), *more],
-                capture_output=True,
-                text=True,
-                check=False,
-                env={**os.environ, "TEST_S3_SECRET": versitygw.secret_key},
+                environ={**os.environ, "TEST_S3_SECRET": versitygw.secret_key},
             )
             _check(done.stdout + done.stderr, versitygw.secret_key)
 

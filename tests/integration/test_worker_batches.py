@@ -179,7 +179,9 @@ def test_worker_notices_a_limit_that_is_raised(make_way: MakeWay) -> None:
     asyncio.run(set_limit(way.broker, way.inflated, 10_000))
     send(way.broker, way.raw, sent[:1])
     small = {"producer.batch.size": 10_000}
-    with WorkerProcess(way.folder, way.settings(), {**way.inflate(**tolerant, **small), **way.offload()}) as worker:
+    worker = WorkerProcess(way.folder, way.settings(), {**way.inflate(**tolerant, **small), **way.offload()})
+    worker.constants = {"app.pipeline.topic_watcher:_LOOK_S": 0.25}
+    with worker:
         came(way, way.dead, 1)
         asyncio.run(set_limit(way.broker, way.inflated, 100_000))
         until(lambda: pipeline_of(worker)["restarts"] == 1, "the pipeline begins again")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way, digests, expected, mixed
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import KINDS, S3UnavailableError, s3_server
 from transforms.compression import CODECS
 from transforms.reference import Reference
@@ -91,19 +92,25 @@ def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -
     assert digests(read_all(way.broker, way.inflated)) == expected(records)
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_worker_codec(make_way: Callable[..., Way], codec: str) -> None:
-    """Payloads are compressed in the store where that helps, and come out identical."""
-    way = make_way(partitions=1)
+def test_worker_codecs(make_way: Callable[..., Way]) -> None:
+    """Payloads are compressed in the store where that helps, by each codec, and come out identical."""
     values = [b"compressible " * THRESHOLD, os.urandom(THRESHOLD + 1)]
-    send(way.broker, way.raw, [(0, b"%d" % n, value, [], 1) for n, value in enumerate(values)])
-    with way.worker(**{"large.message.compression.type": codec}):
-        until(lambda: way.arrived(2), "both have arrived")
-    assert [record.value for record in read_all(way.broker, way.inflated)[0]] == values
-    references = [Reference.parse(record)[0] for record in read_all(way.broker, way.orders)[0]]
-    assert references[0].codec == codec
-    assert Path(references[0].path.removeprefix("file://")).stat().st_size < len(values[0]) / 5
-    assert (references[1].codec in {None, codec}, references[1].size) == (True, len(values[1]))
+    ways = {codec: make_way(partitions=1) for codec in CODECS}
+    pipelines: dict[str, dict[str, object]] = {}
+    for codec, way in ways.items():
+        send(way.broker, way.raw, [(0, b"%d" % n, value, [], 1) for n, value in enumerate(values)])
+        keys = {"large.message.compression.type": codec}
+        both = {**way.offload(**keys), **way.inflate(**keys)}
+        pipelines |= {f"{name}-{codec}": table for name, table in both.items()}
+    with WorkerProcess(way.folder, way.settings(), pipelines):
+        for way in ways.values():
+            until(partial(way.arrived, 2), "both have arrived")
+    for codec, way in ways.items():
+        assert [record.value for record in read_all(way.broker, way.inflated)[0]] == values
+        references = [Reference.parse(record)[0] for record in read_all(way.broker, way.orders)[0]]
+        assert references[0].codec == codec
+        assert Path(references[0].path.removeprefix("file://")).stat().st_size < len(values[0]) / 5
+        assert (references[1].codec in {None, codec}, references[1].size) == (True, len(values[1]))
 
 
 def test_worker_within_small_budget(make_way: Callable[..., Way]) -> None:
@@ -134,7 +141,7 @@ def test_worker_under_faust_command(make_way: Callable[..., Way], make_topic: Ma
         "        await sink.send(value=value.upper())\n"
     )
 
-    class FaustProcess(WorkerProcess):
+    class FaustProcess(StartedWorker):
         def command(self) -> list[str]:
             return [sys.executable, "-m", "faust", "-A", "mine", "worker", "--web-port", str(self.port)]
 

@@ -31,13 +31,17 @@ def records(numbers: range, partition: int = 0) -> list[Sent]:
 
 
 class Topics:
-    """What an operator does to the topics of one pipeline, and what is in them."""
+    """What an operator does to the topics of one pipeline, and what is in them.
+
+    The worker looks at them ten times as often as it would.
+    """
 
     def __init__(self, broker: str, make_topic: MakeTopic, folder: Path, session_ms: int) -> None:
         self.broker = broker
         self.raw = make_topic(2, **{"retention.ms": -1})
         self.orders = make_topic(2, **{"retention.ms": -1})
         self.copies = make_topic(2, **{"retention.ms": -1})
+        self.constants: dict[str, object] = {"app.pipeline.topic_watcher:_LOOK_S": 0.25}
         self._folder = folder
         self._session_ms = session_ms
 
@@ -70,7 +74,9 @@ class Topics:
             }
             for name, (source, sink) in ways.items()
         }
-        with WorkerProcess(self._folder, settings, pipelines) as worker:
+        worker = WorkerProcess(self._folder, settings, pipelines)
+        worker.constants = self.constants
+        with worker:
             until(lambda: worker.get("/health/live")[0] == 200, "its pages are there")
             yield worker
 
@@ -239,6 +245,7 @@ def test_committed_offset_out_of_range_stops(topics: Topics) -> None:
 
 def test_partitions_added(topics: Topics) -> None:
     """New partitions of source and sink are used within seconds; `latest` misses none of theirs, and skips old ones."""
+    topics.constants = {}  # as often as it does
     for partition in (0, 1):
         send(topics.broker, topics.raw, records(range(5), partition))
     with topics.worker(**{"consumer.auto.offset.reset": "latest"}) as worker:

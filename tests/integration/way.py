@@ -40,7 +40,7 @@ class Way:
         self.orders = make_topic(partitions, **forever)
         self.inflated = make_topic(partitions, **big)
         self.dead = make_topic(partitions, **big)
-        (folder / "store").mkdir()  # a reader refuses to start without it
+        (folder / "store").mkdir(exist_ok=True)  # a reader refuses to start without it
         self.store: dict[str, object] = {
             "large.message.payload.store.class": "filesystem",
             "filesystem.root": str(folder / "store"),
