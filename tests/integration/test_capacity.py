@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.forks import run
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess
 
@@ -31,8 +31,7 @@ def test_small_topics_are_warned_of(broker: str, make_topic: MakeTopic, tmp_path
         f"retention.ms of the dead-letter topic {dead} is 1,000, and of topic {chunks} 2,000,000: ",
     )
     with WorkerProcess(tmp_path, {"bootstrap.servers": broker}, pipelines) as worker:
-        check = [sys.executable, "-m", "app.cli", "check", "-c", str(worker.config)]
-        done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+        done = run([sys.executable, "-m", "app.cli", "check", "-c", str(worker.config)])
         worker.wait_ready()
         log = worker.log.read_text()
         assert worker.terminate() == 0

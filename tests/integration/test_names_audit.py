@@ -19,6 +19,7 @@ from app.cluster.names_audit import audit
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.local.broker import EmbeddedBroker
+from tests.forks import run
 from tests.integration.names import Names, properties
 from transforms.errors import WideloadError
 from transforms.identifiers import Kind
@@ -161,6 +162,7 @@ def test_audit_metadata_in_bytes(found: Audit) -> None:
     assert over.where == "group umlauts, t/0"
 
 
+@pytest.mark.usefixtures("found")  # which makes the topic
 def test_broker_refuses_metadata(cluster: EmbeddedBroker) -> None:
     """The broker of today refuses 4,097 letters, with error 12; it counts characters, where the document says bytes."""
 
@@ -248,7 +250,7 @@ def test_audit_with_rights_on_the_cluster(found: Audit, cluster: EmbeddedBroker)
 
 def wideload(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    return subprocess.run([sys.executable, "-m", "app.cli", *arguments], capture_output=True, check=False, text=True)
+    return run([sys.executable, "-m", "app.cli", *arguments])
 
 
 def test_command_json(found: Audit, cluster: EmbeddedBroker) -> None:

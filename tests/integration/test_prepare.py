@@ -14,6 +14,7 @@ import pytest
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.topics import topics
+from tests.forks import run
 from tests.integration.worker_process import toml
 from tests.s3_server import S3Server, free_port
 
@@ -43,16 +44,19 @@ class Setting:
         self.config.write_text(toml({"bootstrap.servers": broker}, {"offload": pipeline}), encoding="utf-8")
         self.environ = {**os.environ, "S3_ACCESS_KEY": s3.access_key, "S3_SECRET_KEY": s3.secret_key}
 
+    def command(self, *arguments: str) -> list[str]:
+        """What compose runs."""
+        return [
+            sys.executable,
+            str(ROOT / "docker" / "prepare.py"),
+            f"--config={self.config}",
+            "--partitions=3",
+            *arguments,
+        ]
+
     def prepare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs it as compose does."""
-        return subprocess.run(
-            [sys.executable, ROOT / "docker" / "prepare.py", f"--config={self.config}", "--partitions=3", *arguments],
-            env={**self.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=120,
-        )
+        """Runs it."""
+        return run(self.command(*arguments), environ=self.environ)
 
     def found(self) -> dict[str, tuple[int, int]]:
         """Partitions and max.message.bytes of the topics that exist."""
@@ -73,7 +77,14 @@ def setting(broker: str, versitygw: S3Server, tmp_path: Path) -> Setting:
 
 def test_prepare_creates_topics_and_bucket(setting: Setting) -> None:
     """All topics and buckets of the configuration exist afterwards, with the sizes of the command."""
-    done = setting.prepare(f"{setting.raw}=33554432", f"{setting.orders}=1048576")
+    done = subprocess.run(  # with an interpreter of its own, as compose starts one
+        setting.command(f"{setting.raw}=33554432", f"{setting.orders}=1048576"),
+        env={**setting.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert setting.found() == {setting.raw: (3, 33_554_432), setting.orders: (3, 1_048_576)}
     assert f"bucket {setting.bucket} created" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import PARTITIONS, THRESHOLD, MakeTopic, Way, digests, expected, first_occurrences, mixed
-from tests.integration.worker_process import WorkerProcess, until
+from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from transforms.reference import VALUE
 
 
@@ -122,7 +122,7 @@ def test_worker_sigterm_drains(make_way: Callable[..., Way]) -> None:
     """SIGTERM finishes what is held and commits it: the next worker repeats nothing."""
     way = make_way()
     records = mixed(8_000, seed=5)
-    worker = way.worker()
+    worker = StartedWorker(way.folder, way.settings(), {**way.offload(), **way.inflate()})
     worker.start()
     worker.wait_ready()
     send(way.broker, way.raw, records)
@@ -139,7 +139,7 @@ def test_worker_forged_reference_stops(make_way: Callable[..., Way]) -> None:
     way = make_way(partitions=1)
     header = [(VALUE.flag, b"true")]
     send(way.broker, way.orders, [(0, b"a", b"small", [], 1), (0, b"b", b"file:///etc/passwd", header, 2)])
-    worker = WorkerProcess(way.folder, way.settings(), way.inflate())
+    worker = StartedWorker(way.folder, way.settings(), way.inflate())
     worker.start()
     assert worker.wait() == 1
     log = worker.log.read_text()

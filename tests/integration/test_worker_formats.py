@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forks import run
 from tests.integration.topics import Found, Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected, mixed
 from tests.integration.worker_process import WorkerProcess, until
@@ -73,59 +75,72 @@ def plain(case: BakdataCase) -> Record:
 
 def command(worker: WorkerProcess, *arguments: str) -> tuple[int, list[dict[str, object]]]:
     """Status and JSON lines of a command, run with the worker's configuration."""
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments, "-c", str(worker.config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run([sys.executable, "-m", "app.cli", *arguments, "-c", str(worker.config)])
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], server: S3Server, name: str) -> None:
+def named(pipelines: Mapping[str, dict[str, object]], suffix: str) -> dict[str, dict[str, object]]:
+    """The pipelines, with names of their own among those of other ways."""
+    return {f"{name}-{suffix}": keys for name, keys in pipelines.items()}
+
+
+def test_worker_inflates_what_bakdata_wrote(make_s3_way: Callable[[str], Way], server: S3Server) -> None:
     """A topic as their producer writes it comes out as its producer meant it, and can be looked at on the way."""
-    cases = [case for case in bakdata_cases() if case.format == name]
-    store_theirs(server, cases)
-    way = make_s3_way("base")
-    send(way.broker, way.orders, [sent(case.wire) for case in cases])
-    with WorkerProcess(way.folder, way.settings(), way.inflate(**{"reference.format": name})) as worker:
-        until(lambda: way.arrived(len(cases)), "all records have arrived")
-        stored = sum(case.stored is not None for case in cases)
-        page = worker.get("/pipelines")[1][0]
-        assert (page["records_in"], page["inflated_records"]) == (len(cases), stored)
-        status, (*_, last) = command(worker, "inspect", way.orders, "--json")
-        assert (status, last["summary"]["references"], last["summary"]["payloads"]) == (0, stored, {"ok": stored})  # type: ignore[index]
-        status, lines = command(worker, "consume", way.orders, "--from-beginning", "-e", "--inflate", "--json")
-        sizes = [None if case.plain.value is None else len(case.plain.value) for case in cases]
-        assert (status, [line["size"] for line in lines]) == (0, sizes)
-        assert sum(bool(line["inflated"]) for line in lines) == stored
+    ways: dict[FormatName, Way] = {}
+    pipelines: dict[str, dict[str, object]] = {}
+    cases = {name: [case for case in bakdata_cases() if case.format == name] for name in FOREIGN}
+    for name in FOREIGN:
+        store_theirs(server, cases[name])
+        way = ways[name] = make_s3_way("base")
+        send(way.broker, way.orders, [sent(case.wire) for case in cases[name]])
+        pipelines |= named(way.inflate(**{"reference.format": name}), name)
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
+        for name, way in ways.items():
+            until(partial(way.arrived, len(cases[name])), "all records have arrived")
+            stored = sum(case.stored is not None for case in cases[name])
+            own = "--pipeline", f"inflate-{name}", "--json"
+            (page,) = [page for page in worker.get("/pipelines")[1] if page["name"] == f"inflate-{name}"]
+            assert (page["records_in"], page["inflated_records"]) == (len(cases[name]), stored)
+            status, (*_, last) = command(worker, "inspect", way.orders, *own)
+            summary: Any = last["summary"]
+            assert (status, summary["references"], summary["payloads"]) == (0, stored, {"ok": stored})
+            status, lines = command(worker, "consume", way.orders, "--from-beginning", "-e", "--inflate", *own)
+            sizes = [None if case.plain.value is None else len(case.plain.value) for case in cases[name]]
+            assert (status, [line["size"] for line in lines]) == (0, sizes)
+            assert sum(bool(line["inflated"]) for line in lines) == stored
         assert worker.terminate() == 0
-    assert [whole(found) for found in read_all(way.broker, way.inflated)[0]] == [plain(case) for case in cases]
+    for name, way in ways.items():
+        assert [whole(found) for found in read_all(way.broker, way.inflated)[0]] == [
+            plain(case) for case in cases[name]
+        ]
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("codec", ["none", *CODECS])
-def test_worker_offloads_for_bakdata(make_s3_way: Callable[[str], Way], name: FormatName, codec: str) -> None:
-    """Mixed records are all written in the format, small ones too, and come out identical behind it."""
-    way = make_s3_way(f"offloaded-{codec}")
+def test_worker_offloads_for_bakdata(make_s3_way: Callable[[str], Way], name: FormatName) -> None:
+    """Mixed records are all written in the format, small ones too, and come out identical, with every codec."""
     records: list[Sent] = [
         *mixed(200, seed=7, partitions=1),
         (0, b"k", b"line\n" * THRESHOLD, [], 1),
         (0, b"k", None, [], 1),
     ]
-    send(way.broker, way.raw, records)
-    keys = {"reference.format": name, "large.message.compression.type": codec}
-    with way.worker(**keys) as worker:
-        until(lambda: way.arrived(len(records)), "all records have arrived")
+    ways: dict[str, Way] = {}
+    pipelines: dict[str, dict[str, object]] = {}
+    for codec in ("none", *CODECS):
+        way = ways[codec] = make_s3_way(f"offloaded-{codec}")
+        send(way.broker, way.raw, records)
+        keys = {"reference.format": name, "large.message.compression.type": codec}
+        pipelines |= named({**way.offload(**keys), **way.inflate(**keys)}, codec)
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
+        for way in ways.values():
+            until(partial(way.arrived, len(records)), "all records have arrived")
         assert worker.terminate() == 0
-    assert digests(read_all(way.broker, way.inflated)) == expected(records)
     form = FORMATS[name]
-    for found, (_, _, value, _, _) in zip(read_all(way.broker, way.orders)[0], records, strict=True):
-        record = whole(found)
-        assert form.wants(record) is (value is not None)
-        assert form.refers(record) is (value is not None and len(value) > THRESHOLD)
+    for way in ways.values():
+        assert digests(read_all(way.broker, way.inflated)) == expected(records)
+        for found, (_, _, value, _, _) in zip(read_all(way.broker, way.orders)[0], records, strict=True):
+            record = whole(found)
+            assert form.wants(record) is (value is not None)
+            assert form.refers(record) is (value is not None and len(value) > THRESHOLD)
 
 
 def test_worker_buries_what_no_reader_takes(make_s3_way: Callable[[str], Way]) -> None:
