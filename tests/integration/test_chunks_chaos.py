@@ -27,7 +27,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.chunks import ChunkedRecordMetadata, ChunkingProducer
-from tests.integration.forked_worker import ForkedWorker
 from tests.integration.topics import alter, end_offsets, marks
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import WorkerProcess, until
@@ -267,12 +266,12 @@ class Road:
             "in.flight.bytes": PENDING,
         }
 
-    def split(self) -> ForkedWorker:
+    def split(self) -> WorkerProcess:
         """From raw to chunked."""
         # Batches of small records are to be smaller than each limit.
         return self._worker("split", {"producer.batch.size": 16_384, "transforms": ["chunk"]})
 
-    def join(self, **more: object) -> ForkedWorker:
+    def join(self, **more: object) -> WorkerProcess:
         """From chunked to whole. By itself it tolerates nothing: it ends with the first chunk that makes no message."""
         limits = {"max.pending.chunked.bytes": PENDING, "chunk.max.message.bytes": LARGEST}
         # On a machine that is busy with other things no message is to expire.
@@ -306,10 +305,10 @@ class Road:
     def _group(self, name: str) -> str:
         return f"{self.raw}-{name}"
 
-    def _worker(self, name: str, keys: Mapping[str, object]) -> ForkedWorker:
+    def _worker(self, name: str, keys: Mapping[str, object]) -> WorkerProcess:
         source, sink = self._ways[name]
         fixed = {"topics": [source], "output.topic": sink, "group.id": self._group(name)}
-        return ForkedWorker(self._folder, self._settings, {name: {**fixed, **keys, "offset.flush.interval.ms": 100}})
+        return WorkerProcess(self._folder, self._settings, {name: {**fixed, **keys, "offset.flush.interval.ms": 100}})
 
 
 @pytest.fixture

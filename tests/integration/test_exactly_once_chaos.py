@@ -19,10 +19,9 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from tests.integration.forked_worker import ForkedWorker
 from tests.integration.topics import read_all
 from tests.integration.way import MakeTopic
-from tests.integration.worker_process import until
+from tests.integration.worker_process import WorkerProcess, until
 from transforms.chunk import Chunk, is_chunk
 
 PARTITIONS = 2
@@ -112,7 +111,7 @@ def rows(broker: str, topic: str, isolation: str = "read_committed") -> dict[int
     }
 
 
-async def whole(broker: str, topic: str, traffic: Traffic, worker: ForkedWorker) -> None:
+async def whole(broker: str, topic: str, traffic: Traffic, worker: WorkerProcess) -> None:
     """Waits until readers of committed records have as many as were sent."""
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     async with AIOKafkaConsumer(bootstrap_servers=broker, isolation_level="read_committed") as consumer:
@@ -180,7 +179,7 @@ class Road:
             "large.message.threshold.bytes": THRESHOLD,
         }
 
-    def worker(self, *names: str, **keys: object) -> ForkedWorker:
+    def worker(self, *names: str, **keys: object) -> WorkerProcess:
         """A worker with these pipelines."""
         small = {"chunk.max.bytes": THRESHOLD, "chunk.max.message.bytes": 1_000_000}
         pipelines: Mapping[str, Mapping[str, object]] = {
@@ -194,7 +193,7 @@ class Road:
             "consumer.session.timeout.ms": self._session_ms,
             "consumer.heartbeat.interval.ms": 300,
         }
-        return ForkedWorker(self._folder, settings, {name: {**pipelines[name], **ONCE, **keys} for name in names})
+        return WorkerProcess(self._folder, settings, {name: {**pipelines[name], **ONCE, **keys} for name in names})
 
     def _pipeline(self, name: str, source: str, sink: str) -> dict[str, object]:
         return {"topics": [source], "output.topic": sink, "transforms": [name], "group.id": f"{self.raw}-{name}"}
@@ -299,13 +298,13 @@ async def test_rebalance_aborts_nothing(road: Road, rng: random.Random, chaos: s
         assert_once(keys_of(found), keys_of(traffic.rows))
 
 
-def partitions_of(worker: ForkedWorker) -> list[int]:
+def partitions_of(worker: WorkerProcess) -> list[int]:
     """What the one pipeline of a worker has been given."""
     status, pipelines = worker.get("/pipelines")
     return [each["partition"] for each in pipelines[0]["partitions"]] if status == 200 else []
 
 
-def restarts_of(worker: ForkedWorker) -> int:
+def restarts_of(worker: WorkerProcess) -> int:
     """How often the one pipeline of a worker has begun again."""
     status, pipelines = worker.get("/pipelines")
     return int(pipelines[0]["restarts"]) if status == 200 else 0
