@@ -76,9 +76,9 @@ def test_worker_killed_loses_nothing(make_way: Callable[..., Way]) -> None:
     worker = way.worker()
     send(way.broker, way.raw, records[:2_000])
     for part in range(2, 7):
+        before = sum(end_offsets(way.broker, way.orders).values())
         worker.start()
         send(way.broker, way.raw, records[part * 1_000 : (part + 1) * 1_000])
-        before = sum(end_offsets(way.broker, way.orders).values())
         until(partial(flows, way, before), "records flow")
         time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
         worker.kill()

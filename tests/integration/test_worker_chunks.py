@@ -232,16 +232,16 @@ def test_chunks_killed_at_random(make_chunks: MakeChunks) -> None:
     """Killed with -9 at random moments, both ways: every value arrives whole, in order."""
     chunks = make_chunks(partitions=2)
     rng = random.Random(7)
-    records = [message(b"%d" % n, rng.choice([50, 100, 45_000, 400_000]), n % 2) for n in range(600)]
+    records = [message(b"%d" % n, rng.choice([50, 100, 45_000, 300_000]), n % 2) for n in range(400)]
     worker = chunks.worker(chunks.split(), chunks.join())
     for part in range(4):
-        worker.start()
-        send(chunks.broker, chunks.raw, records[part * 120 : (part + 1) * 120])
         before = sum(end_offsets(chunks.broker, chunks.whole).values())
+        worker.start()
+        send(chunks.broker, chunks.raw, records[part * 80 : (part + 1) * 80])
         until(lambda least=before: chunks.arrived(least + 1), "records flow")  # type: ignore[misc]
         time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
         worker.kill()
-    send(chunks.broker, chunks.raw, records[480:])
+    send(chunks.broker, chunks.raw, records[320:])
     # A kill leaves the first chunks of a message without the others in the topic; those go to the dead-letter topic.
     with chunks.worker(
         chunks.split(), chunks.join(**chunks.tolerance, **{"expire.time.of.incomplete.chunked.message.ms": 2_000})
