@@ -4,8 +4,8 @@ What is promised is held record by record. One life of a worker, from its start 
 source partition in order and leaves none out. It begins at what was committed, and writes nothing of what was noted
 beside that. So each record in a sink is the one that follows, or is one step back, to where a kill found the commit.
 
-`make test` runs each test at a small volume, `make chaos` at a large one. There the values of the first have 3.6 GB in
-two topics: 7 GB of disk until it ends. `make chaos` prints the seed; `make chaos SEED=N` takes it again.
+`make test` runs each test at a small volume, `make chaos` at a large one. It prints the seed; `make chaos SEED=N` has
+the same chance again. The values of its first test have 3.6 GB, in two topics: 7 GB of disk, until it ends.
 """
 
 from __future__ import annotations

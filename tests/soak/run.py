@@ -234,6 +234,7 @@ def soak(
     scale: float,
     folder: Path,
     brokers: Brokers,
+    victims: int = 2,
     prefix: str = "",
 ) -> Result:
     """Runs one.
@@ -246,6 +247,7 @@ def soak(
         scale: of the length of faults.
         folder: for logs and payloads.
         brokers: where the topics are made. They are broken too, if they have nodes.
+        victims: workers that are broken; there is one more.
         prefix: of the names of topics and pipelines.
     """
     routes = _routes(prefix)
@@ -255,11 +257,11 @@ def soak(
             brokers.make_topic(name, PARTITIONS, **config)
         # Without a signature this server takes an upload that was cut for a whole one.
         store = {**s3.config("soak/"), "s3.endpoint": proxy.endpoint, "s3.payload.signing": True}
-        folders = [folder / f"worker-{number}" for number in range(3)]
+        folders = [folder / f"worker-{number}" for number in range(victims + 1)]
         for each in folders:
             each.mkdir()
         workers = [_worker(each, bootstrap, _pipelines(store, prefix)) for each in folders]
-        targets = Targets(brokers, proxy, tuple(workers[:2]), (f"{prefix}a-references", _FOREVER))
+        targets = Targets(brokers, proxy, tuple(workers[:victims]), (f"{prefix}a-references", _FOREVER))
         chaos = Chaos(targets, pause_s=pause_s, scale=scale, seed=seed, tell=_fault_told)
         usage = _Usage()
         poison = Poison(bootstrap, f"{prefix}a-references", seed=seed)

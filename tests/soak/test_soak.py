@@ -7,6 +7,7 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import NewTopic
@@ -21,9 +22,9 @@ from tests.s3_server import S3UnavailableError
 from tests.soak.faults import Brokers
 from tests.soak.run import soak
 
-VOLUMES = {
-    "short": {"minutes": 0.1, "rate": 20, "pause_s": 1.5, "scale": 0.05},
-    "long": {"minutes": 3, "rate": 60, "pause_s": 10, "scale": 0.2},
+VOLUMES: dict[str, dict[str, Any]] = {
+    "short": {"minutes": 0.1, "rate": 20, "pause_s": 1.5, "scale": 0.05, "victims": 1},
+    "long": {"minutes": 3, "rate": 60, "pause_s": 10, "scale": 0.2, "victims": 2},
 }
 
 
