@@ -69,7 +69,7 @@ def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     """Records by scenario."""
     counts: dict[str, int] = {}
     for each in given:
-        name, _, number = each.rpartition("=")
+        name, _equals, number = each.rpartition("=")
         if name and name not in SCENARIOS:
             raise click.BadParameter(f"{name!r} is no scenario", param=parameter)
         if not number.isdecimal() or int(number) < 1:
