@@ -6,6 +6,7 @@ Read from the source, so that nothing need be installed or started to check it.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ MODULES = sorted(
 )
 
 
+@functools.cache
 def parsed(module: str) -> ast.Module:
     """The source of a module as a tree."""
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))

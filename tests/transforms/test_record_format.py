@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kafka.batches.raw import raw_batch
+from tests.transforms.peak import allocated_at_most
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Record
 from transforms.record_format import check_names, name_bytes, parse, serialize
@@ -47,7 +48,7 @@ def test_raw_batch_is_what_clients_read(records: list[Record]) -> None:
 
 @given(RECORDS, st.integers(0, 2_000), st.integers(0, 255))
 def test_bytes_that_are_no_record(record: Record, place: int, octet: int) -> None:
-    """A changed or cut record is another one or a documented error, and nothing is allocated for what it claims."""
+    """A changed or cut record is another one or a documented error."""
     data = bytearray(serialize(record))
     data[place % len(data)] = octet
     for damaged in (bytes(data), bytes(data[: place % len(data)])):
@@ -65,11 +66,13 @@ def test_bytes_that_are_no_record(record: Record, place: int, octet: int) -> Non
         b"\xff" * 20,
         b"\x0c\0\0\0\x01\x01\xfe\xff\xff\xff\x0f",
         b"\x0c\0\0\0\xfe\xff",
+        b"\x18\0\0\0\x01\x01\xfe\xff\xff\x1f" + b"\0" * 10,  # headers: 33 million
+        b"\x18\0\0\0\xfe\xff\xff\x1f" + b"\0" * 12,  # a key of 33 MB
     ],
 )
 def test_sizes_that_lie(data: bytes) -> None:
-    """Lengths and counts beyond the bytes that are there are refused."""
-    with pytest.raises(MalformedError):
+    """Lengths and counts beyond the bytes that are there are refused, and nothing is allocated for what they claim."""
+    with pytest.raises(MalformedError), allocated_at_most(100_000):
         parse(data)
 
 

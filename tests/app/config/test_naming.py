@@ -135,7 +135,7 @@ CLIENTS: list[tuple[Callable[[Mapping[str, object]], object], list[str]]] = [
 @pytest.mark.parametrize(
     ("client", "key"),
     [(client, key) for client, keys in CLIENTS for key in keys],
-    ids=lambda each: getattr(each, "__name__", each),
+    ids=lambda each: each if isinstance(each, str) else f"{each.__module__}.{each.__qualname__}",
 )
 def test_client_helper_name_over_the_limit(client: Callable[[Mapping[str, object]], object], key: str) -> None:
     """Each client of ours refuses each of its names when it is made, before it has asked a broker for anything."""

@@ -25,6 +25,7 @@ STEPS = [
     "Python packages",
     "Wideload itself",
     "Jars of Kafka and Spark",
+    "First start of the broker",
 ]
 
 # In place of setuptools, which would have to come from an index.
@@ -97,31 +98,40 @@ def steps(checkout: Path) -> list[str]:
     return [title for title, _, _ in lines]
 
 
-def test_steps_are_done_once(checkout: Path) -> None:
-    """Each step runs once, and again only after a change of a file that it depends on."""
-    assert steps(checkout) == STEPS
-    assert list(checkout.glob(".venv/lib/*/site-packages/tiny.py"))
-    assert steps(checkout) == []
-    (checkout / "pyproject.toml").touch()
-    assert steps(checkout) == ["Wideload itself"]
-    (checkout / "app" / "local" / "jars.lock").touch()
-    assert steps(checkout) == ["Jars of Kafka and Spark"]
-    (checkout / "requirements-dev.lock").touch()
-    assert steps(checkout) == STEPS[2:]
-    moved = checkout.rename(checkout.with_name("moved"))
+@pytest.fixture
+def moved(checkout: Path) -> Path:
+    """A checkout whose set-up was done in another place: no step of it counts, and its environment is useless."""
+    shutil.rmtree(checkout / ".venv", ignore_errors=True)
+    before = checkout.rename(checkout.with_name("before"))
     try:
-        lock(moved, "tiny", wheel(moved, "tiny", BACKEND))
-        assert steps(moved) == STEPS
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", before / ".venv"], check=True)
+        (stamps,) = set(re.findall(r"\.venv/\.setup/\d+", make(before, "-n", "setup-demo").stdout))
+        (before / stamps).mkdir(parents=True)
+        assert make(before, "-t", "setup-demo").returncode == 0
+        assert "bootstrap.py" not in make(before, "-n", "setup-demo").stdout
     finally:
-        moved.rename(checkout)
-    shutil.rmtree(checkout / ".venv")
+        before.rename(checkout)
+    lock(checkout, "tiny", wheel(checkout, "tiny", BACKEND))
+    return checkout
 
 
-def test_two_at_once_do_each_step_once(checkout: Path) -> None:
-    """Two calls of make at once wait for each other, and each step runs once."""
+def test_steps_are_done_once(moved: Path) -> None:
+    """Each step runs once, in order, also if two calls of make run at once or the checkout was moved.
+
+    It runs again only after a change of a file that it depends on.
+    """
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda _: steps(checkout), range(2)))
+        done = list(pool.map(lambda _: steps(moved), range(2)))
     assert sorted(done[0] + done[1]) == sorted(STEPS)
+    assert all(each == sorted(each, key=STEPS.index) for each in done)
+    assert list(moved.glob(".venv/lib/*/site-packages/tiny.py"))
+    assert steps(moved) == []
+    (moved / "pyproject.toml").touch()
+    assert steps(moved) == ["Wideload itself"]
+    (moved / "app" / "local" / "jars.lock").touch()
+    assert steps(moved) == STEPS[5:]
+    (moved / "requirements-dev.lock").touch()
+    assert steps(moved) == STEPS[2:]
 
 
 def test_step_that_was_interrupted_is_done_again(checkout: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
@@ -14,6 +16,8 @@ from app.kafka.batches.numbers import BatchNumbers
 from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
 from app.web.metrics import COUNTERS, Metrics
 from tests.app.reports import Flow, Pipeline
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def families_of(*pipelines: Pipeline, limit: int = 1_000) -> dict[str, Metric]:
@@ -111,6 +115,18 @@ def test_names_follow_the_conventions() -> None:
     names = {sample.name for family in ours if family.type == "counter" for sample in family.samples}
     assert all(name.endswith("_total") for name in names)
     assert names == {f"{name}_total" for name, _, _ in COUNTERS} | {"wideload_producer_batch_split_total"}
+
+
+def test_names_are_those_of_the_docs() -> None:
+    """The docs list each metric of ours, and none that is not there."""
+    stats = PipelineStats(batches=BatchNumbers(lambda: 7.0))
+    stats.batches.delivered("a", wire_bytes=100, uncompressed_bytes=400, records=3)
+    stats.batches.failed("b", 2)
+    families = families_of(Pipeline(stats=stats, flow=Flow(partitions={TopicPartition("raw", 0): (1, 1, 1)})))
+    ours = {name: family for name, family in families.items() if name.startswith("wideload_")}
+    names = {f"{name}_total" if family.type == "counter" else name for name, family in ours.items()}
+    text = "\n".join((DOCS / page).read_text() for page in ("worker.md", "chunks.md", "batches.md"))
+    assert set(re.findall(r"`(wideload_[a-z_]+)`", text)) == names
 
 
 def test_producer_numbers_have_kafkas_names() -> None:
