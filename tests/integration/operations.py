@@ -49,9 +49,9 @@ class Operations:
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
 
-    def create_topic(self, name: str, partitions: int = 1, **configs: object) -> None:
-        """Makes a topic, and waits until it is there."""
-        new = NewTopic(name, partitions, 1, topic_configs={key: str(value) for key, value in configs.items()})
+    def create_topic(self, name: str, configs: Mapping[str, object]) -> None:
+        """Makes a topic of one partition, and waits until it is there."""
+        new = NewTopic(name, 1, 1, topic_configs={key: str(value) for key, value in configs.items()})
 
         async def create(client: AdminClient) -> None:
             answer = await client.create_topics([new])
@@ -102,9 +102,11 @@ class Operations:
     def set_password(self, user: str, password: str | None) -> None:
         """Gives a user a password for SCRAM-SHA-256, or takes it away. Connections that there are go on."""
         salt = os.urandom(16)
-        taken = [] if password is not None else [(user, _SCRAM_SHA_256, {})]
-        given = []
-        if password is not None:
+        taken: list[tuple[Any, ...]] = []
+        given: list[tuple[Any, ...]] = []
+        if password is None:
+            taken = [(user, _SCRAM_SHA_256, {})]
+        else:
             salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, _ITERATIONS)
             given = [(user, _SCRAM_SHA_256, _ITERATIONS, salt, salted, {})]
 

@@ -68,7 +68,8 @@ def test_ctrl_c_ends_the_worker(make_way: Callable[..., Way], versitygw: S3Serve
     way = on_s3(make_way(partitions=1), versitygw, proxy)
     way.session_ms = 60_000  # the group misses no member that does not leave
     sent: list[Sent] = [(0, b"%d" % n, os.urandom(THRESHOLD + 1) if n % 2 else b"small", [], STAMP) for n in range(12)]
-    with AtATerminal(way.folder, way.settings(), way.offload()) as worker:
+    keys = {"s3.retry.attempts": 1, "errors.retry.delay.max.ms": 300}
+    with AtATerminal(way.folder, way.settings(), way.offload(**keys)) as worker:
         worker.wait_ready()
         proxy.switch(Hang())
         send(way.broker, way.raw, sent)
@@ -76,6 +77,8 @@ def test_ctrl_c_ends_the_worker(make_way: Callable[..., Way], versitygw: S3Serve
         until(lambda: proxy.counts.hung > 0, "they wait for the store")
         worker.interrupt()
         until(lambda: "Pipeline: offload]: Stopping" in worker.log.read_text(), "the pipeline is told to stop")
+        proxy.switch(Error(503))
+        until(lambda: proxy.counts.errors >= 5, "it reads no more, and still asks the store for what it has read")
         proxy.switch(Ok())
         assert worker.wait() == 0
         log = worker.log.read_text()

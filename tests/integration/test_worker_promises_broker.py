@@ -85,7 +85,7 @@ class OwnBroker:
         """Topics of one partition, of one test."""
         made = [f"{test}-{name}" for name in names]
         for name in made:
-            self.operations.create_topic(name, **{"retention.ms": -1, **configs})
+            self.operations.create_topic(name, {"retention.ms": -1, **configs})
         return made
 
     def numbers(self, topic: str) -> list[int]:
