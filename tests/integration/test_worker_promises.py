@@ -96,7 +96,8 @@ def test_retry_after_is_not_read(make_way: Callable[..., Way], versitygw: S3Serv
     with WorkerProcess(way.folder, way.settings(), way.offload(**keys)) as worker:
         worker.wait_ready()
         for number, status in enumerate((503, 429)):
-            proxy.switch(Error(status, retry_after_s=3_600))
+            # Not `SlowDown`, for which botocore itself waits up to a second.
+            proxy.switch(Error(status, code="InternalError", retry_after_s=3_600))
             refused = proxy.counts.errors
             send(way.broker, way.raw, [(0, b"%d" % number, os.urandom(THRESHOLD + 1), [], STAMP)])
             # Two attempts in each call, so both the pause in a call and that between two calls have passed.
