@@ -64,8 +64,9 @@ class FaustProcess:
             print(self.log.read_text())  # noqa: T201  # pytest shows it beside the failure
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the agent has written down."""
-        return [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+        """What the agent has written down, without a line that is not yet whole."""
+        whole, _, _ = (self.out.read_text() if self.out.exists() else "").rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
 
     def events(self, count: int) -> list[dict[str, Any]]:
         """The same, once there are so many."""
