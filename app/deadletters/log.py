@@ -25,6 +25,8 @@ from transforms.record import SourceRecord
 __all__ = ["Filters", "LetterLog", "ReplayTakenOverError", "open_log"]
 
 _POLL_MS = 200
+# All letters that are read are there already. A fetch that waits at the end of a partition holds up that of the next.
+_FETCH_WAIT_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ async def open_log(client: ClientSettings, topic: Topic, group: str | None = Non
     Raises:
         ClusterError: the cluster failed.
     """
-    consumer = topic_consumer(client, group)
+    consumer = topic_consumer(client, group, fetch_max_wait_ms=_FETCH_WAIT_MS)
     consumer.assign([TopicPartition(topic.name, number) for number in range(topic.partitions)])
     try:
         await consumer.start()

@@ -48,7 +48,11 @@ class Selection:
 
 
 def topic_consumer(
-    client: ClientSettings, group: str | None, reset: Literal["earliest", "latest"] = "earliest"
+    client: ClientSettings,
+    group: str | None,
+    reset: Literal["earliest", "latest"] = "earliest",
+    *,
+    fetch_max_wait_ms: int = 500,
 ) -> AIOKafkaConsumer:
     """A consumer of a command, not started: it reads committed records, and commits only what it is told to.
 
@@ -56,6 +60,7 @@ def topic_consumer(
         client: how to reach the cluster.
         group: its id; None for no group.
         reset: where to begin without a committed offset.
+        fetch_max_wait_ms: how long a broker waits for records before it answers a fetch.
     """
     return AIOKafkaConsumer(
         **security_arguments(client),
@@ -64,6 +69,7 @@ def topic_consumer(
         enable_auto_commit=False,
         auto_offset_reset=reset,
         isolation_level="read_committed",
+        fetch_max_wait_ms=fetch_max_wait_ms,
     )
 
 
