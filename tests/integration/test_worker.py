@@ -84,12 +84,10 @@ def test_worker_killed_loses_nothing(make_way: Callable[..., Way]) -> None:
         worker.kill()
     send(way.broker, way.raw, records[7_000:])
     with worker:
-        until(lambda: way.arrived(len(records)), "at least as many have arrived")
-        until(
-            lambda: first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records),
-            "each record has arrived, in order",
-            90,
-        )
+        sent = end_offsets(way.broker, way.raw)
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == sent, "all is offloaded", 120)
+        offloaded = end_offsets(way.broker, way.orders)
+        until(lambda: committed(way.broker, way.group("inflate"), way.orders) == offloaded, "all is inflated", 120)
     assert first_occurrences(digests(read_all(way.broker, way.inflated))) == expected(records)
 
 
