@@ -74,7 +74,8 @@ def test_broker_keeps_its_data(node: EmbeddedBroker, how: str) -> None:
     address, pid, topic = node.bootstrap_servers, node.pid, f"{TOPIC}-{how}"
     write(address, topic, how.encode())
     getattr(node, how)()
-    assert node.pid is None
+    stopped = node.pid
+    assert stopped is None
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", int(address.rpartition(":")[2])))
     node.start()

@@ -16,7 +16,7 @@ FROM_ARCHIVE = "org.apache.ivy.Main source: shared objects file (top)"
 
 def ivy(*options: str) -> tuple[int, str, str]:
     """What the program answers, with options of Java."""
-    command = [java.locate(), *options, "-cp", jars._ivy_jar(), "org.apache.ivy.Main", "-version"]
+    command: list[str | Path] = [java.locate(), *options, "-cp", jars._ivy_jar(), "org.apache.ivy.Main", "-version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 

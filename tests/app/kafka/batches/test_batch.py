@@ -62,7 +62,7 @@ def test_builder_takes_another_stamp_when_built(codec: str) -> None:
     assert builder.stamp == Stamp(2**40, 9, 2**31 - 1)
 
 
-@given(st.lists(records(), min_size=2, max_size=20), st.sampled_from(sorted(CODECS)))
+@given(st.lists(records(), min_size=2, max_size=7), st.sampled_from(sorted(CODECS)))
 def test_halves_are_the_batch(batch: list[Record], codec: str) -> None:
     """Whatever the records: the two halves have all of them in order, and their loads as many."""
     builder = builder_of(codec)
