@@ -106,7 +106,7 @@ def _pairs(extra: Sequence[str], environ: Mapping[str, str]) -> dict[str, object
 
 
 def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
-    """The pipeline whose store a command uses: the one called `name`, or any if all have the same store.
+    """The pipeline whose store and format a command uses: the one called `name`, or any if all have the same.
 
     Raises:
         ConfigurationError: there is no such pipeline, or a name is needed.
@@ -120,6 +120,8 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
             raise ConfigurationError(
                 "--pipeline", f"is missing, but the stores, or their keys, differ; name one of: {names}"
             )
+        if any(pipeline.reference_format != pipelines[0].reference_format for pipeline in pipelines):
+            raise ConfigurationError("--pipeline", f"is missing, but reference.format differs; name one of: {names}")
         # One store, but perhaps different limits: this command may read whatever any pipeline may read.
         return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
     for pipeline in pipelines:

@@ -148,6 +148,15 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
         pipeline_of(two, "c")
 
 
+def test_pipeline_must_be_chosen_where_formats_differ() -> None:
+    """A command that took one of two formats would find no references in a topic that has those of the other."""
+    other = {**PIPELINE, "output": {"topic": "else"}, "reference": {"format": "bakdata-flag"}}
+    two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
+    assert pipeline_of(two, "b").name == "b"
+    with pytest.raises(ConfigurationError, match="--pipeline: is missing, but reference.format differs; .*: a, b"):
+        pipeline_of(two, None)
+
+
 def test_effective_configuration_hides_secrets() -> None:
     """Secret keys, values from `${…}` and strings of a user's own store are `***`; all else is printed in full."""
     own = {name: value for name, value in PIPELINE.items() if name != "large"}
