@@ -150,10 +150,16 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
 
 def test_pipeline_must_be_chosen_where_formats_differ() -> None:
     """A command that took one of two formats would find no references in a topic that has those of the other."""
-    other = {**PIPELINE, "output": {"topic": "else"}, "reference": {"format": "bakdata-flag"}}
-    two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": PIPELINE, "b": other}}, {})
+    first = {
+        **PIPELINE,
+        "transforms": ["inflate"],
+        "large": {"message": {"payload": {"store": {"class": "s3"}}}},
+        "s3": {"bucket": "payloads"},
+    }
+    second = {**first, "output": {"topic": "else"}, "reference": {"format": "bakdata-flag"}}
+    two = parse({"bootstrap.servers": "b:1", "pipeline": {"a": first, "b": second}}, {})
     assert pipeline_of(two, "b").name == "b"
-    with pytest.raises(ConfigurationError, match="--pipeline: is missing, but reference.format differs; .*: a, b"):
+    with pytest.raises(ConfigurationError, match=r"--pipeline: is missing, but reference\.format differs; .*: a, b"):
         pipeline_of(two, None)
 
 
