@@ -28,7 +28,7 @@ _RECORDS = {
     "spark_inflate": 8,
 }
 _CORES = os.cpu_count() or 1
-_LIMIT_S = 900
+_LIMIT_S = 3_600  # a guard against hanging
 
 
 @dataclass(frozen=True)
