@@ -289,11 +289,15 @@ def test_process_killed_while_it_deletes(
     orphans = 1_000
     put(tmp_path, topic, [f"orphan-{number}" for number in range(orphans)])
     refer(broker, topic, live)
-    stalling = ("--store", "large.message.payload.store.class=tests.jobs.stalling_store.StallingStore")
-    arguments = options(broker, tmp_path, topic, *stalling, "--max-delete-fraction", "1", "--delete")
-    light = ("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2")
+    arguments = options(broker, tmp_path, topic, "--max-delete-fraction", "1", "--delete")
+    conf = {
+        "spark.python.daemon.module": "tests.jobs.stalling_daemon",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+    given = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "jobs.sweep", *arguments, *light],
+        [sys.executable, "-m", "jobs.sweep", *arguments, *given],
         cwd=REPOSITORY,
         env=environment(spark),
         start_new_session=True,
