@@ -7,6 +7,7 @@ TYPE_CHECKING` too.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -81,9 +82,15 @@ def sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The source as a tree, which several checks walk."""
+    return ast.parse(source)
+
+
 def imported(source: str) -> Iterator[str]:
     """The full name of everything that a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -175,7 +182,7 @@ def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 def executed(source: str) -> Iterator[str]:
     """The packages that a module imports when it runs: not those below `if TYPE_CHECKING`."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     hidden = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     for_types = {each for node in hidden for statement in node.body for each in ast.walk(statement)}
     for node in ast.walk(tree):
