@@ -8,6 +8,8 @@
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
+# Hundreds of processes start in a run of the tests. Without bytecode, each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 RUN := .venv/bin/python
 WORKERS ?= auto
 PYTEST = $(RUN) -m pytest -n $(WORKERS)

@@ -1,7 +1,7 @@
 """Which tests run beside each other: how many workers pytest-xdist starts, what stays together, and what comes first.
 
-The tests of a file run in one worker, one after the other, and so do all that need Spark: its session takes longer to
-start than most of its tests. The longest come first, so that short ones fill the gaps at the end.
+The tests of a file run in one worker, one after the other. Those that need Spark run in two: its session takes longer
+to start than most of its tests. The longest come first, so that short ones fill the gaps at the end.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ __all__ = ["scope_of"]
 # About how many seconds a test takes, by its dearest marker.
 _SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
 _MOST_WORKERS = 6
-_SPARK = "tests/jobs/"
+# The tests of each of these share a Spark session.
+_SPARK = ("tests/jobs/payloads/", "tests/jobs/")
 
 
 def scope_of(nodeid: str) -> str:
-    """What a test stays together with: its file, or all tests of the Spark jobs."""
+    """What a test stays together with: its file, or the others that share its Spark session."""
     path = nodeid.partition("::")[0]
-    return _SPARK if path.startswith(_SPARK) else path
+    return next((folder for folder in _SPARK if path.startswith(folder)), path)
 
 
 class _ByScope(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types

@@ -61,8 +61,9 @@ def test_run_with_workers(tmp_path: Path) -> None:
         ("tests/app/test_run.py::test_a[x::y]", "tests/app/test_run.py"),
         ("tests/jobs/test_sweep.py::test_a", "tests/jobs/"),
         ("tests/jobs/reading/test_b.py::test_a", "tests/jobs/"),
+        ("tests/jobs/payloads/test_c.py::test_a", "tests/jobs/payloads/"),
     ],
 )
 def test_scope(nodeid: str, scope: str) -> None:
-    """A file stays together, and so do all tests of the jobs, which share a Spark session."""
+    """A file stays together, and so do tests of jobs that share a Spark session."""
     assert scope_of(nodeid) == scope
