@@ -88,11 +88,11 @@ test: setup-test ## Run all tests (FILES=... only these; CHANGED=1 those of what
 	fi; \
 	$(PYTEST) $$files
 
-test-unit: setup-demo ## Run the tests that need no broker, no S3 server and no Spark
-	@$(PYTEST) -m unit
+test-unit: setup-demo ## Run the quick tests that need no broker, no S3 server and no Spark
+	@$(PYTEST) -m "unit and not slow"
 
-test-integration: setup-test ## Run the tests that need a broker, S3 servers or Spark
-	@$(PYTEST) -m "not unit"
+test-integration: setup-test ## Run all other tests
+	@$(PYTEST) -m "not unit or slow"
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage

@@ -31,6 +31,9 @@ _CORES = os.cpu_count() or 1
 _LIMIT_S = 3_600  # a guard against hanging
 
 
+pytestmark = pytest.mark.slow
+
+
 @dataclass(frozen=True)
 class _Measured:
     """What one run of the benchmark gave: the results by name, and what it printed."""

@@ -49,7 +49,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if len(files) == 1 and files.pop().endswith(".py"):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores if config.getoption("markexpr") == "unit" else cores + 1, _MOST_WORKERS)
+    return min(cores if config.getoption("markexpr").startswith("unit") else cores + 1, _MOST_WORKERS)
 
 
 @pytest.hookimpl(trylast=True)

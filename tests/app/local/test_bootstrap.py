@@ -17,6 +17,8 @@ import pytest
 
 from app.local.bootstrap import reason
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = [
     "Virtual environment",
