@@ -356,6 +356,7 @@ async def test_many_producers_and_a_worker_killed_at_random(road: Road, rng: ran
                     kills.append(await asyncio.to_thread(road.kill, "join", worker))
                     worker.start()
             await road.finished("join", worker, arrivals)
+        until(partial(lives, worker), "the worker that was killed last has begun again")
         (page,) = worker.get("/pipelines")[1]
         assert worker.terminate() == 0
     again = sum(
@@ -401,9 +402,9 @@ async def test_workers_that_split_and_join_killed_at_random(road: Road, rng: ran
                         workers[name].start()
             await road.finished("split", workers["split"], between)
             await road.finished("join", workers["join"], arrivals)
-        (page,) = workers["join"].get("/pipelines")[1]
         for worker in workers.values():
             until(partial(lives, worker), "the worker that was killed last has begun again")
+        (page,) = workers["join"].get("/pipelines")[1]
         assert [worker.terminate() for worker in workers.values()] == [0, 0]
     split_again = joined_again = 0
     for partition, rows in sent.rows.items():

@@ -434,7 +434,11 @@ def test_chunks_foreign_metadata_is_ignored(make_chunks: MakeChunks) -> None:
     chunks.write([message(b"%d" % n, 10) for n in range(3)])
 
     async def commit() -> None:
-        consumer = AIOKafkaConsumer(bootstrap_servers=chunks.broker, group_id=chunks.group("join"))
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=chunks.broker,
+            group_id=chunks.group("join"),
+            enable_auto_commit=False,  # it would commit its own position when it ends
+        )
         partition = TopicPartition(chunks.chunked, 0)
         consumer.assign([partition])
         async with consumer:

@@ -116,7 +116,11 @@ class Topics:
         """Commits offsets of raw as if the first pipeline had; False while its group has a member."""
 
         async def run() -> bool:
-            async with AIOKafkaConsumer(bootstrap_servers=self.broker, group_id=f"{self.raw}-g") as consumer:
+            async with AIOKafkaConsumer(
+                bootstrap_servers=self.broker,
+                group_id=f"{self.raw}-g",
+                enable_auto_commit=False,  # it would commit its own position when it ends
+            ) as consumer:
                 partitions = {TopicPartition(self.raw, number): offset for number, offset in offsets.items()}
                 consumer.assign(list(partitions))
                 with contextlib.suppress(CommitFailedError):

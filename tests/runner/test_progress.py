@@ -38,7 +38,7 @@ def test_run_with_workers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n2", "-rP", *plugins, f"--rootdir={tmp_path}", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

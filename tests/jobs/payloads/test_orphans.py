@@ -147,9 +147,12 @@ def compiled(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
-def test_two_hundred_thousand_references(spark: SparkSession) -> None:
-    """Of as many references a sweep's plan and an audit's findings have each one in its place."""
-    root, count = "file:///srv/", 200_000
+def test_twenty_thousand_references(spark: SparkSession) -> None:
+    """Of as many references a sweep's plan and an audit's findings have each one in its place.
+
+    Ten times as many are swept and audited by the benchmark, which looks at the same.
+    """
+    root, count = "file:///srv/", 20_000
     rows = spark.range(count).withColumnsRenamed({"id": "offset"})
     flag = sf.array(sf.struct(sf.lit("large-message").alias("key"), sf.lit(b"true").alias("value")))
     path = sf.format_string(f"{root}t/%064x", sf.col("offset"))
