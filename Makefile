@@ -83,6 +83,7 @@ demo: setup-demo ## Send large files through Kafka, a worker and Spark, and comp
 test: setup-test ## Run all tests (FILES=... only these; CHANGED=1 those of what differs from the main branch)
 	@files="$(FILES)"; \
 	if [ -n "$(CHANGED)" ]; then \
+	    [ -z "$$files" ] || { echo "give FILES or CHANGED, not both" >&2; exit 2; }; \
 	    files=$$($(RUN) -m tests.runner.changed $(filter-out 1,$(CHANGED))) || exit; \
 	    [ -n "$$files" ] || exit 0; \
 	fi; \

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import secrets
 import signal
@@ -23,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import boto3
-import botocore.session
 import pytest
 from botocore.config import Config
 
 from app.local.watchdog import Watched, watched
 
-__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip", "share_models"]
+__all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip"]
 
 Kind = Literal["versitygw", "minio"]
 KINDS: tuple[Kind, ...] = ("versitygw", "minio")
@@ -122,14 +120,6 @@ def s3_server_or_skip(kind: Kind, directory: Path) -> Iterator[S3Server]:
             yield server
     except S3UnavailableError as exc:
         pytest.skip(str(exc))
-
-
-def share_models() -> None:
-    """Lets all sessions of botocore in this process read the descriptions of services once.
-
-    To read S3's takes 0.1 s of CPU, most of what a client costs, and tests make hundreds of clients.
-    """
-    botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 
 def free_port() -> int:

@@ -291,7 +291,7 @@ class EmbeddedBroker:
         """Formats the storage: by Kafka's tool once for each release, later by what the tool wrote then."""
         folder, cluster_id = self._started_folder(), self._cluster_id or new_cluster_id()
         plain = not self._format_arguments and not any(key.startswith(_FORMAT_PROPERTIES) for key in self._properties)
-        if plain and known.exists():
+        if plain and _is_kept(known):
             (folder / "data").mkdir()
             shutil.copyfile(known, folder / "data" / _CHECKPOINT)
             node_id = self._properties.get("node.id", _NODE_ID)
@@ -423,9 +423,18 @@ def _keep(file: Path, kept: Path) -> None:
     copy = kept.with_name(f".{kept.name}-{uuid.uuid4()}")
     try:
         shutil.copyfile(file, copy)
+        with copy.open("rb") as written:
+            os.fsync(written.fileno())
         copy.rename(kept)
     except OSError:
-        copy.unlink(missing_ok=True)  # the disk is full, or the folder belongs to another user
+        # The disk is full, or the folder is not ours. On a read-only file system unlink fails too.
+        with contextlib.suppress(OSError):
+            copy.unlink()
+
+
+def _is_kept(file: Path) -> bool:
+    """Whether the file is there, can be read and is not empty."""
+    return os.access(file, os.R_OK) and file.stat().st_size > 0
 
 
 def _escaped(value: str) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 __all__ = ["archive", "recorded", "using"]
 
+_MAGIC_BYTES = 4
+
 
 def archive(folder: Path, java: Path) -> Path:
     """The path of the archive for programs of this `java` with the jars of this folder."""
@@ -39,10 +41,12 @@ def recorded(path: Path) -> Iterator[tuple[str, ...]]:
         made = Path(scratch, path.name)
         yield (f"-XX:ArchiveClassesAtExit={made}", "-Xshare:auto", "-Xlog:cds*=off", "-Xlog:class*=off")
         if made.exists():
-            # Java ends with SIGBUS where an archive is shorter than it says, as after a power cut.
             with made.open("rb") as file:
+                whole = any(file.read(_MAGIC_BYTES))  # Java writes the header last
+                # Java ends with SIGBUS where an archive is shorter than it says, as after a power cut.
                 os.fsync(file.fileno())
-            made.rename(path)
+            if whole:
+                made.rename(path)
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -8,6 +8,7 @@ of the work tree with the commit at which this branch left REF, by default `orig
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +33,9 @@ def differing(root: Path, reference: str) -> set[str]:
         base = _git(root, "merge-base", "HEAD", reference).strip()
     except subprocess.CalledProcessError as exc:
         raise ValueError(f"git knows no common commit of HEAD and {reference!r}: {exc.stderr.strip()}") from exc
-    names = _git(root, "diff", "--name-only", "-z", base) + _git(root, "ls-files", "-o", "--exclude-standard", "-z")
-    return {name for name in names.split("\0") if name}
+    differ = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
+    new = _git(root, "ls-files", "-o", "--exclude-standard", "-z")
+    return {name for name in (differ + new).split("\0") if name}
 
 
 def dependents(changed: Iterable[str], sources: Mapping[str, str]) -> set[str]:
@@ -41,10 +43,11 @@ def dependents(changed: Iterable[str], sources: Mapping[str, str]) -> set[str]:
     changed = set(changed)
     if not changed.isdisjoint(_EVERYTHING):
         return set(sources)
-    modules = {_module(path): path for path in sources}
+    # A module that is no longer there is still imported by its name.
+    modules = {_module(path): path for path in (*sources, *changed) if path.endswith(".py")}
     # A data file is named by its own name, or by the folder that is read.
     names = {name for path in changed if path not in sources for name in Path(path).parts[-2:]}
-    found = changed & set(sources)
+    found = set(changed)
     needs: dict[str, set[str]] = {}
     for path, source in sources.items():
         texts, imports = _read(source)
@@ -54,13 +57,17 @@ def dependents(changed: Iterable[str], sources: Mapping[str, str]) -> set[str]:
             found.add(path)
     while more := {path for path in sources if path not in found and not found.isdisjoint(needs[path])}:
         found |= more
-    return found
+    return found & set(sources)
 
 
 def _read(source: str) -> tuple[set[str], set[str]]:
     """The texts of a module, and the names of what it imports."""
     texts, imports = set[str](), set[str]()
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return texts, imports  # what imports it is found all the same
+    for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.add(node.value)
         elif isinstance(node, ast.Import):
@@ -91,6 +98,9 @@ def _git(root: Path, *arguments: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the test files; says on stderr what was compared. The status is 1 where git has no such reference."""
+    if shutil.which("git") is None:
+        print("git is not installed; name the tests: make test FILES=...", file=sys.stderr)
+        return 1
     known = [
         name
         for name in _MAINS

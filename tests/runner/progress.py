@@ -56,10 +56,11 @@ class Progress:
         threading.Thread(target=self._look, daemon=True).start()
 
     def close(self) -> None:
-        """Says no more."""
-        self._ended.set()
+        """Says no more; may be called twice."""
         with self._lock:
-            self._erase()
+            if not self._ended.is_set():
+                self._erase()
+            self._ended.set()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -107,6 +108,11 @@ class Progress:
                 counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self._outcomes[file].items()))
                 percent = 100 * self._done // max(1, self._all)
                 self._line(f"[{percent:3d}%] {file}  {counts}, {self._seconds[file]:.1f} s")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Leaves the terminal to the summary."""
+        self.close()
 
     def _look(self) -> None:
         while not self._ended.wait(1.0):
