@@ -308,6 +308,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Spark compiles what it runs, as it does by default, and for users."""
+    keys = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {key: spark.conf.get(key) for key in keys}
+    for key, value in keys.items():
+        spark.conf.set(key, value)
+    yield
+    for key, found in before.items():
+        spark.conf.set(key, str(found))
+
+
+@pytest.fixture
 def _pyspark_sockets() -> Iterator[None]:
     """Collects the sockets that PySpark leaves open, in the test that opened them, which ignores their warning."""
     yield

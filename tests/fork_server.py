@@ -137,7 +137,10 @@ class _Server:
         (left,) = SIZE.unpack(head)
         body = bytearray()
         while len(body) < left:
-            body += self._connection.recv(left - len(body))
+            some = self._connection.recv(left - len(body))
+            if not some:
+                return None
+            body += some
         return _Request(json.loads(body), files)
 
     def _fork(self, request: _Request) -> int:

@@ -26,7 +26,8 @@ __all__ = ["Forked", "fork", "run"]
 
 _ROOT = Path(__file__).parent.parent
 _ANSWER_S = 60
-_BEFORE_PYTHON = ("LD_", "MALLOC_", "GLIBC_", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONUTF8", "PYTHONDEVMODE")
+_BEFORE_PYTHON = ("LD_", "MALLOC_", "GLIBC_", "PYTHON")
+_HEEDED = "PYTHONPATH"
 
 
 class Forked:
@@ -110,9 +111,16 @@ class _Server:
     def fork(self, request: Mapping[str, object], files: Sequence[int]) -> int:
         """Forks a command, and returns its process id."""
         body = json.dumps(request).encode()
-        socket.send_fds(self._connection, [SIZE.pack(len(body))], files)
-        self._connection.sendall(body)
-        answer = self._connection.recv(SIZE.size, socket.MSG_WAITALL)
+        try:
+            socket.send_fds(self._connection, [SIZE.pack(len(body))], files)
+            self._connection.sendall(body)
+            answer = self._connection.recv(SIZE.size, socket.MSG_WAITALL)
+        except BaseException:
+            # An answer that came later would be taken for that to the next request.
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+            raise
         assert len(answer) == SIZE.size, "the server of forks has ended"
         pid: int = SIZE.unpack(answer)[0]
         return pid
@@ -146,7 +154,9 @@ def fork(
     assert interpreter == sys.executable
     environ = dict(os.environ if environ is None else environ)
     told = {
-        name for name, value in environ.items() if name.startswith(_BEFORE_PYTHON) and os.environ.get(name) != value
+        name
+        for name, value in environ.items()
+        if name.startswith(_BEFORE_PYTHON) and name != _HEEDED and os.environ.get(name) != value
     }
     assert not told, f"{told} act when an interpreter starts: use subprocess"
     actions = []

@@ -87,7 +87,7 @@ class _Cluster:
         try:
             connection.sendall(_SIZE.pack(len(message)) + message)
             answer = _read(connection, _SIZE.unpack(_read(connection, _SIZE.size))[0])
-        except OSError:
+        except BaseException:  # an answer that came later would be taken for that to the next request
             self._sockets.pop(address).close()
             raise
         return request.RESPONSE_TYPE.decode(BytesIO(answer[4:]))  # behind the number of the request

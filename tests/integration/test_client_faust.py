@@ -387,7 +387,6 @@ def test_the_example_runs(broker: str, make_topic: MakeTopic, versitygw: S3Serve
     environ = {
         **os.environ,
         "PYTHONPATH": str(_ROOT),
-        "PYTHONUNBUFFERED": "1",
         "KAFKA_BOOTSTRAP_SERVERS": broker,
         "ORDERS_TOPIC": topic,
         "FAUST_DATADIR": str(tmp_path / "faust"),

@@ -77,11 +77,10 @@ def test_worker_killed_loses_nothing(make_way: Callable[..., Way]) -> None:
     send(way.broker, way.raw, records[:2_000])
     for part in range(2, 7):
         before = sum(end_offsets(way.broker, way.orders).values())
-        worker.start()
-        send(way.broker, way.raw, records[part * 1_000 : (part + 1) * 1_000])
-        until(partial(flows, way, before), "records flow")
-        time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
-        worker.kill()
+        with worker:  # which kills it
+            send(way.broker, way.raw, records[part * 1_000 : (part + 1) * 1_000])
+            until(partial(flows, way, before), "records flow")
+            time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
     send(way.broker, way.raw, records[7_000:])
     with worker:
         sent = end_offsets(way.broker, way.raw)
@@ -121,11 +120,11 @@ def test_worker_sigterm_drains(make_way: Callable[..., Way]) -> None:
     way = make_way()
     records = mixed(8_000, seed=5)
     worker = StartedWorker(way.folder, way.settings(), {**way.offload(), **way.inflate()})
-    worker.start()
-    worker.wait_ready()
-    send(way.broker, way.raw, records)
-    until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 100, "records flow")
-    assert worker.terminate() == 0
+    with worker:
+        worker.wait_ready()
+        send(way.broker, way.raw, records)
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 100, "records flow")
+        assert worker.terminate() == 0
     with worker:
         until(lambda: way.arrived(len(records)), "all records have arrived")
         assert worker.terminate() == 0
@@ -137,9 +136,8 @@ def test_worker_forged_reference_stops(make_way: Callable[..., Way]) -> None:
     way = make_way(partitions=1)
     header = [(VALUE.flag, b"true")]
     send(way.broker, way.orders, [(0, b"a", b"small", [], 1), (0, b"b", b"file:///etc/passwd", header, 2)])
-    worker = StartedWorker(way.folder, way.settings(), way.inflate())
-    worker.start()
-    assert worker.wait() == 1
+    with StartedWorker(way.folder, way.settings(), way.inflate()) as worker:
+        assert worker.wait() == 1
     log = worker.log.read_text()
     assert f"topic {way.orders}, partition 0, offset 1: reference 'file:///etc/passwd' is refused" in log
     assert "Traceback" not in log
@@ -264,13 +262,12 @@ def test_worker_inflated_record_over_sink_limit(make_way: Callable[..., Way], ma
     way = make_way(partitions=1)
     send(way.broker, way.raw, [(0, b"k", os.urandom(1_500_000), [], 1)])
     way.inflated = make_topic(1)
-    worker = way.worker()
-    worker.start()
-    until(lambda: "inflate has stopped" in worker.log.read_text(), "the pipeline has stopped")
-    status, health = worker.get("/health")
-    assert (status, health["status"], health["ready"]) == (503, "failed", False)
-    assert f"topic {way.inflated} takes 1,048,588" in health["reasons"]["inflate"]
-    assert worker.terminate() == 1
+    with way.worker() as worker:
+        until(lambda: "inflate has stopped" in worker.log.read_text(), "the pipeline has stopped")
+        status, health = worker.get("/health")
+        assert (status, health["status"], health["ready"]) == (503, "failed", False)
+        assert f"topic {way.inflated} takes 1,048,588" in health["reasons"]["inflate"]
+        assert worker.terminate() == 1
 
 
 def test_worker_without_partitions_is_ready(make_way: Callable[..., Way]) -> None:

@@ -20,6 +20,7 @@ from tests.s3_server import free_port
 __all__ = ["StartedWorker", "WorkerProcess", "toml", "until"]
 
 _PAUSES_S = 0.02, 0.2
+_PAGE_S = 30.0  # a worker that is there answers, however busy the machine is
 
 _T = TypeVar("_T")
 
@@ -111,7 +112,7 @@ class WorkerProcess:
     def get(self, page: str) -> tuple[int, Any]:
         """Status and JSON of a page; 0 and None where nothing answers yet."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=5) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=_PAGE_S) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -122,7 +123,7 @@ class WorkerProcess:
 
     def text(self, page: str) -> str:
         """A page as it is."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=_PAGE_S) as response:
             body: bytes = response.read()
             return body.decode()
 

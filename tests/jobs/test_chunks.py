@@ -111,6 +111,7 @@ def test_assemble_everything_of_a_record(spark: SparkSession) -> None:
 ABC = letters("u", "abc")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_assemble_faults(spark: SparkSession) -> None:
     """Each fault has its reason in the report, and costs its own message alone, of one uuid in many partitions."""
     logs: list[tuple[list[Record], list[bytes], list[tuple[str | None, str, list[int]]]]] = [

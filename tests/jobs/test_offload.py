@@ -75,6 +75,7 @@ def test_offload_to_a_topic_and_back(
     assert back[3].headers is None
 
 
+@pytest.mark.usefixtures("compiled")
 def test_offload_again_leaves_nothing_behind(spark: SparkSession, store: dict[str, object]) -> None:
     """A task that runs again writes the same objects, and makes the same rows, whatever compresses them."""
     rows = spark.createDataFrame(

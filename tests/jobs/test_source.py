@@ -166,6 +166,7 @@ def mixed(place: Place) -> tuple[list[Record], list[tuple[bytes, bytes | None]]]
     ]
 
 
+@pytest.mark.usefixtures("compiled")
 def test_batch_resolves_everything(place: Place) -> None:
     """References and chunks are whole values with the records' own headers, and the columns those of Kafka's source."""
     log, expected = mixed(place)

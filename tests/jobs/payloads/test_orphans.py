@@ -133,18 +133,6 @@ def test_marked(spark: SparkSession) -> None:
     assert {row.state for row in found.collect()} == {"orphan", "young"}
 
 
-@pytest.fixture
-def compiled(spark: SparkSession) -> Iterator[None]:
-    """Spark compiles what it runs, as it does by default: with many rows that is worth it."""
-    keys = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-    before = {key: spark.conf.get(key) for key in keys}
-    for key, value in keys.items():
-        spark.conf.set(key, value)
-    yield
-    for key, found in before.items():
-        spark.conf.set(key, str(found))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_twenty_thousand_references(spark: SparkSession) -> None:

@@ -149,6 +149,7 @@ def test_findings_of_each_kind(spark: SparkSession) -> None:
 # --- with Kafka and a store
 
 
+@pytest.mark.usefixtures("compiled")
 def test_audit_of_what_is_whole(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
     """Values and keys with their payloads, plain or compressed by any codec, are well, read or not."""
     topic = make_topic()
