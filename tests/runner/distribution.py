@@ -1,6 +1,6 @@
 """Which tests run beside each other: how many workers pytest-xdist starts, what stays together, and what comes first.
 
-The tests of a file run in one worker, one after the other. Those that need Spark run in three: its session takes longer
+The tests of a file run in one worker, one after the other. Those that need Spark run in two: its session takes longer
 to start than most of its tests. The longest come first, so that short ones fill the gaps at the end.
 """
 
@@ -19,13 +19,13 @@ __all__ = ["scope_of"]
 _SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
 _MOST_WORKERS = 6
 # The tests of each of these share a Spark session; they take about as long as those of the others.
-_SPARK = ("tests/jobs/payloads/", "tests/jobs/test_in", "tests/jobs/")
+_SPARK = (("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
 
 
 def scope_of(nodeid: str) -> str:
     """What a test stays together with: its file, or the others that share its Spark session."""
     path = nodeid.partition("::")[0]
-    return next((group for group in _SPARK if path.startswith(group)), path)
+    return next((group[0] for group in _SPARK if path.startswith(group)), path)
 
 
 class _ByScope(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types

@@ -60,10 +60,10 @@ def test_run_with_workers(tmp_path: Path) -> None:
     ("nodeid", "scope"),
     [
         ("tests/app/test_run.py::test_a[x::y]", "tests/app/test_run.py"),
-        ("tests/jobs/test_sweep.py::test_a", "tests/jobs/"),
+        ("tests/jobs/test_sweep.py::test_a", "tests/jobs/payloads/"),
         ("tests/jobs/reading/test_b.py::test_a", "tests/jobs/"),
         ("tests/jobs/payloads/test_c.py::test_a", "tests/jobs/payloads/"),
-        ("tests/jobs/test_inflate.py::test_a", "tests/jobs/test_in"),
+        ("tests/jobs/test_inflate.py::test_a", "tests/jobs/"),
     ],
 )
 def test_scope(nodeid: str, scope: str) -> None:
