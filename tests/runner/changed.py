@@ -1,8 +1,10 @@
 """Which test files depend on what differs from the main branch: `python -m tests.runner.changed [REF]` prints them.
 
 A test file depends on what it imports, directly or through others, and on each module and file that one of those names
-in a text: "app.cli" as the module of a command, "pipeline.md" as a page to compare with. What is compared are the files
-of the work tree with the commit at which this branch left REF, by default `origin/main`, or `main` where there is none.
+in a text: "app.cli" as the module of a command, "pipeline.md" as a page to compare with. It depends on the conftest.py
+files above it, but not on what they import: the fixtures of the suite use nearly everything. What is compared are the
+files of the work tree with the commit at which this branch left REF, by default `origin/main`, or `main` where there is
+none.
 """
 
 from __future__ import annotations
@@ -52,8 +54,12 @@ def dependents(changed: Iterable[str], sources: Mapping[str, str]) -> set[str]:
     for path, source in sources.items():
         texts, imports = _read(source)
         needs[path] = {modules[name] for each in imports | texts for name in _prefixes(each) if name in modules}
-        needs[path] |= {parent for parent in sources if _is_conftest_of(parent, path)}
-        if any(text.rpartition("/")[2] in names for text in texts):
+        # f"app.commands.{name}": any module of the package.
+        packages = tuple(text for text in texts if text.endswith(".") and text[:-1] in modules)
+        needs[path] |= {modules[name] for name in modules if packages and name.startswith(packages)}
+        # Of what a conftest.py imports a test uses little, and that it mostly imports itself.
+        its_conftest = any(_is_conftest_of(parent, path) for parent in changed)
+        if its_conftest or any(text.rpartition("/")[2] in names for text in texts):
             found.add(path)
     while more := {path for path in sources if path not in found and not found.isdisjoint(needs[path])}:
         found |= more
