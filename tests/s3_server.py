@@ -6,12 +6,10 @@ the tests puts them if Go is there. Without a binary, and with a Docker engine t
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -25,6 +23,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from app.local.broker import free_ports
 from app.local.watchdog import Watched, watched
 
 __all__ = ["KINDS", "S3Server", "S3UnavailableError", "free_port", "s3_server", "s3_server_or_skip"]
@@ -123,16 +122,8 @@ def s3_server_or_skip(kind: Kind, directory: Path) -> Iterator[S3Server]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on, and that nobody else is given as long as this process runs.
-
-    A server that sets SO_REUSEADDR, as servers do, can listen on it.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    atexit.register(held.close)
-    port = held.getsockname()[1]
-    assert isinstance(port, int)
+    """A port, as `app.local.broker.free_ports` gives them."""
+    (port,) = free_ports(1)
     return port
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from app.config.secret import Secret, fill_in, hidden
 from stores.keys import Key, Kind
 from transforms.errors import ConfigurationError
+
+_NOBODY = 65_534
 
 
 def refusal_of(value: object) -> str:
@@ -87,12 +90,21 @@ def test_file_that_never_ends_is_refused() -> None:
     assert refusal_of("${file:/dev/zero}") == "k: file '/dev/zero' is over 65,536 bytes, no secret is so long"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_file_without_permission(tmp_path: Path) -> None:
-    """The reason is the system's."""
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[Path]:
+    """A file that this process may not read. Root may read every file, so it is another user meanwhile."""
     path = tmp_path / "f"
     path.touch(mode=0)
-    assert refusal_of(f"${{file:{path}}}") == f"k: file '{path}' cannot be read: Permission denied"
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(_NOBODY)
+    yield path
+    os.seteuid(user)
+
+
+def test_file_without_permission(unreadable: Path) -> None:
+    """The reason is the system's."""
+    assert refusal_of(f"${{file:{unreadable}}}") == f"k: file '{unreadable}' cannot be read: Permission denied"
 
 
 def test_undecodable_file_leaves_nothing_in_the_traceback(tmp_path: Path) -> None:

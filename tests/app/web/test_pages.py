@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from aiokafka import TopicPartition
 from app.application import Application
 from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
+from app.local.broker import free_ports
 from app.pipeline.stats import PipelineStats
 from app.web.pages import add_pages, health, pipeline_page
 from tests.app.configurations import HEAD, ORDERS, settings_of
@@ -175,9 +175,8 @@ def test_pipeline_page_before_the_first_flow() -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port without a listener."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
+    """A port without a listener, which no test in another process is given."""
+    (port,) = free_ports(1)
     return port
 
 
