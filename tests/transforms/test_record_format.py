@@ -53,9 +53,10 @@ def test_bytes_that_are_no_record(record: Record, place: int, octet: int) -> Non
     data[place % len(data)] = octet
     for damaged in (bytes(data), bytes(data[: place % len(data)])):
         try:
-            parse(damaged)
+            found = parse(damaged)
         except MalformedError:
             continue
+        assert parse(serialize(found)) == found
 
 
 @pytest.mark.parametrize(
