@@ -31,6 +31,7 @@ from transforms.compression import Codec
 from transforms.errors import MalformedReferenceError
 from transforms.frames import compress_frame, decompress_frame
 from transforms.record import Header, Record, RecordLike
+from transforms.record_batch import RecordBatch
 from transforms.reference import Reference, parse_path
 
 __all__ = ["COMPRESSION", "COMPRESSION_ONE_DOT", "FLAG", "BakdataFlag", "BakdataHeaders"]
@@ -72,6 +73,9 @@ class BakdataHeaders(_Bakdata):
     def wants(self, record: RecordLike) -> bool:
         return record.value is not None and _last(record.headers, FLAG) is not None
 
+    def wants_any(self, batch: RecordBatch) -> bool:
+        return batch.may_hold(FLAG.encode())
+
     def refers(self, record: RecordLike) -> bool:
         at = None if record.value is None else _last(record.headers, FLAG)
         return at is not None and record.headers[at][1] != _INLINE
@@ -104,6 +108,9 @@ class BakdataFlag(_Bakdata):
 
     def wants(self, record: RecordLike) -> bool:
         return record.value is not None
+
+    def wants_any(self, batch: RecordBatch) -> bool:  # noqa: ARG002
+        return True
 
     def refers(self, record: RecordLike) -> bool:
         if _last(record.headers, FLAG) is not None:

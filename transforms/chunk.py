@@ -21,11 +21,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes, value_room_bytes
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
+from transforms.record_batch import RecordBatch
 
-__all__ = ["Chunk", "Chunking", "checksum", "is_chunk"]
+__all__ = ["Chunk", "Chunking", "checksum", "is_chunk", "may_hold_chunks"]
 
 _UUID = "large-message.chunk.uuid"
 _ID = "large-message.chunk.id"
@@ -41,6 +42,11 @@ _MOST = 2**31 - 1  # seed 004 has int32 for count, size and id
 _ANY_CHECKSUM = "0" * 64
 _SHOWN_BYTES = 100
 _LAYOUT = 1  # of the chunks that `split` makes; to be increased when it cuts at other places or adds other headers
+
+
+def may_hold_chunks(batch: RecordBatch) -> bool:
+    """False if no record of the batch is a chunk; True if that cannot be told cheaply."""
+    return batch.may_hold(_UUID.encode())
 
 
 def is_chunk(headers: Sequence[Header]) -> bool:
@@ -129,6 +135,10 @@ class Chunking:
     """
 
     limit_bytes: int
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """Whether a record of the batch may be over the limit; it looks at lengths alone."""
+        return not batch.fits(self.limit_bytes - BATCH_OVERHEAD_BYTES)
 
     def wants(self, record: RecordLike) -> bool:
         """Whether the record is over the limit. A tombstone or an empty value is never split."""

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 from transforms.bakdata import BakdataFlag, BakdataHeaders
 from transforms.compression import Codec, compress, decompress
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import Reference, is_reference
+from transforms.record_batch import RecordBatch
+from transforms.reference import VALUE, Reference, is_reference
 
 __all__ = ["FORMATS", "WIDELOAD", "Format", "FormatName"]
 
@@ -27,6 +28,9 @@ class Format(Protocol):
 
     def wants(self, record: RecordLike) -> bool:
         """Whether the record must be restored, because it was written in this format; called for every record."""
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """False if `wants` is false for each record of the batch; True if that cannot be told cheaply."""
 
     def refers(self, record: RecordLike) -> bool:
         """Whether the value is in a store, or the reference is malformed. False for a tombstone."""
@@ -70,6 +74,9 @@ class Wideload:
 
     def wants(self, record: RecordLike) -> bool:
         return bool(record.headers) and record.value is not None and is_reference(record.headers)
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        return batch.may_hold(VALUE.flag.encode())
 
     refers = wants
 

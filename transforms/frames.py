@@ -22,9 +22,10 @@ import cramjam
 
 from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
-__all__ = ["OversizeError", "compress_frame", "decompress_frame"]
+__all__ = ["OversizeError", "compress_frame", "decompress_frame", "most_bytes"]
 
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
+_MOST_GZIP_RATIO = 1032  # zlib.net, "Maximum Compression Factor"
 
 _XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEAD = _XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"  # version 1, readable by version 1
@@ -87,6 +88,19 @@ def decompress_frame(codec: Codec, data: bytes, limit: int) -> bytes:
         CompressionError: the frame is damaged, or cut off.
     """
     return _DECOMPRESS[codec](data, limit)
+
+
+def most_bytes(codec: Codec, data: bytes) -> int:
+    """The most bytes that the frame at the beginning of `data` can hold; it decompresses nothing.
+
+    Raises:
+        CompressionError: the frame is of an unknown kind, or cut off.
+    """
+    if codec == "gzip":
+        return len(data) * _MOST_GZIP_RATIO
+    if codec == "snappy":
+        return sum(size for _, size in _xerial_blocks(data, _MOST_SNAPPY_RATIO * len(data)))
+    return (_lz4_extent if codec == "lz4" else _zstd_extent)(data).most_bytes
 
 
 def _gzip(data: bytes, limit: int) -> bytes:

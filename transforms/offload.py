@@ -9,10 +9,11 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.compression import Codec
 from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
+from transforms.record_batch import RecordBatch
 from transforms.reference import Reference
 from transforms.signing import Signing
 
@@ -66,6 +67,15 @@ class Offload:
     def changes(self, record: RecordLike) -> bool:
         """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
         return record.value is not None if self.format.marks else self.wants(record)
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """Whether `changes` may be true for a record of the batch; it looks at lengths alone."""
+        if self.format.marks or self.measure is not None:
+            return True
+        limit = self.threshold_bytes
+        if self.sink_limit_bytes is not None:
+            limit = min(limit, self.sink_limit_bytes - BATCH_OVERHEAD_BYTES)
+        return not batch.fits(limit)
 
     def wants(self, record: RecordLike) -> bool:
         """Whether to offload the value. False for a tombstone and an empty value."""

@@ -101,7 +101,8 @@ CONSUMER_KEYS: Sequence[Key] = (
     _int32(
         "consumer.max.poll.records",
         2_000,
-        "The most records of one poll. Kafka's default, 500, is slower; `in.flight.bytes` bounds the bytes.",
+        "The most records that are looked at one by one before other partitions have their turn. Kafka's default, "
+        "500, is slower; `in.flight.bytes` bounds the bytes.",
     ),
     _int32(
         "consumer.metadata.max.age.ms",
@@ -139,9 +140,10 @@ PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "producer.compression.type",
         "string",
-        "How batches to the sink are compressed.",
-        default="none",
-        allowed=("none", *CODECS),
+        "How batches to the sink are compressed. With `source`, each record leaves with the codec that it came with; "
+        "Kafka's brokers call that `producer`.",
+        default="source",
+        allowed=("source", "none", *CODECS),
     ),
     _int32(
         "producer.delivery.timeout.ms",

@@ -7,7 +7,7 @@ import importlib.util
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import aiokafka.errors as kafka_errors
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -19,12 +19,15 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
 from app.kafka.producer import UNLIMITED_BYTES
+from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
+from transforms.record_batch import CODECS
 
 __all__ = [
     "ClusterError",
     "admin",
     "batch_settings",
+    "codec_number",
     "consumer",
     "describe",
     "producer",
@@ -35,6 +38,7 @@ __all__ = [
 
 
 _PROBE_S = 5.0
+_OF_SOURCE = "source"
 
 
 class ClusterError(WideloadError):
@@ -207,7 +211,7 @@ def producer(
         client_id=client_id(settings, pipeline.name),
         acks="all",
         enable_idempotence=True,
-        compression_type=None if codec == "none" else codec,
+        compression_type=None if codec in ("none", _OF_SOURCE) else codec,
         max_request_size=UNLIMITED_BYTES,  # aiokafka would compare it with uncompressed records
         metadata_max_age_ms=values["producer.metadata.max.age.ms"],
         request_timeout_ms=values["producer.request.timeout.ms"],
@@ -215,6 +219,12 @@ def producer(
         transactional_id=transactional_id,
         transaction_timeout_ms=pipeline.guarantee.timeout_ms,
     )
+
+
+def codec_number(pipeline: PipelineSettings) -> int | None:
+    """The number of the codec of a pipeline's batches; None if each record keeps the codec that it came with."""
+    name = pipeline.producer["producer.compression.type"]
+    return None if name == _OF_SOURCE else CODECS.index(None if name == "none" else cast("Codec", name))
 
 
 def batch_settings(pipeline: PipelineSettings) -> BatchSettings:

@@ -15,8 +15,8 @@ from app.kafka import clients
 from app.kafka.broker_health import UNANSWERED_S, BrokerHealth, ago
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.fetch_errors import FetchErrors
-from app.kafka.undecodable import UndecodableBatches
-from transforms.record import SourceRecord
+from app.kafka.fetched import FetchedBatches, ReadAhead
+from app.kafka.source_batch import SourceBatch
 
 __all__ = ["GroupConsumer"]
 
@@ -30,12 +30,15 @@ class GroupConsumer(ConsumerControls):
         client: how to reach the cluster.
         settings: of the pipeline.
         brokers: watches the consumer.
+        read_ahead: counts and limits what is fetched.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
     """
 
-    def __init__(self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth) -> None:
+    def __init__(
+        self, client: ClientSettings, settings: PipelineSettings, brokers: BrokerHealth, read_ahead: ReadAhead
+    ) -> None:
         self._topics = list(settings.topics)
         self._group_id = settings.group_id
         interval_ms = cast("int", settings.consumer["consumer.max.poll.interval.ms"])
@@ -45,7 +48,7 @@ class GroupConsumer(ConsumerControls):
         super().__init__(clients.consumer(client, settings), max(0.01, backoff_ms / 1000))
         brokers.watch(self.client)
         self._fetches = FetchErrors(self.client, self._backoff_s)
-        self._undecodable: UndecodableBatches | None = None
+        self._read_ahead = read_ahead
         self._waits: list[tuple[str, float]] = []
 
     async def start(self, listener: ConsumerRebalanceListener) -> None:
@@ -53,15 +56,12 @@ class GroupConsumer(ConsumerControls):
         self.consumer.subscribe(self._topics, listener=listener)
         await self.consumer.start()
         self.commit_as_member()
-        self._undecodable = UndecodableBatches(self)
+        FetchedBatches(self, self._read_ahead)
 
     async def poll(
         self, partitions: Iterable[TopicPartition], timeout_ms: int
-    ) -> Mapping[TopicPartition, Sequence[SourceRecord]]:
-        """The next records, as soon as there are some; none if none came in time.
-
-        A record with the name of a header that is not UTF-8 comes as the others do: the name has its bytes by
-        `surrogateescape`.
+    ) -> Mapping[TopicPartition, Sequence[SourceBatch]]:
+        """The next batches, as soon as there are some; none if none came in time.
 
         Args:
             partitions: where to read; none for all that are assigned.
@@ -72,10 +72,10 @@ class GroupConsumer(ConsumerControls):
                 `OffsetReset` finds one.
             KafkaError: no record will come any more, because aiokafka's fetcher has failed.
         """
-        assert self._undecodable is not None, "it has started"
         self.check_fetcher()
-        wanted = list(partitions)
-        return await self._undecodable.read(wanted) or await self._getmany(*wanted, timeout_ms=timeout_ms)
+        polled: Mapping[TopicPartition, Sequence[SourceBatch]]
+        polled = await self._getmany(*partitions, timeout_ms=timeout_ms)
+        return polled
 
     async def _getmany(self, *partitions: TopicPartition, timeout_ms: int) -> Any:
         # Not the end of the poll, by which aiokafka goes: this is never later.
@@ -156,8 +156,8 @@ class GroupConsumer(ConsumerControls):
         with self._waiting("takes no offsets"):
             await self.consumer.commit(offsets)
 
-    def unread(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
+    def unread(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> None:
         """Takes back a poll: its records are read again."""
-        for partition, records in polled.items():
-            if records:
-                self.seek(partition, records[0].offset)
+        for partition, batches in polled.items():
+            if batches:
+                self.seek(partition, batches[0].offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -13,20 +13,14 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
 from aiokafka.structs import RecordMetadata
 
-__all__ = ["UNLIMITED_BYTES", "ProducerControls", "Stamp"]
+from transforms.record_batch import Stamp
+
+__all__ = ["UNLIMITED_BYTES", "ProducerControls"]
 
 UNLIMITED_BYTES = 2**31 - 1  # Kafka's lengths are signed 32-bit numbers
 
 _STOP_SENDER_S = 1.0
 _OPEN = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
-
-
-class Stamp(NamedTuple):
-    """What makes a batch idempotent."""
-
-    producer_id: int
-    epoch: int
-    sequence: int
 
 
 class ProducerControls:

@@ -1,4 +1,7 @@
-"""Admission: records that were read wait here until the budget has room for them.
+"""Admission: batches that were read wait here until the budget has room for them.
+
+A batch of which no stage wants a record goes on as it is. Any other one is taken apart, and its records go on one by
+one.
 
 A partition whose record finds no room waits alone: the others go on, as far as they have room. But no record overtakes
 one of its kind, with work or without, or a large record could wait for ever.
@@ -8,9 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from aiokafka import TopicPartition
 
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
@@ -19,15 +24,38 @@ from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_by
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
 
+@dataclass(slots=True, eq=False)
+class _Read:
+    """What was read of one partition and waits, in order: the records of a batch that was taken apart, then batches.
+
+    Attributes:
+        opened: bytes of the batch that was taken apart.
+    """
+
+    records: deque[SourceRecord] = field(default_factory=deque)
+    batches: deque[SourceBatch] = field(default_factory=deque)
+    opened: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.batches)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the batches."""
+        return self.opened + sum(batch.size for batch in self.batches)
+
+
 class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
-    `assembler` is None if the pipeline assembles no chunks.
+    `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
+    before other tasks have their turn.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -42,6 +70,7 @@ class Admission:
         delivery: Delivery,
         dispatcher: Dispatcher,
         stats: PipelineStats,
+        turn: int,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
@@ -50,56 +79,116 @@ class Admission:
         self._delivery = delivery
         self._dispatcher = dispatcher
         self._stats = stats
-        self._waiting: dict[Lane, deque[SourceRecord]] = {}  # in the order in which they began to wait
+        self._turn = turn
+        self._left = turn
+        self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
 
     @property
     def waits(self) -> bool:
         """True while records wait."""
         return bool(self._waiting)
 
+    @property
+    def in_turn(self) -> bool:
+        """True if records wait only because so many others were looked at before them."""
+        return bool(self._waiting) and self._left <= 0
+
     def holds(self, lane: Lane) -> bool:
         """True while records of this lane wait; its partition is not read then."""
         return lane in self._waiting
 
-    def add(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> None:
-        """Takes the records that were read, if their partitions are still assigned."""
-        for partition, records in polled.items():
+    def add(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> None:
+        """Takes the batches that were read, if their partitions are still assigned."""
+        for partition, batches in polled.items():
             lane = self._lanes.get(partition)
             if lane is not None:
-                self._waiting.setdefault(lane, deque()).extend(records)
+                self._waiting.setdefault(lane, _Read()).batches.extend(batches)
+                self._share.fetched(sum(batch.size for batch in batches))
 
     def clear(self) -> None:
         """Forgets the records that wait; they are read again from the committed offset."""
+        for read in self._waiting.values():
+            self._share.fetched(-read.size)
         self._waiting.clear()
         self._share.work_waits = False
 
     def admit(self) -> None:
-        """Lets records of each partition go on, up to the first for which there is no room."""
-        self._share.work_waits = False
-        full = False
-        for lane, records in tuple(self._waiting.items()):
-            refused = self._admit(lane, records, full=full)
-            if not records:
-                del self._waiting[lane]
-            full |= refused
+        """Lets records of each partition go on, up to the first for which there is no room.
 
-    def _admit(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
-        """Lets records of a partition go on.
+        After as many records as are looked at in one turn, the rest waits for the next one; see `in_turn`.
+
+        Raises:
+            KafkaError: a batch cannot be read.
+        """
+        self._share.work_waits = False
+        self._left = self._turn
+        full = False
+        for lane, read in tuple(self._waiting.items()):
+            full |= self._admit(lane, read, full=full)
+            if not read:
+                del self._waiting[lane]
+            elif self._left <= 0:
+                self._waiting[lane] = self._waiting.pop(lane)  # the others come first in the next turn
+                return
+
+    def _admit(self, lane: Lane, read: _Read, *, full: bool) -> bool:
+        """Lets batches of a partition go on.
 
         Args:
             lane: of the partition.
-            records: of the partition that wait.
-            full: whether there is no room for a record that passes. The share knows whether there is for one with work.
+            read: of the partition, and waits.
+            full: whether there is no room for records that pass. The share knows whether there is for one with work.
 
         Returns:
-            Whether there was no room for a record that passes.
+            Whether there was no room for records that pass.
         """
-        # Every record comes through here. One that passes costs the calls here and in `Output.append`, and no others.
+        while True:
+            if read.opened:
+                refused = self._admit_records(lane, read.records, full=full)
+                if read.records:
+                    return refused
+                self._share.fetched(-read.opened)
+                read.opened = 0
+            if not read.batches or self._left <= 0:
+                return False
+            batch = read.batches[0]
+            if self._passes_whole(lane, batch):
+                held = batch.size + RECORD_OVERHEAD_BYTES
+                if lane.slots:
+                    if not self._admits_work(lane, held):
+                        return False
+                    self._dispatcher.follow(lane, batch, held)
+                elif full or not self._share.admits(held):
+                    return True
+                else:
+                    self._share.take(held)
+                    self._delivery.forward(lane, batch, held)
+                assert batch.batch is not None
+                self._stats.records_in += batch.batch.count
+                self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
+                self._share.fetched(-batch.size)
+            else:
+                read.records.extend(batch.records())
+                read.opened = batch.size
+                lane.codec = batch.codec
+                self._stats.opened_batches += 1
+            read.batches.popleft()
+
+    def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
+        if batch.batch is None or lane.sink_partition is None:
+            return False  # in an old format, or the key decides on the partition
+        if self._assembler is not None and self._assembler.takes_any(lane, batch):
+            return False
+        return self._chain.passes_whole(batch.batch)
+
+    def _admit_records(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
+        # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in
+        # `Output.append`, and no others.
         share = self._share
         assembler = self._assembler
         passes = self._chain.passes
         append = self._delivery.append
-        while records:
+        while records and self._left > 0:
             record = records[0]
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
             if record.headers:
@@ -112,7 +201,7 @@ class Admission:
                 if full or not share.admits(held):
                     return True
                 share.take(held)
-                append(lane, record, record.offset, held)
+                append(lane, record, record.offset, held, lane.codec)
             else:
                 # Asked first: the work may make copies, and is not begun without room for the record itself.
                 if not self._admits_work(lane, held):
@@ -124,6 +213,7 @@ class Admission:
                         return False
                 self._dispatcher.enter(lane, record, work, held)
             records.popleft()
+            self._left -= 1
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
         return False

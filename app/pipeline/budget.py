@@ -27,6 +27,8 @@ class Budget:
         self.used = 0
         self.work = 0
         """The bytes of `used` that records with work hold."""
+        self.ahead = 0
+        """Bytes that were fetched, and of which `used` has nothing yet."""
         self.peak = 0
         self.shares = 0
         """The number of shares."""
@@ -59,6 +61,10 @@ class Budget:
     def give(self, size: int) -> None:
         """Counts `size` bytes out, and wakes the waiters."""
         self.used -= size
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes the waiters, as there may be room."""
         freed, self.next_freed = self.next_freed, asyncio.Event()
         freed.set()
 
@@ -77,6 +83,7 @@ class Share:
         self.budget = budget
         self.used = 0
         self.work = 0
+        self.ahead = 0
         self.work_waits = False
         """Set by `Admission` while a record with work finds no room: records that pass leave it some then."""
         budget.shares += 1
@@ -144,6 +151,20 @@ class Share:
         self.pass_on(size)
         self.give(size)
 
+    def fetched(self, size: int) -> None:
+        """Counts bytes that were fetched and not admitted yet; below 0 when they are admitted, or let go."""
+        if not self._closed:
+            self.ahead += size
+            self.budget.ahead += size
+            if size < 0:
+                self.budget.wake()
+
+    async def may_fetch(self) -> None:
+        """Waits until there is room for more than has been fetched. A share that holds nothing need not wait."""
+        budget = self.budget
+        while not self._closed and self.used + self.ahead > 0 and budget.used + budget.ahead >= budget.limit:
+            await budget.next_freed.wait()
+
     def pass_on(self, size: int) -> None:
         """Counts bytes as work no more; the share holds them until `give`."""
         if not self._closed:
@@ -154,6 +175,7 @@ class Share:
         """Gives back all that is left; counts nothing after that."""
         if not self._closed:
             self.pass_on(self.work)
+            self.fetched(-self.ahead)
             self._closed = True
             self.budget.shares -= 1
             self.budget.give(self.used)

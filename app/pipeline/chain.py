@@ -11,13 +11,14 @@ from app.config.settings import PipelineSettings
 from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage, unwrap_stage, wrap_stage
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
-from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
 from transforms.errors import KeyMissingError, RecordTooLargeError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import RecordLike
+from transforms.record_batch import RecordBatch
 from transforms.record_format import check_names
 
 __all__ = ["Chain", "Result", "Work", "build"]
@@ -78,19 +79,25 @@ class Chain:
         # No header-less record with so short a key and value can be over the limit.
         self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
 
+    def passes_whole(self, batch: RecordBatch) -> bool:
+        """True if each record of the batch goes to the sink as it is; False if that cannot be told cheaply.
+
+        Brokers check the keys of a compacted topic, but refuse the whole batch for one record.
+        """
+        if self._compacted or any(stage.wants_any(batch) for stage in self.stages):
+            return False
+        return batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES)
+
     def passes(self, record: RecordLike) -> bool:
         """True if the record goes to the sink as it is."""
         if self._compacted and record.key is None:
             return False
-        try:
-            for stage in self.stages:
-                if stage.wants(record):
-                    return False
-            if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
-                return True
-            return batch_of_one_bytes(record) <= self._limit_bytes
-        except UnicodeEncodeError:
-            return False  # the name of a header; `finish` raises the error
+        for stage in self.stages:
+            if stage.wants(record):
+                return False
+        if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
+            return True
+        return batch_of_one_bytes(record) <= self._limit_bytes
 
     def begin(self, record: RecordLike) -> Work | None:
         """Begins the work on a record: applies the stages that take no time, up to the first that does.

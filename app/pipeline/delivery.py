@@ -7,6 +7,7 @@ from typing import Protocol
 
 from aiokafka import TopicPartition
 
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.committed_offsets import CommittedOffsets
 from app.pipeline.lane import Lane, Slot
 from transforms.record import RecordLike
@@ -26,7 +27,7 @@ class Delivery(Protocol):
     async def start(self) -> None:
         """Reaches the cluster; raises aiokafka's errors."""
 
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
         """Puts one record behind the others of its sink partition; `flush` sends them on.
 
         Args:
@@ -34,7 +35,11 @@ class Delivery(Protocol):
             record: what to write.
             offset: the commit of the lane stays at or below it until the record is durable.
             held: bytes of the budget that the record holds until then.
+            codec: the number of the codec that the record came with.
         """
+
+    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        """As `append`, for the records of a batch that all leave as they are, by a lane with a `sink_partition`."""
 
     def write(self, lane: Lane, slot: Slot) -> None:
         """Writes the result of a slot, which is known, to where it belongs; `flush` sends it on."""

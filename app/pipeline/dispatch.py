@@ -7,11 +7,12 @@ from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery
 from app.pipeline.error_policy import ErrorPolicy
-from app.pipeline.lane import Hold, Lane, Slot
+from app.pipeline.lane import Hold, Lane, PlacedRecord, Slot
 from app.pipeline.lane_assembler import chunks_of
 from app.pipeline.lanes import Lanes
 from app.pipeline.retries import Retries
@@ -48,13 +49,20 @@ class Dispatcher:
         self._delivery = delivery
         self._termination = termination
 
+    def follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        """Lets the records of a batch, which leave as they are, wait for the records before them in the lane."""
+        place = PlacedRecord(batch.partition.topic, batch.partition.partition, batch.offset, -1)
+        lane.work += held
+        lane.slots.append(Slot(place, held, (), admitted=held, codec=batch.codec, batch=batch.kept()))
+        self._share.take_work(held)
+
     def enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         """Gives a record its slot at the end of the lane, and goes on with the work on it.
 
         Without work, it only waits for the records before it. `held` are the bytes that the share is to hold for it.
         """
         lane.tracked(record.offset)
-        slot = Slot(record, held, admitted=held)
+        slot = Slot(record, held, admitted=held, codec=lane.codec)
         lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)
@@ -83,7 +91,7 @@ class Dispatcher:
         lane = self._lanes.get(TopicPartition(chunks[0].topic, chunks[0].partition))
         assert lane is not None, "the assembler forgets the chunks of a lane that is discarded"
         parts = [chunks[start : start + _PART] for start in range(0, len(chunks), _PART)]
-        slots = [Slot(part[-1], 0) for part in parts]
+        slots = [Slot(part[-1], 0, codec=lane.codec) for part in parts]
         # No chunk of the message is done before all of them are.
         slots[-1].hold = Hold(chunks[0].offset)
         lane.holds.append(slots[-1].hold)

@@ -13,6 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
 from app.kafka.consumer import GroupConsumer
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
 from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane, Slot
@@ -111,8 +112,11 @@ class ExactlyOnce:
     async def start(self) -> None:
         """Nothing: each lane has a producer, and there are no lanes yet."""
 
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
-        self._of[lane.partition].append(record, offset, held)
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
+        self._of[lane.partition].append(record, offset, held, codec)
+
+    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        self._of[lane.partition].forward(batch, held)
 
     def write(self, lane: Lane, slot: Slot) -> None:
         self._of[lane.partition].write(slot)

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
+from typing import cast
 
 from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaConnectionError, KafkaError
@@ -99,7 +100,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._assembler = LaneAssembler(settings.chunks, stats) if settings.chunks.assembles else None
         self._lanes = lanes = Lanes(share, self._assembler)
         self._brokers = brokers = _brokers(settings)
-        self._consumer = GroupConsumer(client, settings, brokers)
+        self._consumer = GroupConsumer(client, settings, brokers, share)
         destination = Destination(client, settings, plan, brokers, stats, termination)
         make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
@@ -114,7 +115,14 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             termination=termination,
         )
         self._admission = Admission(
-            chain, lanes, share, assembler=self._assembler, delivery=self._delivery, dispatcher=dispatcher, stats=stats
+            chain,
+            lanes,
+            share,
+            assembler=self._assembler,
+            delivery=self._delivery,
+            dispatcher=dispatcher,
+            stats=stats,
+            turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
@@ -266,7 +274,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 reason = f"topic {partition.topic} has new partitions, partition {partition.partition} among them"
                 self._termination.fail(ClusterError(reason, retriable=True))
                 return
-            self._lanes.open(partition, sink_partition)
+            # A sink with one partition leaves the key nothing to decide.
+            self._lanes.open(partition, 0 if self._plan.sink.partitions == 1 else sink_partition)
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
         self._offset_reset.assigned(assigned)
         if not self._offset_reset.fresh:

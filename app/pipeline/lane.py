@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aiokafka import TopicPartition
 
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.offset_tracker import OffsetTracker
 from transforms.letter import Cause
 from transforms.record import Header, RecordLike, SourceRecord
@@ -46,6 +47,8 @@ class Slot:
         hold: keeps the commit back while the dead letters of chunks are not durable; None for other records.
         skipped: True if nothing is written for this record, and for others before it in the same slot.
         cause: the reason for a dead letter that a thread has to write; None if there is none.
+        codec: the number of the codec that the record came with; 0 for none.
+        batch: the records that leave in the place of the result, as they were read; None for a single record.
     """
 
     source: SourceRecord
@@ -56,6 +59,8 @@ class Slot:
     skipped: bool = False
     cause: Cause | None = None
     admitted: int = 0
+    codec: int = 0
+    batch: SourceBatch | None = None
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, whose bytes it holds from here on.
@@ -105,6 +110,7 @@ class Lane:
         holds: keep the commit back.
         waiting: the number of records that wait for the next transaction.
         work: bytes that the records in slots held when they were admitted.
+        codec: the number of the codec of the batch that was taken apart last; 0 for none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
             not read.
     """
@@ -117,6 +123,7 @@ class Lane:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: int = 0
     work: int = 0
+    codec: int = 0
     stalled: int = 0
     delivered: int = 0
     noted: str = ""

@@ -10,10 +10,11 @@ from typing import cast
 from aiokafka import TopicPartition
 
 from app.config.chunking import ChunkSettings
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.lane import Lane, PlacedRecord
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
-from transforms.chunk import Chunk, is_chunk
+from transforms.chunk import Chunk, is_chunk, may_hold_chunks
 from transforms.commit_metadata import note, noted
 from transforms.errors import MalformedChunkError
 from transforms.record import Record, SourceRecord
@@ -54,6 +55,10 @@ class LaneAssembler:
         if reading:
             self._now_ms += (now_s - self._last_s) * 1000
         self._last_s = now_s
+
+    def takes_any(self, lane: Lane, batch: SourceBatch) -> bool:
+        """False if `takes` is false for each record of the batch; True if that cannot be told cheaply."""
+        return batch.offset < lane.delivered or batch.batch is None or may_hold_chunks(batch.batch)
 
     def takes(self, lane: Lane, record: SourceRecord) -> bool:
         """True if a record is not for the chain: it is a chunk, or was delivered before the restart."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from app.cluster.preflight import Plan
@@ -16,6 +17,7 @@ from app.kafka.batches.producer import Batches, RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
 from app.kafka.producer import ProducerControls
+from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
@@ -28,6 +30,13 @@ from transforms.errors import RecordUnfitError
 from transforms.record import RecordLike
 
 __all__ = ["Destination", "Output"]
+
+# Microseconds of CPU, measured (docs/benchmarks.md): of a request; of each record that is read and appended anew; of
+# each KB of it; of each KB that is decompressed and compressed again, by its compressed length.
+_REQUEST_US = 90
+_RECORD_US = 1.0
+_PLAIN_KB_US = 0.5
+_COMPRESSED_KB_US = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,8 @@ class Output:
         self._termination = destination.termination
         self._durable = durable
         self._partitions = plan.sink.partitions
+        self._limit_bytes = plan.sink.max_message_bytes
+        self._codec = clients.codec_number(self._settings)
         self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
         destination.brokers.watch(self.producer.client)
         self._batches = Batches(
@@ -131,8 +142,27 @@ class Output:
         """Reaches the cluster; raises aiokafka's errors."""
         await self.producer.start()
 
+    def forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        """Writes the records of a batch as they are, of a lane with a `sink_partition`."""
+        partition, tracker = lane.sink_partition, lane.tracked(batch.offset)
+        assert partition is not None
+        stats = self._stats
+        codec = batch.codec if self._codec is None else self._codec
+        if batch.whole and batch.codec == codec and batch.size <= self._limit_bytes and _is_worth_a_request(batch):
+            assert batch.batch is not None
+            self._sink.forward(partition, batch.batch, tracker, held)
+            stats.whole_batches += 1
+        else:
+            try:
+                rows = batch.rows()
+            except KafkaError as exc:
+                self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
+                return
+            self._sink.extend(partition, rows, tracker, held, codec)
+            stats.reread_batches += 1
+
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
-    def append(self, lane: Lane, record: RecordLike, offset: int, held: int) -> None:
+    def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:
         partition = lane.sink_partition
         if partition is None:
             if record.key is None:
@@ -140,10 +170,14 @@ class Output:
                 partition = lane.partition.partition % self._partitions
             else:
                 partition = (murmur2(record.key) & 0x7FFFFFFF) % self._partitions
-        self._sink.append(partition, record, lane.tracked(offset), offset, held)
+        codec = codec if self._codec is None else self._codec
+        self._sink.append(partition, record, lane.tracked(offset), offset, held, codec)
 
     def write(self, lane: Lane, slot: Slot) -> None:
         assert slot.result is not None
+        if slot.batch is not None:
+            self.forward(lane, slot.batch, slot.held)
+            return
         tracker = lane.tracked(slot.source.offset)
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
@@ -157,9 +191,10 @@ class Output:
                 assert self._dead_letters is not None
                 assert self._plan.dead_letters is not None
                 partition = slot.source.partition % self._plan.dead_letters.partitions
-                self._dead_letters.append(partition, result, tracker, offset, held_bytes(result))
+                codec = slot.codec if self._codec is None else self._codec
+                self._dead_letters.append(partition, result, tracker, offset, held_bytes(result), codec)
             else:
-                self.append(lane, result, offset, held_bytes(result))
+                self.append(lane, result, offset, held_bytes(result), slot.codec)
 
     def flush(self) -> None:
         self._sink.flush()
@@ -197,3 +232,10 @@ class Output:
         """
         self.discard()
         await ProducerControls(self.producer).abandon()
+
+
+def _is_worth_a_request(batch: SourceBatch) -> bool:
+    """True if to send the batch by itself costs less than to read its records, and to append them to others."""
+    assert batch.batch is not None
+    each_kb = _COMPRESSED_KB_US if batch.codec else _PLAIN_KB_US
+    return batch.batch.count * _RECORD_US + batch.size / 1024 * each_kb >= _REQUEST_US

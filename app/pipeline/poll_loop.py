@@ -11,13 +11,13 @@ from aiokafka import TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from app.kafka.consumer import GroupConsumer
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.termination import Termination
-from transforms.record import SourceRecord
 
 __all__ = ["Mode", "PollLoop"]
 
@@ -31,6 +31,7 @@ class Mode(Enum):
     RENEW = "begins partitions of topics that were created anew at their first record"
     READ = "reads all partitions, but for those whose records have waited too long for the store"
     AWAIT_OFFSETS = "waits for the committed offsets; no record may be admitted before they are known"
+    GO_ON = "goes on with records that were read, after other tasks have had their turn"
     READ_OTHERS = "waits for room in the budget, and reads the partitions of which no record waits for it"
 
 
@@ -69,6 +70,8 @@ class PollLoop:
             return Mode.RENEW
         if offsets.may_read and not self._admission.waits:
             return Mode.READ
+        if offsets.may_admit and self._admission.in_turn:
+            return Mode.GO_ON
         return Mode.READ_OTHERS if offsets.may_admit else Mode.AWAIT_OFFSETS
 
     async def turn(self) -> None:
@@ -88,9 +91,11 @@ class PollLoop:
                 await self._await_offsets()
             case Mode.READ_OTHERS:
                 await self._poll_others()
+            case Mode.GO_ON:
+                pass
         if self._delivery.offsets.may_admit:
             self._admission.admit()
-        if self._admission.expire(reading=mode is Mode.READ):
+        if self._admission.expire(reading=mode in (Mode.READ, Mode.GO_ON)):
             self._delivery.due()
         self._delivery.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
@@ -127,7 +132,7 @@ class PollLoop:
             return False
         return self._take(polled)
 
-    def _take(self, polled: Mapping[TopicPartition, Sequence[SourceRecord]]) -> bool:
+    def _take(self, polled: Mapping[TopicPartition, Sequence[SourceBatch]]) -> bool:
         # No coroutine: a rebalance between the poll and the admission would leave records of lost partitions.
         if not self._delivery.offsets.may_read:
             # A rebalance during the poll: this was read before it was known from where on.

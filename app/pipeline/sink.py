@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka.structs import RecordMetadata
 
@@ -12,7 +13,8 @@ from app.kafka.batches.producer import Batches
 from app.pipeline.budget import Part, Share
 from app.pipeline.offset_tracker import OffsetTracker, Span
 from transforms.errors import RecordUnfitError
-from transforms.record import RecordLike
+from transforms.record import RecordLike, SourceRecord
+from transforms.record_batch import RecordBatch
 
 __all__ = ["Sink", "Unfit"]
 
@@ -26,7 +28,7 @@ class _Origins:
     Only the source offset is kept for each record; all else is kept once for each source partition.
 
     Attributes:
-        offsets: of the records, in their source partitions.
+        offsets: of the records, in their source partitions; a range for a batch that goes whole.
         runs: for each run of records of one source partition, its start in `offsets` and the tracker.
         spans: of the source partitions, by tracker.
         tracker: of the last record.
@@ -36,7 +38,7 @@ class _Origins:
     _share: Share | Part
     _acknowledged: Callable[[int, int], None]
     _unfit: Unfit | None = None
-    offsets: list[int] = field(default_factory=list)
+    offsets: Any = field(default_factory=list)
     runs: list[tuple[int, OffsetTracker]] = field(default_factory=list)
     spans: dict[OffsetTracker, Span] = field(default_factory=dict)
     tracker: OffsetTracker | None = None
@@ -114,17 +116,54 @@ class Sink:
         self._outboxes: dict[int, Outbox[_Origins]] = {}
         self._unsent: set[Outbox[_Origins]] = set()
 
-    def append(self, partition: int, record: RecordLike, tracker: OffsetTracker, offset: int, held: int) -> None:
-        """Puts one record behind the others of its sink partition; `flush` sends them on.
-
-        The `safe` of the tracker stays at or below `offset`, and the share holds `held` bytes, until it is durable.
-        """
+    def _outbox(self, partition: int) -> Outbox[_Origins]:
         outbox = self._outboxes.get(partition)
         if outbox is None:
             outbox = self._outboxes[partition] = self._batches.outbox(
                 self.topic, partition, self._origins, limit_bytes=self._limit_bytes
             )
-        origins = outbox.append(record)
+        self._unsent.add(outbox)
+        return outbox
+
+    def forward(self, partition: int, batch: RecordBatch, tracker: OffsetTracker, held: int) -> None:
+        """Puts a batch that goes whole behind the records of a sink partition; otherwise as `append`."""
+        origins = self._outbox(partition).forward(batch)
+        origins.switch(tracker, batch.base_offset)
+        origins.offsets = range(batch.base_offset, batch.last_offset + 1)
+        tracker.released = batch.last_offset + 1
+        origins.held += held
+
+    def extend(
+        self, partition: int, records: Sequence[SourceRecord], tracker: OffsetTracker, held: int, codec: int
+    ) -> None:
+        """Appends records of one source partition as fast as can be; the share holds `held` bytes for all of them."""
+        at, left = 0, held
+        for origins, taken in self._outbox(partition).extend(records, codec):
+            if tracker is not origins.tracker:
+                origins.switch(tracker, records[at].offset)
+            origins.offsets += [record.offset for record in records[at : at + taken]]
+            at += taken
+            part = left if at == len(records) else held * taken // len(records)
+            origins.held += part
+            left -= part
+        tracker.released = records[-1].offset + 1
+
+    def append(
+        self,
+        partition: int,
+        record: RecordLike,
+        tracker: OffsetTracker,
+        offset: int,
+        held: int,
+        codec: int | None = None,
+    ) -> None:
+        """Puts one record behind the others of its sink partition; `flush` sends them on.
+
+        The `safe` of the tracker stays at or below `offset`, and the share holds `held` bytes, until it is durable.
+        The record leaves with `codec`, or else with that of the producer.
+        """
+        outbox = self._outboxes.get(partition) or self._outbox(partition)
+        origins = outbox.append(record, codec)
         if tracker is not origins.tracker:
             origins.switch(tracker, offset)
         origins.offsets.append(offset)

@@ -17,6 +17,7 @@ from transforms.errors import ChunkError, RecordUnfitError
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
+from transforms.record_batch import RecordBatch
 from transforms.wrapper import Unwrap, Wrap
 
 __all__ = [
@@ -42,6 +43,9 @@ class Stage(Protocol):
 
     def wants(self, record: RecordLike) -> bool:
         """True if the record needs this stage. Costs next to nothing, as it is called for every record."""
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """False if it wants no record of the batch. Costs next to nothing; True if that cannot be told cheaply."""
 
     def moves(self, record: RecordLike) -> bool:
         """True if `apply` is counted. Some formats also change records whose values stay where they are."""
@@ -84,6 +88,9 @@ class OffloadStage:
         self._stats = stats
         self._by_digest = by_digest
 
+    def wants_any(self, batch: RecordBatch) -> bool:
+        return self._offload.wants_any(batch)
+
     def moves(self, record: RecordLike) -> bool:
         return self._offload.wants(record)
 
@@ -119,6 +126,12 @@ class UnfitStage:
     def __init__(self, refused: Mapping[tuple[str, int, int], RecordUnfitError], sink: Topic) -> None:
         self._refused = refused
         self._sink = sink
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        # The header of a batch does not have the least timestamp.
+        if self._refused or self._sink.oldest_ms is not None:
+            return True
+        return not self._sink.takes_timestamp(batch.latest_timestamp, -CLOCKS_APART_MS)
 
     def wants(self, record: RecordLike) -> bool:
         return _place(record) in self._refused or not self._sink.takes_timestamp(record.timestamp, -CLOCKS_APART_MS)
@@ -160,6 +173,9 @@ class InflateStage:
         self._stats = stats
         self._reference_scope = reference_scope
 
+    def wants_any(self, batch: RecordBatch) -> bool:
+        return self._inflate.format.wants_any(batch)
+
     def moves(self, record: RecordLike) -> bool:
         return self._inflate.format.refers(record)
 
@@ -196,6 +212,9 @@ class ChunkStage:
         self._chunking = chunking
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        return self._chunking.wants_any(batch)
 
     def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
         return False
@@ -234,6 +253,10 @@ class WrapperStage:
         self.moves = wants
         self.reserve_bytes = reserve_bytes
         self._transform = transform
+
+    def wants_any(self, batch: RecordBatch) -> bool:  # noqa: ARG002
+        """True: nearly every record has a value to wrap, or a wrapper."""
+        return True
 
     def blocks(self, record: RecordLike) -> bool:
         return record.value is not None and len(record.value) > _COPIED_AT_ONCE_BYTES

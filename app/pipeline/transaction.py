@@ -19,6 +19,7 @@ from app.config.guarantee import TIMEOUT
 from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
 from app.kafka.producer import ProducerControls
+from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
@@ -78,7 +79,7 @@ class Transaction:
         self._state = State.IDLE
         self._timer: asyncio.TimerHandle | None = None
         self._ends: asyncio.Task[None] | None = None
-        self._backlog: deque[Slot | tuple[RecordLike, int, int]] = deque()
+        self._backlog: deque[Slot | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]] = deque()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -113,22 +114,33 @@ class Transaction:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
-    def append(self, record: RecordLike, offset: int, held: int) -> None:
+    def append(self, record: RecordLike, offset: int, held: int, codec: int) -> None:
         self._part.used += held
         if self._state is _IDLE:
             self._begin()
         if self._state is not _OPEN:
-            self._wait((record, offset, held))
+            self._wait((record, offset, held, codec))
             return
-        self.output.append(self.lane, record, offset, held)
+        self.output.append(self.lane, record, offset, held, codec)
         self._bytes += held
         if self._bytes >= self._limit:
             self.end()
 
+    def forward(self, batch: SourceBatch, held: int) -> None:
+        """See `Delivery.forward`."""
+        self._part.used += held
+        if self._state is State.IDLE:
+            self._begin()
+        if self._state is not State.OPEN:
+            self._wait((batch.kept(), held))
+            return
+        self.output.forward(self.lane, batch, held)
+        self._count(held)
+
     def write(self, slot: Slot) -> None:
         """See `Delivery.write`: all of a slot's results go in one transaction."""
         assert slot.result is not None
-        held = sum(map(held_bytes, slot.result))
+        held = _held(slot)
         self._part.used += held
         if self._state in (State.IDLE, State.OPEN):
             self._write(slot, held)
@@ -136,7 +148,7 @@ class Transaction:
             self._wait(slot)
 
     def _write(self, slot: Slot, held: int) -> None:
-        if slot.result and self._state is State.IDLE:
+        if (slot.result or slot.batch is not None) and self._state is State.IDLE:
             self._begin()
         try:
             self.output.write(self.lane, slot)
@@ -150,7 +162,7 @@ class Transaction:
         if self._bytes >= self._limit:
             self.end()
 
-    def _wait(self, waiting: Slot | tuple[RecordLike, int, int]) -> None:
+    def _wait(self, waiting: Slot | tuple[SourceBatch, int] | tuple[RecordLike, int, int, int]) -> None:
         self._backlog.append(waiting)
         self.lane.waiting += 1
 
@@ -226,14 +238,17 @@ class Transaction:
             self.lane.waiting -= 1
             try:
                 if isinstance(waiting, Slot):
-                    assert waiting.result is not None
-                    self._write(waiting, sum(map(held_bytes, waiting.result)))
+                    self._write(waiting, _held(waiting))
+                    continue
+                if self._state is State.IDLE:
+                    self._begin()
+                if isinstance(waiting[0], SourceBatch):
+                    batch, held = waiting
+                    self.output.forward(self.lane, batch, held)
                 else:
-                    record, offset, held = waiting
-                    if self._state is State.IDLE:
-                        self._begin()
-                    self.output.append(self.lane, record, offset, held)
-                    self._count(held)
+                    record, offset, held, codec = waiting
+                    self.output.append(self.lane, record, offset, held, codec)
+                self._count(held)
             except Exception as exc:  # noqa: BLE001  # in a task of its own: raised, it would be seen by nobody
                 self._state = State.OVER
                 self._termination.fail_by_defect(exc)
@@ -263,3 +278,9 @@ class Transaction:
             await self._controls.release_transaction(_ABORT_S, abort=not fenced)
         finally:
             await self.output.stop()
+
+
+def _held(slot: Slot) -> int:
+    """Bytes of the budget that the results of a slot hold."""
+    assert slot.result is not None
+    return slot.held if slot.batch is not None else sum(map(held_bytes, slot.result))

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 from aiokafka.producer.message_accumulator import BatchBuilder
-from aiokafka.record.memory_records import MemoryRecords
-from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.producer import Stamp
+from app.kafka.source_batch import decoded
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.batch_split import split
-from transforms.record import Header, Record, RecordLike
+from transforms.record import Header, RecordLike
+from transforms.record_batch import RecordBatch, Stamp, restamp
 
-__all__ = ["Batch", "Builder", "Load"]
+__all__ = ["Batch", "Builder", "Load", "WholeBuilder"]
 
-# Kafka protocol, "Record Batch": the CRC at 17 covers the bytes from the attributes, at 21, to the end. The greatest
-# timestamp is at 35; producer id, epoch and base sequence follow each other from 43 on.
-_CRC_AT = 17
-_ATTRIBUTES_AT = 21
-_LATEST_AT = 35
-_STAMP_AT = 43
+_NO_STAMP = Stamp(-1, -1, -1)
 _NO_TIMESTAMP = -1
 
 
@@ -47,12 +40,15 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
     Building compresses the records; on a thread it does not hold up the event loop.
 
     Attributes:
+        codec: the number of the codec; 0 for none.
         stamp: the last one; None before the first.
         tries: how often the client has taken the batch to send it.
     """
 
     def __init__(self, room_bytes: int, codec: int, *, transactional: bool) -> None:
         super().__init__(room_bytes, codec, is_transactional=transactional)
+        self._buffer: bytearray | None = None
+        self.codec = codec
         self.stamp: Stamp | None = None
         self.tries = 0
         self._room_bytes = room_bytes
@@ -75,6 +71,27 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
                 self._untimed = True
         return appended
 
+    def extend(self, records: Sequence[RecordLike], start: int) -> int:
+        """Appends records from `start` on, and returns how many; 0 if `append` has to try, or there is no room."""
+        if self._closed or self._untimed:
+            return 0
+        append, first = self._builder.append, self.record_count()
+        at = first
+        try:
+            for record in records[start:] if start else records:
+                # Without a timestamp, aiokafka would take it for the first.
+                if (
+                    record.timestamp < 0
+                    or append(at, record.timestamp, record.key, record.value, record.headers) is None
+                ):
+                    break
+                at += 1
+        except UnicodeEncodeError:
+            pass  # the name of a header, for `append` to find again
+        taken: int = at - first
+        self._relative_offset = at
+        return taken
+
     def _takes_untimed(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> bool:
         # aiokafka takes each record behind one without a timestamp for the first: it would change the timestamps of
         # those before, and would append without limit.
@@ -86,9 +103,7 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         if self._buffer is None:
             super()._set_producer_state(*stamp)
         elif stamp != self.stamp:
-            struct.pack_into(">qhi", self._buffer, _STAMP_AT, *stamp)
-            crc = calc_crc32c(memoryview(self._buffer)[_ATTRIBUTES_AT:].tobytes())
-            struct.pack_into(">I", self._buffer, _CRC_AT, crc)
+            restamp(self._buffer, stamp)
         self.stamp = stamp
 
     def stamped(self, stamp: Stamp) -> None:
@@ -103,6 +118,45 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         """The bytes of the batch; the first call compresses it."""
         buffer: bytearray = super()._build()
         return buffer
+
+
+class WholeBuilder(Builder):
+    """A batch that goes on as it was read; it takes no records.
+
+    Args:
+        batch: `appendable`.
+        transactional: whether it becomes part of a transaction.
+    """
+
+    def __init__(self, batch: RecordBatch, *, transactional: bool) -> None:
+        super().__init__(0, 0, transactional=transactional)
+        self.codec = batch.codec
+        self._batch: RecordBatch | None = batch
+        self._transactional = transactional
+        self._wire_bytes = len(batch.data)
+        self._relative_offset = batch.count
+        self._closed = True
+
+    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        if self._buffer is None:
+            assert self._batch is not None
+            self.stamp = Stamp(producer_id, producer_epoch, base_sequence)
+            self._buffer = self._batch.forwarded(self.stamp, transactional=self._transactional)
+            self._batch = None  # the bytes that were fetched may be let go
+        else:
+            super()._set_producer_state(producer_id, producer_epoch, base_sequence)
+
+    def built(self) -> bytearray:
+        """The bytes of the batch."""
+        if self._buffer is None:
+            self._set_producer_state(*_NO_STAMP)
+            self.stamp = None
+        assert self._buffer is not None
+        return self._buffer
+
+    def size(self) -> int:
+        """Bytes of the batch."""
+        return self._wire_bytes
 
 
 def _append(builder: Builder, record: RecordLike) -> object | None:
@@ -150,7 +204,7 @@ class Batch(Generic[L]):
     @property
     def timestamp(self) -> int:
         """The greatest timestamp of the records, once the batch has been built."""
-        return int(struct.unpack_from(">q", self.builder.built(), _LATEST_AT)[0])
+        return RecordBatch.read(memoryview(self.builder.built())).latest_timestamp
 
     def close(self) -> None:
         """Takes no more records."""
@@ -167,10 +221,9 @@ class Batch(Generic[L]):
         Args:
             make: an empty builder that takes any number of records.
         """
-        batch = MemoryRecords(bytes(self.builder.built())).next_batch()
-        assert batch is not None
+        records = [record for _, record in decoded(RecordBatch.read(memoryview(self.builder.built())))]
         builders = []
-        for part in split([Record(each.key, each.value, each.headers, each.timestamp) for each in batch]):
+        for part in split(records):
             builders.append(make())
             for record in part:
                 if _append(builders[-1], record) is None:

@@ -52,14 +52,15 @@ class BatchNumbers:
         self.compression_rate = Average(clock)
         self.topics = defaultdict[str, TopicNumbers](lambda: TopicNumbers(Average(clock), Average(clock)))
 
-    def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int, records: int) -> None:
-        """Counts a batch that is durable."""
+    def delivered(self, topic: str, *, wire_bytes: int, uncompressed_bytes: int | None, records: int) -> None:
+        """Counts a batch that is durable; None if it is not known how much it holds uncompressed."""
         self.batch_total += 1
         self.wire_bytes_total += wire_bytes
         self.batch_size.add(wire_bytes)
         self.records_per_request.add(records)
-        self.compression_rate.add(wire_bytes / uncompressed_bytes)
-        self.topics[topic].compression_rate.add(wire_bytes / uncompressed_bytes)
+        if uncompressed_bytes is not None:
+            self.compression_rate.add(wire_bytes / uncompressed_bytes)
+            self.topics[topic].compression_rate.add(wire_bytes / uncompressed_bytes)
 
     def split(self) -> None:
         """Counts a batch that was refused and split."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from aiokafka import TopicPartition
 
-from app.kafka.batches.batch import Batch, Builder, Load
+from app.kafka.batches.batch import Batch, Builder, Load, WholeBuilder
+from app.kafka.batches.raw import raw_batch
 from transforms.record import RecordLike
+from transforms.record_batch import RecordBatch
 
 __all__ = ["Outbox"]
 
@@ -23,9 +25,11 @@ class Outbox(Generic[L]):
 
     Args:
         partition: of the sink.
-        make_builder: makes an empty builder, with the room that a batch may have by now.
+        make_builder: makes an empty builder for a codec, with the room that a batch may have by now.
         make_load: makes the data for the records of a batch.
         send: begins to send the batches here, unless that goes on already; does not wait.
+        codec: the number of the codec of records for which none is given.
+        transactional: whether the batches are part of transactions.
 
     Attributes:
         answered_s: when the broker last answered for a batch, on the loop's clock.
@@ -34,9 +38,12 @@ class Outbox(Generic[L]):
     def __init__(
         self,
         partition: TopicPartition,
-        make_builder: Callable[[], Builder],
+        make_builder: Callable[[int], Builder],
         make_load: Callable[[], L],
         send: Callable[[Outbox[L]], None],
+        *,
+        codec: int,
+        transactional: bool,
     ) -> None:
         self.partition = partition
         self.filling: Batch[L] | None = None
@@ -48,25 +55,74 @@ class Outbox(Generic[L]):
         self.send = send
         self._make_builder = make_builder
         self._make_load = make_load
+        self._codec = codec
+        self._transactional = transactional
         self._clock = asyncio.get_running_loop().time
 
-    def append(self, record: RecordLike) -> L:
+    def append(self, record: RecordLike, codec: int | None = None) -> L:
         """Appends a record, and returns the load of its batch; `send` sends it.
+
+        Args:
+            record: the record.
+            codec: the number of the codec with which it leaves; None for that of the producer.
 
         Raises:
             TypeError: a part of the record has the wrong type.
         """
+        try:
+            batch = self._append(record, self._codec if codec is None else codec)
+        except UnicodeEncodeError:  # the name of a header
+            return self._put(raw_batch([record], transactional=self._transactional)).load
+        return batch.load
+
+    def _append(self, record: RecordLike, codec: int) -> Batch[L]:
         batch = self.filling
         if batch is not None:
-            if batch.append(record):
-                return batch.load
-            self.full.append(batch)
-            self.rouse()
-        batch = Batch(self._make_builder(), self._make_load(), self._clock())
+            if batch.builder.codec == codec and batch.append(record):
+                return batch
+            self._fill_no_more()
+        batch = Batch(self._make_builder(codec), self._make_load(), self._clock())
         appended = batch.append(record)
         assert appended, "a batch takes its first record whatever its size"
         self.filling = batch
-        return batch.load
+        return batch
+
+    def extend(self, records: Sequence[RecordLike], codec: int) -> Iterator[tuple[L, int]]:
+        """Appends records as fast as can be; `send` sends them.
+
+        Yields:
+            The load of a batch, and how many of the next records it has got. They are in it already.
+        """
+        at = 0
+        while at < len(records):
+            batch = self.filling
+            taken = 0
+            if batch is not None and batch.builder.codec == codec:
+                taken = batch.builder.extend(records, at)
+            if not taken or batch is None:
+                yield self.append(records[at], codec), 1
+                at += 1
+            else:
+                yield batch.load, taken
+                at += taken
+
+    def forward(self, batch: RecordBatch) -> L:
+        """Puts a batch that goes whole behind all records, and returns its load; `send` sends it."""
+        return self._put(WholeBuilder(batch, transactional=self._transactional)).load
+
+    def _put(self, builder: Builder) -> Batch[L]:
+        if self.filling is not None:
+            self._fill_no_more()
+        batch = Batch(builder, self._make_load(), self._clock())
+        self.full.append(batch)
+        self.rouse()
+        return batch
+
+    def _fill_no_more(self) -> None:
+        assert self.filling is not None
+        self.full.append(self.filling)
+        self.filling = None
+        self.rouse()
 
     def rouse(self) -> None:
         """Ends the wait of a batch for more records."""

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.batches.batch import Batch, Builder, Load
+from app.kafka.batches.batch import Batch, Builder, Load, WholeBuilder
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
@@ -38,6 +38,7 @@ from app.kafka.producer import UNLIMITED_BYTES, ProducerControls
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import RecordUnfitError, WideloadError
 from transforms.ratio import Estimates, room_bytes
+from transforms.record_batch import CODECS
 
 __all__ = ["BatchSettings", "Batches", "RecordRefusedError"]
 
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=Load)
 
-_LARGE_BATCH_BYTES = 1_048_576
+_LARGE_BATCH_BYTES = 2 * 1_048_576
 # To compress this takes one or two milliseconds; a thread costs a tenth of one.
 _BUILT_ON_THREAD_BYTES = 262_144
 
@@ -139,7 +140,6 @@ class Batches:
         self._producer = producer
         self._halts = halts
         self._failed = failed
-        self._codec = self._controls.codec
         self._estimates = Estimates()
         self._outboxes: dict[TopicPartition, Outbox[Any]] = {}
         self._bounds = bounds or Bounds()
@@ -159,7 +159,11 @@ class Batches:
         found = self._outboxes.get(place)
         if found is None:
             make_builder = partial(self._make_builder, topic, limit_bytes)
-            found = self._outboxes[place] = Outbox(place, make_builder, make_load, self._start)
+            controls = self._controls
+            codec, transactional = controls.codec_number, controls.transactional
+            found = self._outboxes[place] = Outbox(
+                place, make_builder, make_load, self._start, codec=codec, transactional=transactional
+            )
         return found
 
     async def flush(self) -> None:
@@ -203,19 +207,20 @@ class Batches:
         if self._failed is not None:
             self._failed(error, topic)
 
-    def _make_builder(self, topic: str, limit_bytes: int | None) -> Builder:
+    def _make_builder(self, topic: str, limit_bytes: int | None, number: int) -> Builder:
         batch_bytes = self._settings.batch_bytes
         if limit_bytes is not None:
             batch_bytes = min(batch_bytes, limit_bytes)
-        if self._codec is None:
-            return self._builder(batch_bytes)
+        codec = CODECS[number]
+        if codec is None:
+            return self._builder(batch_bytes, number)
         # Kafka too estimates the records alone: the header of the batch is not compressed.
-        room = room_bytes(max(0, batch_bytes - BATCH_OVERHEAD_BYTES), self._estimates.of(topic, self._codec))
-        return self._builder(min(room + BATCH_OVERHEAD_BYTES, max(batch_bytes, self._settings.uncompressed_bytes)))
+        room = room_bytes(max(0, batch_bytes - BATCH_OVERHEAD_BYTES), self._estimates.of(topic, codec))
+        room = min(room + BATCH_OVERHEAD_BYTES, max(batch_bytes, self._settings.uncompressed_bytes))
+        return self._builder(room, number)
 
-    def _builder(self, room: int) -> Builder:
-        controls = self._controls
-        return Builder(min(room, UNLIMITED_BYTES), controls.codec_number, transactional=controls.transactional)
+    def _builder(self, room: int, number: int) -> Builder:
+        return Builder(min(room, UNLIMITED_BYTES), number, transactional=self._controls.transactional)
 
     def _start(self, outbox: Outbox[Any]) -> None:
         if outbox.sender is None and self.failure is None:
@@ -282,7 +287,12 @@ class Batches:
         place = outbox.partition
         self._controls.wrap(place)
         asked_s = asyncio.get_running_loop().time()
-        if self._codec is not None and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
+        builder = batch.builder
+        if (
+            builder.codec
+            and not isinstance(builder, WholeBuilder)
+            and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES
+        ):
             await self._build(place, batch.builder)
         async with self._bounds.request.taken(batch.wire_bytes):
             # Until here it has waited for other batches, which have time limits of their own.
@@ -320,23 +330,26 @@ class Batches:
             batch.wire_bytes,
             reason,
         )
-        make = partial(self._builder, UNLIMITED_BYTES)
+        make = partial(self._builder, UNLIMITED_BYTES, batch.builder.codec)
         if batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             builders = await asyncio.get_running_loop().run_in_executor(None, batch.divided, make)
         else:
             builders = batch.divided(make)
         self.numbers.split()
-        if self._codec is not None:
-            self._estimates.reset(place.topic, self._codec)
+        codec = CODECS[batch.builder.codec]
+        if codec is not None:
+            self._estimates.reset(place.topic, codec)
         if self.failure is None:
             outbox.put_back(batch.parts(builders))
         else:
             self._give_up(batch, place, self.failure)
 
     def _observe(self, topic: str, batch: Batch[Any]) -> None:
-        wire, uncompressed = batch.wire_bytes, batch.uncompressed_bytes
-        if self._codec is not None:
-            self._estimates.observe(topic, self._codec, wire / uncompressed)
+        wire, codec = batch.wire_bytes, CODECS[batch.builder.codec]
+        # Nobody has looked how much a batch that went whole holds uncompressed.
+        uncompressed = None if codec and isinstance(batch.builder, WholeBuilder) else batch.uncompressed_bytes
+        if codec is not None and uncompressed is not None:
+            self._estimates.observe(topic, codec, wire / uncompressed)
         self.numbers.delivered(topic, wire_bytes=wire, uncompressed_bytes=uncompressed, records=batch.records)
 
     def _give_up(self, batch: Batch[Any], place: TopicPartition, error: BaseException) -> None:

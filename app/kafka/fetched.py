@@ -1,0 +1,168 @@
+"""What aiokafka has fetched, as batches: aiokafka's own reader makes an object of each record.
+
+A response to a fetch is seen twice: by a handler of the client, which keeps its bytes, and then by aiokafka's fetcher,
+which puts a reader for each partition where polls find it. Here that reader gives batches. All else is aiokafka's:
+positions, leaders, errors, and what a rebalance lets go.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+from aiokafka.protocol.fetch import FetchRequest
+
+from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.source_batch import SourceBatch, decoded
+from app.kafka.watched_client import Send, watch_requests
+from transforms.errors import MalformedError
+from transforms.record_batch import RecordBatch, is_old, split
+
+__all__ = ["FetchedBatches", "ReadAhead"]
+
+_NONE = 0
+_ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
+
+
+class ReadAhead(Protocol):
+    """Counts and limits what is fetched before it is polled."""
+
+    def fetched(self, size: int) -> None:
+        """Counts bytes that were fetched; below 0 when they are polled, or let go."""
+
+    async def may_fetch(self) -> None:
+        """Waits until the next fetch may be sent."""
+
+
+class FetchedBatches:
+    """Lets the polls of one consumer give `SourceBatch`es. Belongs to its event loop.
+
+    Args:
+        controls: of a consumer that has started and was not polled yet.
+        read_ahead: hears of each fetch.
+    """
+
+    def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead) -> None:
+        self._read_ahead = read_ahead
+        self._fetched: dict[TopicPartition, bytes] = {}
+        watch_requests(controls.client, self._watched)
+        controls.keep_fetched_in(_Readers(self._take, read_ahead.fetched))
+
+    async def _watched(self, _: str, request: Any, send: Send) -> Any:
+        if not isinstance(request, FetchRequest):
+            return await send()
+        await self._read_ahead.may_fetch()
+        response = await send()
+        for topic, partitions in response.topics:
+            for number, code, *rest in partitions:
+                if code == _NONE and rest[-1]:
+                    self._fetched[TopicPartition(topic, number)] = rest[-1]
+        return response
+
+    def _take(self, partition: TopicPartition) -> bytes:
+        """The bytes of the response that the fetcher is at: it takes it up as soon as the handler has ended."""
+        return self._fetched.pop(partition)
+
+
+class _Readers(OrderedDict[Any, Any]):
+    """The readers of partitions, where aiokafka keeps them until they are polled; their bytes are counted."""
+
+    def __init__(self, take: Callable[[TopicPartition], bytes], ahead: Callable[[int], None]) -> None:
+        super().__init__()
+        self._take = take
+        self._ahead = ahead
+        self._sizes: dict[TopicPartition, int] = {}
+
+    def __setitem__(self, partition: TopicPartition, result: Any) -> None:
+        own = getattr(result, "_partition_records", None)  # an error has none
+        if own is not None:
+            data = self._take(partition)
+            result._partition_records = _Reader(partition, own, data)
+            self._sizes[partition] = len(data)
+            self._ahead(len(data))
+        super().__setitem__(partition, result)
+
+    def __delitem__(self, partition: TopicPartition) -> None:
+        super().__delitem__(partition)
+        self._ahead(-self._sizes.pop(partition, 0))
+
+    def clear(self) -> None:
+        super().clear()
+        self._ahead(-sum(self._sizes.values()))
+        self._sizes.clear()
+
+
+class _Reader:
+    """Gives the batches of one response for one partition, without those of transactions that were aborted.
+
+    Args:
+        partition: the source partition.
+        own: aiokafka's reader of the same bytes.
+        data: the bytes.
+
+    Attributes:
+        next_fetch_offset: the offset behind the last batch that was given or skipped; aiokafka reads it.
+    """
+
+    def __init__(self, partition: TopicPartition, own: Any, data: bytes) -> None:
+        self.next_fetch_offset: int = own.next_fetch_offset
+        self._partition = partition
+        self._own = own
+        self._check_crcs: bool = own._check_crcs
+        aborted: Sequence[tuple[int, int]] = own._aborted_transactions if own._isolation_level else ()
+        self._aborted = deque(aborted)
+        self._aborting: set[int] = set()
+        self._batches = self._read(data)
+
+    def __iter__(self) -> Iterator[SourceBatch]:
+        return self._batches
+
+    def __next__(self) -> SourceBatch:
+        return next(self._batches)
+
+    def _read(self, data: bytes) -> Iterator[SourceBatch]:
+        given = False
+        try:
+            pieces = list(split(memoryview(data)))
+            if any(map(is_old, pieces)):
+                records = list(self._own)
+                self.next_fetch_offset = self._own.next_fetch_offset
+                if records:
+                    yield SourceBatch(self._partition, records[0].offset, None, records)
+                return
+            for piece in pieces:
+                batch = self._checked(piece)
+                begin, end = self.next_fetch_offset, batch.last_offset + 1
+                wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
+                self.next_fetch_offset = max(begin, end)
+                if wanted:
+                    yield SourceBatch(self._partition, max(begin, batch.base_offset), batch)
+                    given = True
+        except (MalformedError, CorruptRecordException) as exc:
+            # What was given is polled; the next fetch begins with the batch that is damaged.
+            if not given:
+                raise CorruptRecordException(f"{self._partition}, offset {self.next_fetch_offset}: {exc}") from exc
+
+    def _checked(self, piece: memoryview) -> RecordBatch:
+        batch = RecordBatch.read(piece)
+        if self._check_crcs and not batch.intact:
+            raise CorruptRecordException("the checksum of the batch is wrong")
+        return batch
+
+    def _committed(self, batch: RecordBatch) -> bool:
+        """False if the batch is part of a transaction that was aborted.
+
+        A response says which producers have aborted, from which offset on; the mark that ends it is in the log.
+        """
+        while self._aborted and self._aborted[0][1] <= batch.base_offset:
+            self._aborting.add(self._aborted.popleft()[0])
+        if batch.producer_id not in self._aborting:
+            return True
+        if batch.control:
+            if any(record.key == _ABORT for _, record in decoded(batch)):
+                self._aborting.discard(batch.producer_id)
+            return True
+        return not batch.transactional

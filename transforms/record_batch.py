@@ -1,0 +1,312 @@
+"""Kafka's record batch, format version 2: records behind one header. It goes on whole if no stage wants one of them.
+
+    RecordBatch => BaseOffset Length LeaderEpoch Magic CRC Attributes LastOffsetDelta FirstTimestamp LatestTimestamp
+                   ProducerId ProducerEpoch BaseSequence Count Records
+      BaseOffset      => int64  offset of the first record; a producer writes 0
+      Length          => int32  bytes behind this field
+      LeaderEpoch     => int32  of the leader that appended the batch; a producer writes -1
+      Magic           => int8   2
+      CRC             => uint32 CRC-32C of all bytes behind this field
+      Attributes      => int16  bits 0 to 2: codec; 3: time of the broker; 4: transactional; 5: control batch
+      LastOffsetDelta => int32  of the last record, which compaction may have removed
+      FirstTimestamp  => int64  from which the records count
+      LatestTimestamp => int64
+      ProducerId, ProducerEpoch, BaseSequence => int64, int16, int32; -1 without idempotence
+      Count           => int32  of the records
+      Records         => see `transforms/record_format.py`; compressed together if there is a codec
+
+All numbers are big-endian. Each byte that is read here may come from anybody: a length is checked before it is used.
+Source: Kafka protocol, "Record Batch" (KIP-98); Kafka's `DefaultRecordBatch`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from crc32c import crc32c
+
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.compression import Codec, CompressionError
+from transforms.errors import MalformedError
+from transforms.frames import decompress_frame, most_bytes
+from transforms.record import Record, RecordLike
+from transforms.record_format import serialize
+
+__all__ = ["CODECS", "RecordBatch", "Stamp", "is_old", "pack", "restamp", "split"]
+
+CODECS: Sequence[Codec | None] = (None, "gzip", "snappy", "lz4", "zstd")
+"""The codecs by their numbers."""
+
+_START = struct.Struct(">qi")
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH_AT = 12
+_LEADER_EPOCH = struct.Struct(">i")
+_MAGIC_AT = 16
+_MAGIC = 2
+_CRC_AT = 17
+_CRC = struct.Struct(">I")
+_ATTRIBUTES_AT = 21
+_ATTRIBUTES = struct.Struct(">h")
+_STAMP_AT = 43
+_STAMP = struct.Struct(">qhi")
+
+_CODEC_BITS = 0x07
+_BROKER_TIME = 0x08
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+_DELETE_HORIZON = 0x40
+
+_LEAST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers: a byte each
+_MOST_LENGTH_BYTES = 5  # a record's own length, a varint of 32 bits
+# So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
+_MOST_LOOKED_AT_BYTES = 64 * 1_048_576
+_MOST_BYTES = 2**31 - 1 - BATCH_OVERHEAD_BYTES  # the length of a batch is a signed number of 32 bits
+
+
+class Stamp(NamedTuple):
+    """What makes a batch idempotent; -1 each without."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+
+
+_NO_STAMP = Stamp(-1, -1, -1)
+
+
+@dataclass(slots=True, eq=False)
+class RecordBatch:
+    """One batch, whose header has been checked; its records have not. Nothing of it changes.
+
+    Attributes:
+        data: all bytes of the batch.
+        base_offset: the offset of the first record.
+        attributes: codec and flags, as in the format.
+        last_offset: the offset of the last record, which may be gone.
+        first_timestamp: from which the timestamps of the records count.
+        latest_timestamp: the greatest of the records, by the word of the producer; with `broker_time` that of all.
+        producer_id: of the producer; -1 without.
+        count: the number of records.
+    """
+
+    data: memoryview
+    base_offset: int
+    attributes: int
+    last_offset: int
+    first_timestamp: int
+    latest_timestamp: int
+    producer_id: int
+    count: int
+    _records: bytes | None = field(default=None, repr=False)
+    _huge: bool = field(default=False, repr=False)
+
+    @classmethod
+    def read(cls, data: memoryview) -> Self:
+        """The batch that `data` is, from its first to its last byte.
+
+        Raises:
+            MalformedError: the header breaks the format.
+        """
+        if len(data) < BATCH_OVERHEAD_BYTES:
+            raise MalformedError("batch", f"{len(data)} bytes", f"at least {BATCH_OVERHEAD_BYTES}")
+        (base, length, _, magic, _, attributes, delta, first, latest, producer_id, _, _, count) = _HEADER.unpack_from(
+            data
+        )
+        if magic != _MAGIC:
+            raise MalformedError("magic of a batch", str(magic), str(_MAGIC))
+        if length != len(data) - _START.size:
+            raise MalformedError("length of a batch", f"{length:,}", f"{len(data) - _START.size:,}")
+        if attributes & _CODEC_BITS >= len(CODECS):
+            raise MalformedError("codec of a batch", str(attributes & _CODEC_BITS), f"0 to {len(CODECS) - 1}")
+        if base < 0 or delta < 0 or base + delta >= 2**63:
+            raise MalformedError("offsets of a batch", f"{base} and {delta} more", "0 to 2^63 - 1")
+        most = delta + 1
+        if not attributes & _CODEC_BITS:
+            most = min(most, (len(data) - BATCH_OVERHEAD_BYTES) // _LEAST_RECORD_BYTES)
+        if not 0 <= count <= most:
+            raise MalformedError("records of a batch", f"{count:,}", f"0 to {most:,}")
+        return cls(data, base, attributes, base + delta, first, latest, producer_id, count)
+
+    # --- what the header says ----------------------------------------------------------------------------------------
+
+    @property
+    def codec(self) -> int:
+        """The number of the codec; 0 for none."""
+        return self.attributes & _CODEC_BITS
+
+    @property
+    def broker_time(self) -> bool:
+        """True if the time of the broker, `latest_timestamp`, is the timestamp of each record."""
+        return bool(self.attributes & _BROKER_TIME)
+
+    @property
+    def transactional(self) -> bool:
+        """True if the batch is part of a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def control(self) -> bool:
+        """True if the batch marks the end of a transaction, and has no record for readers."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def appendable(self) -> bool:
+        """True if a broker takes the batch as a producer's: no gap in its offsets, and the times are its records' own.
+
+        A batch with a delete horizon is one that compaction has written.
+        """
+        special = self.attributes & (_BROKER_TIME | _CONTROL | _DELETE_HORIZON)
+        return not special and self.count > 0 and self.last_offset - self.base_offset == self.count - 1
+
+    @property
+    def intact(self) -> bool:
+        """True if the checksum is right."""
+        expected: int = _CRC.unpack_from(self.data, _CRC_AT)[0]
+        return crc32c(self.data[_ATTRIBUTES_AT:]) == expected
+
+    # --- what the records may be -------------------------------------------------------------------------------------
+
+    def fits(self, limit: int) -> bool:
+        """True if no record takes more than `limit` bytes; False if one does, or that cannot be found out.
+
+        So no key, no value and no header is longer either. Mostly the length of the batch is enough.
+        """
+        if self._most_record_bytes() <= limit:
+            return True
+        records = self._plain()
+        return records is not None and (len(records) <= limit or _all_within(records, limit))
+
+    def _most_record_bytes(self) -> int:
+        if self._records is not None:
+            return len(self._records)
+        packed, codec = self.data[BATCH_OVERHEAD_BYTES:], CODECS[self.codec]
+        if codec is None:
+            return len(packed)
+        try:
+            return most_bytes(codec, bytes(packed))
+        except CompressionError:
+            return _MOST_LOOKED_AT_BYTES + 1
+
+    def may_hold(self, octets: bytes) -> bool:
+        """False if these bytes are nowhere in the records; True if they are, or that cannot be found out."""
+        records = self._plain()
+        return records is None or octets in records
+
+    def _plain(self) -> bytes | None:
+        """The uncompressed records; None if they are too large to look at, or damaged."""
+        if self._records is None and not self._huge:
+            packed, codec = bytes(self.data[BATCH_OVERHEAD_BYTES:]), CODECS[self.codec]
+            if codec is None:
+                self._records = packed
+            else:
+                try:
+                    self._records = decompress_frame(codec, packed, _MOST_LOOKED_AT_BYTES)
+                except CompressionError:
+                    self._huge = True
+        return self._records
+
+    def uncompressed(self) -> bytes | memoryview:
+        """The whole batch with the records as they are before compression; its checksum is that of `data`.
+
+        Raises:
+            MalformedError: the compressed records are damaged, or hold more bytes than a batch can have.
+        """
+        codec = CODECS[self.codec]
+        if codec is None:
+            return self.data
+        records = self._plain()
+        if records is None:
+            packed = bytes(self.data[BATCH_OVERHEAD_BYTES:])
+            try:
+                records = decompress_frame(codec, packed, _MOST_BYTES)
+            except CompressionError as exc:
+                raise MalformedError("records of a batch", str(exc), f"one frame of {codec}") from exc
+        head = bytearray(self.data[:BATCH_OVERHEAD_BYTES])
+        _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, self.attributes & ~_CODEC_BITS)
+        _START.pack_into(head, 0, self.base_offset, len(head) + len(records) - _START.size)
+        return bytes(head) + records
+
+    # --- the batch of another producer -------------------------------------------------------------------------------
+
+    def forwarded(self, stamp: Stamp, *, transactional: bool) -> bytearray:
+        """The batch as a producer of ours sends it, with its records as they are.
+
+        Base offset and leader's epoch are for the broker to set.
+        """
+        data = bytearray(self.data)
+        attributes = self.attributes & ~_TRANSACTIONAL | (_TRANSACTIONAL if transactional else 0)
+        _BASE_OFFSET.pack_into(data, 0, 0)
+        _LEADER_EPOCH.pack_into(data, _LEADER_EPOCH_AT, -1)
+        _ATTRIBUTES.pack_into(data, _ATTRIBUTES_AT, attributes)
+        restamp(data, stamp)
+        return data
+
+
+def restamp(data: bytearray, stamp: Stamp) -> None:
+    """Gives a batch another stamp, and its checksum anew."""
+    _STAMP.pack_into(data, _STAMP_AT, *stamp)
+    _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_ATTRIBUTES_AT:]))
+
+
+def pack(records: Sequence[RecordLike]) -> bytearray:
+    """An uncompressed batch of records, one or more; each header name may be any bytes (`record_format`)."""
+    first = records[0].timestamp
+    body = b"".join(
+        serialize(Record(record.key, record.value, record.headers, record.timestamp - first), offset)
+        for offset, record in enumerate(records)
+    )
+    length = BATCH_OVERHEAD_BYTES - _START.size + len(body)
+    latest = max(record.timestamp for record in records)
+    count = len(records)
+    data = bytearray(_HEADER.pack(0, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *_NO_STAMP, count) + body)
+    restamp(data, _NO_STAMP)
+    return data
+
+
+def split(data: memoryview) -> Iterator[memoryview]:
+    """The batches in a response to a fetch, of any format; the last one may be cut off, and is left out.
+
+    Raises:
+        MalformedError: a length is no length of a batch.
+    """
+    at = 0
+    while len(data) - at >= _START.size:
+        length = _START.unpack_from(data, at)[1]
+        if length < _MAGIC_AT + 1 - _START.size:
+            raise MalformedError("length of a batch", f"{length:,}", f"at least {_MAGIC_AT + 1 - _START.size}")
+        end = at + _START.size + length
+        if end > len(data):
+            return
+        yield data[at:end]
+        at = end
+
+
+def is_old(data: memoryview) -> bool:
+    """True if a batch that `split` has found is of a format before version 2."""
+    return data[_MAGIC_AT] < _MAGIC
+
+
+def _all_within(records: bytes, limit: int) -> bool:
+    """True if each record, with its length before it, takes at most `limit` bytes; False if a length is wrong."""
+    at, end = 0, len(records)
+    while at < end:
+        begin, size, shift = at, 0, 0
+        while True:
+            if at == end or shift > 7 * (_MOST_LENGTH_BYTES - 1):
+                return False
+            octet = records[at]
+            at += 1
+            size |= (octet & 0x7F) << shift
+            if octet < 0x80:  # noqa: PLR2004  # the last one
+                break
+            shift += 7
+        if size & 1:
+            return False  # below 0
+        at += size >> 1
+        if at > end or at - begin > limit:
+            return False
+    return True
