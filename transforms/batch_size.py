@@ -7,7 +7,6 @@ The broker compares the whole batch with the topic's `max.message.bytes`.
 from __future__ import annotations
 
 from transforms.record import Record, RecordLike
-from transforms.record_format import name_bytes
 
 __all__ = [
     "BATCH_OVERHEAD_BYTES",
@@ -41,7 +40,7 @@ def _rest_bytes(record: RecordLike) -> int:
     size += _length_prefixed(record.key)
     size += varint_bytes(len(record.headers))
     for name, value in record.headers:
-        size += _length_prefixed(name_bytes(name)) + _length_prefixed(value)
+        size += _length_prefixed(name.encode()) + _length_prefixed(value)
     return size
 
 

@@ -111,7 +111,7 @@ class _Reader:
         self.next_fetch_offset: int = own.next_fetch_offset
         self._partition = partition
         self._own = own
-        self._check_crcs: bool = own._check_crcs
+        self._verifies: bool = own._check_crcs
         aborted: Sequence[tuple[int, int]] = own._aborted_transactions if own._isolation_level else ()
         self._aborted = deque(aborted)
         self._aborting: set[int] = set()
@@ -148,7 +148,7 @@ class _Reader:
 
     def _checked(self, piece: memoryview) -> RecordBatch:
         batch = RecordBatch.read(piece)
-        if self._check_crcs and not batch.intact:
+        if self._verifies and not batch.intact:
             raise CorruptRecordException("the checksum of the batch is wrong")
         return batch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
 
 __all__ = ["ReadRecord", "SourceBatch", "decoded"]
+
+
+_READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
 
 
 class ReadRecord(NamedTuple):
@@ -44,7 +48,7 @@ class SourceBatch:
         end: the offset behind the last record.
     """
 
-    __slots__ = ("_records", "batch", "end", "offset", "partition", "size")
+    __slots__ = ("_records", "_rows", "batch", "end", "offset", "partition", "size")
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class SourceBatch:
         self.offset = offset
         self.batch = batch
         self._records = records
+        self._rows: list[Any] | None = None
         if batch is not None:
             self.size = len(batch.data)
             self.end = batch.last_offset + 1
@@ -80,6 +85,47 @@ class SourceBatch:
             return self
         return SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
 
+    @property
+    def plain(self) -> bool:
+        """True if aiokafka reads each record; False if the name of a header is not UTF-8.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        if self.batch is None:
+            return True
+        try:
+            rows = iter(DefaultRecordBatch(self._uncompressed(self.batch)))
+            if self.size <= _READ_ONCE_BYTES:
+                self._rows = list(rows)
+            else:
+                deque(rows, maxlen=0)
+        except (UnicodeDecodeError, CorruptRecordException) as exc:
+            # It is the cause if aiokafka runs without C.
+            if not any(isinstance(each, UnicodeDecodeError) for each in (exc, exc.__cause__)):
+                raise
+            return False
+        return True
+
+    def _uncompressed(self, batch: RecordBatch) -> bytes | memoryview:
+        try:
+            return batch.uncompressed()
+        except MalformedError as exc:
+            raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
+
+    def rows(self) -> Sequence[SourceRecord]:
+        """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        if self.batch is None:
+            return self._records
+        rows: list[Any] = self._rows or list(DefaultRecordBatch(self._uncompressed(self.batch)))
+        if self.offset > self.batch.base_offset:
+            rows = [row for row in rows if row.offset >= self.offset]
+        return rows
+
     def records(self) -> Sequence[SourceRecord]:
         """The records that are wanted.
 
@@ -88,38 +134,21 @@ class SourceBatch:
         """
         if self.batch is None:
             return self._records
+        if not self.plain:
+            return [record for record in self._decoded(self.batch) if record.offset >= self.offset]
         topic, number = self.partition.topic, self.partition.partition
         return [
             ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers) for row in self.rows()
         ]
-
-    def rows(self) -> Sequence[SourceRecord]:
-        """The records that are wanted, in the cheapest form there is: each has an offset, and no topic and partition.
-
-        Raises:
-            CorruptRecordException: the batch cannot be read.
-        """
-        if self.batch is None:
-            return self._records
-        try:
-            rows: list[Any] = list(DefaultRecordBatch(self.batch.uncompressed()))
-        except MalformedError as exc:
-            raise CorruptRecordException(f"{self.partition}, offset {self.batch.base_offset}: {exc}") from exc
-        except (UnicodeDecodeError, CorruptRecordException) as exc:
-            # It is the cause if aiokafka runs without C.
-            if not any(isinstance(each, UnicodeDecodeError) for each in (exc, exc.__cause__)):
-                raise
-            rows = list(self._decoded(self.batch))
-        if self.offset > self.batch.base_offset:
-            rows = [row for row in rows if row.offset >= self.offset]
-        return rows
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, if the name of a header is not UTF-8: the name has its bytes by `surrogateescape`."""
         topic, number = self.partition.topic, self.partition.partition
         try:
             for offset, record in decoded(batch):
-                yield ReadRecord(topic, number, offset, record.timestamp, record.key, record.value, record.headers)
+                yield ReadRecord(
+                    topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
+                )
         except MalformedError as exc:
             raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
 

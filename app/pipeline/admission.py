@@ -179,7 +179,7 @@ class Admission:
             return False  # in an old format, or the key decides on the partition
         if self._assembler is not None and self._assembler.takes_any(lane, batch):
             return False
-        return self._chain.passes_whole(batch.batch)
+        return self._chain.passes_whole(batch.batch) and batch.plain
 
     def _admit_records(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
         # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in

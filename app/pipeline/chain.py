@@ -92,12 +92,15 @@ class Chain:
         """True if the record goes to the sink as it is."""
         if self._compacted and record.key is None:
             return False
-        for stage in self.stages:
-            if stage.wants(record):
-                return False
-        if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
-            return True
-        return batch_of_one_bytes(record) <= self._limit_bytes
+        try:
+            for stage in self.stages:
+                if stage.wants(record):
+                    return False
+            if not record.headers and len(record.value or b"") + len(record.key or b"") <= self._surely_fits:
+                return True
+            return batch_of_one_bytes(record) <= self._limit_bytes
+        except UnicodeEncodeError:
+            return False  # the name of a header; `finish` raises the error
 
     def begin(self, record: RecordLike) -> Work | None:
         """Begins the work on a record: applies the stages that take no time, up to the first that does.

@@ -64,7 +64,7 @@ async def batching(
 def estimate(producer: BatchingProducer, topic: str) -> float:
     """The compression ratio that the producer expects of the next batch of a topic."""
     batches = producer._batches
-    return batches._estimates.of(topic, batches._codec or "none")
+    return batches._estimates.of(topic, batches._controls.codec or "none")
 
 
 async def send_all(

@@ -23,6 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.consumer import GroupConsumer
+from app.pipeline.budget import Budget, Share
 from tests.app.configurations import settings_of
 from tests.integration.topics import committed
 from tests.integration.way import MakeTopic
@@ -57,7 +58,7 @@ async def joined(broker: str, topic: str, listener: Listener | None = None) -> G
         """
     )
     (pipeline,) = settings.pipelines
-    member = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5))
+    member = GroupConsumer(settings.client, pipeline, BrokerHealth([topic], 0.5), Share(Budget(2**28)))
     await member.start(listener or Listener())
     return member
 

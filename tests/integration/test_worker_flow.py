@@ -33,6 +33,7 @@ from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.record import Header, Record, RecordLike, SourceRecord
+from transforms.record_batch import RecordBatch
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class Careless:
 
     def wants(self, record: RecordLike) -> bool:
         """Every record."""
+        return True
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """Yes."""
         return True
 
     def moves(self, record: RecordLike) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from aiokafka import AIOKafkaProducer
 
-from app.kafka.batches.batch import Builder
-from app.kafka.batches.raw import _AFTER, _built
+from app.kafka.batches.batch import Builder, WholeBuilder
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -17,6 +17,7 @@ from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
 from transforms import record_format
 from transforms.record import Header, Record
+from transforms.record_batch import RecordBatch
 from transforms.reference import VALUE
 
 STAMP = 1_700_000_000_123
@@ -118,7 +119,8 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
 def odd_batch(first_ms: int, body: bytes) -> Builder:
     """A batch of one record, of these bytes behind its length."""
     data = bytes([2 * len(body)]) + body
-    return _built(_AFTER.pack(0, 0, first_ms, STAMP, -1, -1, -1, 1) + data, 1)
+    head = struct.pack(">qiibIhiqqqhii", 0, 49 + len(data), -1, 2, 0, 0, 0, first_ms, STAMP, -1, -1, -1, 1)
+    return WholeBuilder(RecordBatch.read(memoryview(head + data)), transactional=False)
 
 
 async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:

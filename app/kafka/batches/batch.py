@@ -77,17 +77,11 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
             return 0
         append, first = self._builder.append, self.record_count()
         at = first
-        try:
-            for record in records[start:] if start else records:
-                # Without a timestamp, aiokafka would take it for the first.
-                if (
-                    record.timestamp < 0
-                    or append(at, record.timestamp, record.key, record.value, record.headers) is None
-                ):
-                    break
-                at += 1
-        except UnicodeEncodeError:
-            pass  # the name of a header, for `append` to find again
+        for record in records[start:] if start else records:
+            # Without a timestamp, aiokafka would take it for the first.
+            if record.timestamp < 0 or append(at, record.timestamp, record.key, record.value, record.headers) is None:
+                break
+            at += 1
         taken: int = at - first
         self._relative_offset = at
         return taken

@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 from aiokafka import TopicPartition
 
 from app.kafka.batches.batch import Batch, Builder, Load, WholeBuilder
-from app.kafka.batches.raw import raw_batch
 from transforms.record import RecordLike
 from transforms.record_batch import RecordBatch
 
@@ -69,23 +68,18 @@ class Outbox(Generic[L]):
         Raises:
             TypeError: a part of the record has the wrong type.
         """
-        try:
-            batch = self._append(record, self._codec if codec is None else codec)
-        except UnicodeEncodeError:  # the name of a header
-            return self._put(raw_batch([record], transactional=self._transactional)).load
-        return batch.load
-
-    def _append(self, record: RecordLike, codec: int) -> Batch[L]:
+        if codec is None:
+            codec = self._codec
         batch = self.filling
         if batch is not None:
             if batch.builder.codec == codec and batch.append(record):
-                return batch
+                return batch.load
             self._fill_no_more()
         batch = Batch(self._make_builder(codec), self._make_load(), self._clock())
         appended = batch.append(record)
         assert appended, "a batch takes its first record whatever its size"
         self.filling = batch
-        return batch
+        return batch.load
 
     def extend(self, records: Sequence[RecordLike], codec: int) -> Iterator[tuple[L, int]]:
         """Appends records as fast as can be; `send` sends them.
@@ -108,15 +102,12 @@ class Outbox(Generic[L]):
 
     def forward(self, batch: RecordBatch) -> L:
         """Puts a batch that goes whole behind all records, and returns its load; `send` sends it."""
-        return self._put(WholeBuilder(batch, transactional=self._transactional)).load
-
-    def _put(self, builder: Builder) -> Batch[L]:
         if self.filling is not None:
             self._fill_no_more()
-        batch = Batch(builder, self._make_load(), self._clock())
-        self.full.append(batch)
+        whole = Batch(WholeBuilder(batch, transactional=self._transactional), self._make_load(), self._clock())
+        self.full.append(whole)
         self.rouse()
-        return batch
+        return whole.load
 
     def _fill_no_more(self) -> None:
         assert self.filling is not None

@@ -12,7 +12,8 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from aiokafka.producer.transaction_manager import TransactionState
 
-from app.kafka.producer import ProducerControls, Stamp
+from app.kafka.producer import ProducerControls
+from transforms.record_batch import Stamp
 
 PLACE = TopicPartition("t", 0)
 

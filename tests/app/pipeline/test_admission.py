@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from aiokafka import TopicPartition
-from aiokafka.structs import ConsumerRecord
 
+from app.kafka.source_batch import ReadRecord, SourceBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Work
@@ -23,7 +24,7 @@ OVERHEAD = 400
 class Let:
     """An admission with two partitions; what it lets in is noted, and stays until the test gives its bytes back."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, turn: int = 2_000) -> None:
         self.share = Share(Budget(limit))
         self.lanes = Lanes(self.share, None)
         for partition in (0, 1):
@@ -39,24 +40,22 @@ class Let:
             delivery=cast(Any, SimpleNamespace(append=self._append)),
             dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
+            turn=turn,
         )
 
     def add(self, partition: int, *records: tuple[int, bytes, int]) -> None:
         """Adds records of (offset, key, bytes in all) of a partition, and admits."""
-        self.admission.add(
-            {
-                TopicPartition("raw", partition): cast(
-                    Any,
-                    [
-                        ConsumerRecord(
-                            "raw", partition, offset, 0, 0, key, b"v" * (size - OVERHEAD - len(key)), None, 1, 1, ()
-                        )
-                        for offset, key, size in records
-                    ],
-                )
-            }
-        )
+        read = [
+            ReadRecord("raw", partition, offset, 0, key, b"v" * (size - OVERHEAD - len(key)), ())
+            for offset, key, size in records
+        ]
+        self.read(partition, read)
         self.admission.admit()
+
+    def read(self, partition: int, records: Sequence[SourceRecord]) -> None:
+        """Adds records of a partition, in a batch that is taken apart."""
+        place = TopicPartition("raw", partition)
+        self.admission.add({place: [SourceBatch(place, records[0].offset, None, records)]})
 
     def holds(self, partition: int) -> bool:
         """Whether records of a partition wait."""
@@ -64,7 +63,7 @@ class Let:
         assert lane is not None
         return self.admission.holds(lane)
 
-    def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int) -> None:
+    def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
         self.held.append(held)
 
@@ -77,8 +76,7 @@ async def test_admit_counts_headers() -> None:
     """Records whose bytes are in their headers fill the budget as others do; the last that is let in fits."""
     let = Let(10_000)
     headers = (("name", b"v" * 4_000),)
-    records: list[Any] = [ConsumerRecord("raw", 0, n, 0, 0, b"k", b"v", None, 1, 1, headers) for n in range(5)]
-    let.admission.add({PARTITION: records})
+    let.read(0, [ReadRecord("raw", 0, n, 0, b"k", b"v", headers) for n in range(5)])
     let.admission.admit()
     assert let.held == [OVERHEAD + 2 + 160 + 4_004] * 2
     assert (let.share.used, let.admission.waits) == (sum(let.held), True)

@@ -22,7 +22,13 @@ class Bench:
     """A loop with one lane; the flags are those of the parts that it asks."""
 
     def __init__(
-        self, *, fresh: bool = False, may_read: bool = True, waits: bool = False, may_admit: bool = True
+        self,
+        *,
+        fresh: bool = False,
+        may_read: bool = True,
+        waits: bool = False,
+        may_admit: bool = True,
+        in_turn: bool = False,
     ) -> None:
         self.offsets = SimpleNamespace(may_read=may_read, may_admit=may_admit)
         self.added: list[Any] = []
@@ -37,7 +43,9 @@ class Bench:
             share,
             admission=cast(
                 Any,
-                SimpleNamespace(waits=waits, add=self.added.append, admit=lambda: None, expire=self._expire),
+                SimpleNamespace(
+                    waits=waits, in_turn=in_turn, add=self.added.append, admit=lambda: None, expire=self._expire
+                ),
             ),
             delivery=cast(Any, SimpleNamespace(offsets=self.offsets, flush=lambda: None)),
             offset_reset=cast(Any, SimpleNamespace(fresh=fresh)),
@@ -61,6 +69,8 @@ class Bench:
         ({}, Mode.READ),
         ({"may_admit": False}, Mode.READ),
         ({"waits": True}, Mode.READ_OTHERS),
+        ({"waits": True, "in_turn": True}, Mode.GO_ON),
+        ({"waits": True, "in_turn": True, "may_admit": False}, Mode.AWAIT_OFFSETS),
         ({"waits": True, "may_admit": False}, Mode.AWAIT_OFFSETS),
         ({"may_read": False, "may_admit": False}, Mode.AWAIT_OFFSETS),
         ({"fresh": True}, Mode.RENEW),

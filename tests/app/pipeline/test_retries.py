@@ -24,6 +24,7 @@ from stores.store import PayloadStore
 from tests.app.pipeline.test_termination import Read
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, ReferenceRefusedError
 from transforms.record import RecordLike
+from transforms.record_batch import RecordBatch
 from transforms.wrapper import MessageWrapper
 
 DOWN = PayloadStoreError("down", retriable=True)
@@ -38,6 +39,10 @@ class Storing:
     tried: Callable[[], None] = lambda: None
     name: str = "offload"
     asks: bool = True
+
+    def wants_any(self, batch: RecordBatch) -> bool:
+        """See `Stage`."""
+        return True
 
     def wants(self, record: RecordLike) -> bool:
         """Every record."""

@@ -38,10 +38,10 @@ async def test_a_record_that_passes_looks_no_state_up(monkeypatch: pytest.Monkey
     (lane,) = lanes
     transaction = Transaction(destination, share, lane, lanes, Bounds())
     try:
-        transaction.append(Record(b"k", b"v", (), 1), 0, 1)
+        transaction.append(Record(b"k", b"v", (), 1), 0, 1, 0)
         with monkeypatch.context() as without:
             without.setattr(module, "State", SimpleNamespace())
-            transaction.append(Record(b"k", b"v", (), 1), 1, 1)
+            transaction.append(Record(b"k", b"v", (), 1), 1, 1, 0)
         assert lane.tracker is not None
         assert (lane.tracker.released, lane.waiting) == (2, 0)
     finally:

@@ -8,10 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.kafka.batches.batch import Batch, Builder
-from app.kafka.producer import Stamp
 from tests.strategies import records
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, record_bytes
 from transforms.record import Record
+from transforms.record_batch import Stamp
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
