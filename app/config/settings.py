@@ -196,7 +196,7 @@ class Settings:
         "in.flight.bytes",
         "int",
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
-        "it is used up, pipelines stop reading until there is room.",
+        "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )

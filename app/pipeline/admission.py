@@ -171,7 +171,7 @@ class Admission:
                 read.records.extend(batch.records())
                 read.opened = batch.size
                 lane.codec = batch.codec
-                self._stats.opened_batches += 1
+                self._stats.batches_taken_apart += 1
             read.batches.popleft()
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:

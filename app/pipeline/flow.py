@@ -144,7 +144,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @property
     def in_flight_bytes(self) -> int:
-        return self._share.used
+        return self._share.used + self._share.ahead
 
     @property
     def pending_messages(self) -> int:

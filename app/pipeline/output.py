@@ -151,7 +151,7 @@ class Output:
         if batch.whole and batch.codec == codec and batch.size <= self._limit_bytes and _is_worth_a_request(batch):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, tracker, held)
-            stats.whole_batches += 1
+            stats.batches_whole += 1
         else:
             try:
                 rows = batch.rows()
@@ -159,7 +159,7 @@ class Output:
                 self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
                 return
             self._sink.extend(partition, rows, tracker, held, codec)
-            stats.reread_batches += 1
+            stats.batches_read_anew += 1
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:

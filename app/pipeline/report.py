@@ -17,7 +17,7 @@ class FlowReport(Protocol):
     """The report of a flow.
 
     Attributes:
-        in_flight_bytes: bytes of the budget that the flow holds.
+        in_flight_bytes: bytes of the budget that the flow holds, those that were read ahead too.
         pending_messages: messages that the commit waits for: chunks are missing, or come again after they were
             delivered.
         pending_bytes: bytes of the chunks of messages that are not whole; the budget does not count them.

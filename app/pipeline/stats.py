@@ -45,11 +45,12 @@ class Latency:
 @dataclass(slots=True)
 class PipelineStats:
     """Counters since the worker started. Bytes are those of keys and values; in the sink, as batches carry them.
+    Of a batch that was not taken apart, they are those of the batch.
 
     Attributes:
-        whole_batches: batches of a source that went to the sink as they were.
-        reread_batches: batches of which no stage wanted a record, but that were small, or could not go as they were.
-        opened_batches: batches that were taken apart, because a stage may have wanted one of their records.
+        batches_whole: batches of a source that went to the sink as they were.
+        batches_read_anew: batches of which no stage wanted a record, but that were small, or could not go as they were.
+        batches_taken_apart: batches that were taken apart, because a stage may have wanted one of their records.
         transactions: committed transactions.
         discarded: chunked messages that did not become whole, by reason (`transforms.assembly`).
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
@@ -65,9 +66,9 @@ class PipelineStats:
     bytes_in: int = 0
     records_out: int = 0
     bytes_out: int = 0
-    whole_batches: int = 0
-    reread_batches: int = 0
-    opened_batches: int = 0
+    batches_whole: int = 0
+    batches_read_anew: int = 0
+    batches_taken_apart: int = 0
     offloaded_records: int = 0
     offloaded_bytes: int = 0
     inflated_records: int = 0
