@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import statistics
 import sys
@@ -16,7 +17,7 @@ from benchmarks.race import Run
 from benchmarks.topics import Topics
 from tests.s3_server import free_port
 
-__all__ = ["Bench", "median"]
+__all__ = ["Bench", "matches", "median", "turned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Bench:
         console: where it says what it sees.
         profiles: a folder where the worker's profiles go (`python -m pstats FILE`); None for no profiling, as numbers
             measured under a profiler are worth little.
+        parts: patterns of the parts of the scenario that are to run; none for all.
     """
 
     topics: Topics
@@ -39,6 +41,11 @@ class Bench:
     records: int | None
     console: Console
     profiles: Path | None = None
+    parts: Sequence[str] = ()
+
+    def wants(self, part: str) -> bool:
+        """Whether this part of the scenario is to run."""
+        return not self.parts or any(matches(part, pattern) for pattern in self.parts)
 
     def worker(self, name: str, pipelines: Mapping[str, Mapping[str, object]], **keys: object) -> Sequence[str]:
         """The command of a worker with these pipelines, as a user runs it.
@@ -83,3 +90,14 @@ class Bench:
 def median(numbers: Iterable[float]) -> float:
     """The median."""
     return statistics.median(numbers)
+
+
+def matches(part: str, pattern: str) -> bool:
+    """Whether the pattern (`none.1m.1p`, `zstd`, `*.1m.*`) is that of a part, or of the beginning of its name."""
+    return fnmatch.fnmatchcase(part, pattern) or fnmatch.fnmatchcase(part, f"{pattern}.*")
+
+
+def turned(names: Sequence[str], number: int) -> Sequence[str]:
+    """The names in the order of a round: each begins once before one begins again."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]

@@ -7,16 +7,17 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
 from benchmarks.topics import CommitWatch, Topics, Watch
 
-__all__ = ["BenchmarkError", "Run", "race"]
+__all__ = ["BenchmarkError", "Run", "race", "running"]
 
 _POLL_S = 0.02
 _STOP_S = 60.0
@@ -82,29 +83,43 @@ async def race(
         BenchmarkError: the process ended before its time, gave too few or too many records, or would not stop.
     """
     async with watch or topics.watch(sink) as watched:
-        process = _start(command, log, environ or {})
-        try:
-            async with asyncio.timeout(seconds):
-                run = await _timed(watched, count, process)
-        except TimeoutError:
-            raise BenchmarkError(
-                f"{await watched.count():,} of {count:,} records in {sink} after {seconds:g} s{_end(log)}"
-            ) from None
-        except psutil.NoSuchProcess:
-            raise BenchmarkError(f"the process ended with status {process.poll()}{_end(log)}") from None
-        finally:
-            await _stop(process)
+        async with running(command, log, environ) as process:
+            try:
+                async with asyncio.timeout(seconds):
+                    run = await _timed(watched, count, process)
+            except TimeoutError:
+                raise BenchmarkError(
+                    f"{await watched.count():,} of {count:,} records in {sink} after {seconds:g} s{_end(log)}"
+                ) from None
+            except psutil.NoSuchProcess:
+                raise BenchmarkError(f"the process ended with status {process.poll()}{_end(log)}") from None
         total = await watched.count()
         if total != count:
             raise BenchmarkError(f"{total:,} records in {sink} instead of {count:,}{_end(log)}")
         return run
 
 
-def _start(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+@asynccontextmanager
+async def running(
+    command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process for the block, then stopped with SIGTERM; see `race`.
+
+    Raises:
+        BenchmarkError: it would not stop.
+    """
     with log.open("wb") as output:
-        return subprocess.Popen(
-            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **environ}
-        )
+        process = _start(command, output, environ or {})
+    try:
+        yield process
+    finally:
+        await _stop(process)
+
+
+def _start(command: Sequence[str], output: IO[bytes], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **environ}
+    )
 
 
 async def _timed(watch: Watch | CommitWatch, count: int, process: subprocess.Popen[bytes]) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,9 +58,34 @@ class Target:
         return f"{'≥' if self.at == 'least' else '≤'} {self.bound:g}{'×' if self.of == 'ratio' else ''}"
 
 
+def _passthrough(codec: str, size: str, partitions: str) -> dict[str, Target]:
+    name = f"passthrough.{codec}.{size}.{partitions}"
+    speed = Target("ratio", "least", 1.3 if partitions == "1p" else 1.0)
+    # librdkafka has to compress again.
+    cpu = Target("ratio", "most", 0.6 if codec == "none" else 0.3)
+    return {
+        f"{name}.vs_java": speed,
+        f"{name}.vs_librdkafka": speed,
+        f"{name}.vs_aiokafka": Target("ratio", "least", 0.8),
+        f"{name}.cpu_vs_librdkafka": cpu,
+    }
+
+
 TARGETS: Mapping[str, Target] = {
+    **{
+        name: target
+        for each in itertools.product(("none", "zstd", "lz4"), ("16k", "1m"), ("1p", "4p"))
+        for name, target in _passthrough(*each).items()
+    },
     "passthrough.vs_faust_agent": Target("ratio", "least", 8.0),
-    "passthrough.vs_aiokafka": Target("ratio", "least", 0.8),
+    "exactly_once.1p.vs_at_least_once": Target("ratio", "least", 0.9),
+    "latency.added_p99_ms": Target("value", "most", 5.0),
+    "latency.exactly_once_p50_ms": Target("value", "most", 25.0),
+    "latency.small_p99_ms": Target("value", "most", 50.0),
+    "offload.s3.vs_best_peer": Target("ratio", "least", 1.6),
+    "offload.s3.cpu_ms": Target("value", "most", 9.0),
+    "inflate.s3.vs_best_peer": Target("ratio", "least", 1.6),
+    "inflate.s3.cpu_ms": Target("value", "most", 9.0),
     "offload.s3.vs_peer": Target("ratio", "least", 1.3),
     "chunks.chunk.vs_copy": Target("ratio", "least", 0.7),
     "chunks.assemble.vs_copy": Target("ratio", "least", 0.7),

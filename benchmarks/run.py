@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,23 +21,25 @@ from rich.console import Console
 from app.local.broker import EmbeddedBroker
 from benchmarks import machine
 from benchmarks.batches import batches
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, matches
 from benchmarks.chunks import chunks
-from benchmarks.exactly_once import exactly_once
+from benchmarks.exactly_once import COUNTS, exactly_once
+from benchmarks.latency import MEASURES, latency
 from benchmarks.memory import memory
 from benchmarks.offload import offload
-from benchmarks.passthrough import passthrough
+from benchmarks.passthrough import CELLS, passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
 from benchmarks.spark_inflate import spark_inflate
 from benchmarks.sweep import audit, sweep
 from benchmarks.topics import Topics
 
-__all__ = ["SCENARIOS", "main"]
+__all__ = ["SCENARIOS", "SCENARIO_PARTS", "main"]
 
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "passthrough": passthrough,
     "exactly_once": exactly_once,
+    "latency": latency,
     "offload": offload,
     "chunks": chunks,
     "memory": memory,
@@ -47,10 +49,17 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "spark_inflate": spark_inflate,
 }
 
+SCENARIO_PARTS: Mapping[str, Collection[str]] = {
+    "passthrough": CELLS,
+    "exactly_once": COUNTS,
+    "latency": MEASURES,
+}
+"""Of the scenarios that can run in part: the names of the parts, as in the names of their results."""
+
 
 async def _run(
     bootstrap: str,
-    names: tuple[str, ...],
+    wanted: Mapping[str, Sequence[str]],
     repeat: int,
     records: Mapping[str, int],
     console: Console,
@@ -58,9 +67,9 @@ async def _run(
 ) -> list[Result]:
     results: list[Result] = []
     async with Topics(bootstrap) as topics:
-        for name in names:
+        for name, parts in wanted.items():
             with tempfile.TemporaryDirectory(prefix="wideload-bench-") as folder:
-                bench = Bench(topics, Path(folder), repeat, records.get(name), console, profiles)
+                bench = Bench(topics, Path(folder), repeat, records.get(name), console, profiles, parts)
                 results += await SCENARIOS[name](bench)
     return results
 
@@ -78,8 +87,35 @@ def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     return counts
 
 
+def _wanted(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Mapping[str, Sequence[str]]:
+    """Patterns of parts by scenario; none for all of its parts."""
+    wanted: dict[str, list[str]] = {}
+    whole: set[str] = set()
+    for each in given:
+        name, _dot, pattern = each.partition(".")
+        if name not in SCENARIOS:
+            found = f"{name!r} is no scenario; there are {', '.join(SCENARIOS)}"
+            raise click.BadParameter(found, param=parameter)
+        patterns = wanted.setdefault(name, [])
+        if not pattern:
+            whole.add(name)
+        elif any(matches(part, pattern) for part in SCENARIO_PARTS.get(name, ())):
+            patterns.append(pattern)
+        else:
+            parts = ", ".join(SCENARIO_PARTS.get(name, ())) or "none"
+            raise click.BadParameter(f"{pattern!r} is no part of {name}; it has {parts}", param=parameter)
+    return {name: () if name in whole else patterns for name, patterns in wanted.items()}
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", multiple=True, type=click.Choice(list(SCENARIOS)), help="Run this scenario; may be repeated.")
+@click.option(
+    "--only",
+    metavar="SCENARIO[.PART]",
+    multiple=True,
+    callback=_wanted,
+    help=f"Run this scenario; may be repeated. Scenarios: {', '.join(SCENARIOS)}. Some can run in part, by the names "
+    "of their results: passthrough.none.1m.4p, passthrough.zstd, passthrough.*.1m.*, exactly_once.1p.",
+)
 @click.option(
     "--records",
     metavar="[SCENARIO=]N",
@@ -98,7 +134,9 @@ def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]
     help="Where the results go; the machine is described beside it. With --only, other results in it stay.",
 )
 @click.option("--profile", is_flag=True, help="Profile the worker; files go beside the results. Slows it down.")
-def main(only: tuple[str, ...], records: Mapping[str, int], repeat: int, output: Path, *, profile: bool) -> None:
+def main(
+    only: Mapping[str, Sequence[str]], records: Mapping[str, int], repeat: int, output: Path, *, profile: bool
+) -> None:
     """Measure the worker beside what it is compared with, and print one table."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # new topics that brokers do not know yet are expected
@@ -111,7 +149,9 @@ def main(only: tuple[str, ...], records: Mapping[str, int], repeat: int, output:
             bootstrap = broker.bootstrap_servers
         profiles = output.parent / "profiles" if profile else None
         try:
-            results = asyncio.run(_run(bootstrap, only or tuple(SCENARIOS), repeat, records, console, profiles))
+            results = asyncio.run(
+                _run(bootstrap, only or dict.fromkeys(SCENARIOS, ()), repeat, records, console, profiles)
+            )
         except BenchmarkError as exc:
             raise click.ClickException(str(exc)) from exc
     merge(output, results, keep=bool(only))

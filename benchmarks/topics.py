@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import struct
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -15,10 +13,14 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.partitioner import DefaultPartitioner
+from kafka import KafkaAdminClient
 
+from benchmarks import digests, source
+from benchmarks.digests import Digester, Digests
+from benchmarks.source import Batches
 from transforms.record import RecordLike
 
-__all__ = ["PARTITIONS", "CommitWatch", "Digests", "Topics", "Watch"]
+__all__ = ["PARTITIONS", "CommitWatch", "Topics", "Watch"]
 
 PARTITIONS = 4
 _UNLIMITED_BYTES = 2**31 - 1
@@ -54,25 +56,6 @@ class CommitWatch:
         except KafkaError:  # there is no such group yet, or no coordinator
             return 0
         return sum(max(0, commit.offset) for commit in found.values())
-
-
-Digests = dict[int, tuple[int, str]]
-
-
-class _Digests:
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._hashes: dict[int, hashlib._Hash] = {}
-
-    def add(self, partition: int, key: bytes, value: bytes) -> None:
-        self._counts[partition] = self._counts.get(partition, 0) + 1
-        digest = self._hashes.setdefault(partition, hashlib.sha256())
-        digest.update(struct.pack(">ii", len(key), len(value)))
-        digest.update(key)
-        digest.update(value)
-
-    def result(self) -> Digests:
-        return {number: (self._counts[number], digest.hexdigest()) for number, digest in sorted(self._hashes.items())}
 
 
 class Topics:
@@ -125,7 +108,7 @@ class Topics:
         Returns:
             What `digests` finds in a topic that has the same records.
         """
-        digests = _Digests()
+        digester = Digester()
         numbers = list(range(self._made[topic]))
         partition_of = DefaultPartitioner()
         async with AIOKafkaProducer(
@@ -138,10 +121,10 @@ class Topics:
             futures = []
             for key, value in records:
                 partition = partition_of(key, numbers, numbers)
-                digests.add(partition, key, value)
+                digester.add(partition, key, value)
                 futures.append(await producer.send(topic, value, key, partition=partition))
             await asyncio.gather(*futures)
-        return digests.result()
+        return digester.result()
 
     async def write(self, topic: str, records: Iterable[RecordLike], *, partition: int) -> None:
         """Writes whole records to one partition, in order, and waits until all are durable."""
@@ -162,11 +145,12 @@ class Topics:
             await asyncio.gather(*futures)
 
     @asynccontextmanager
-    async def watch(self, topic: str) -> AsyncIterator[Watch]:
-        """A watch on the topic, for the block."""
+    async def watch(self, topic: str, *partitions: int) -> AsyncIterator[Watch]:
+        """A watch on the topic, or on some partitions of it, for the block."""
         consumer = await self._consumer(topic, paused=True)
         try:
-            yield Watch(consumer, sorted(consumer.assignment()))
+            watched = sorted(consumer.assignment())
+            yield Watch(consumer, [each for each in watched if not partitions or each.partition in partitions])
         finally:
             await consumer.stop()
 
@@ -194,11 +178,16 @@ class Topics:
             await consumer.stop()
 
     async def digests(self, topic: str) -> Digests:
-        """Of each partition that has records: how many, and a SHA-256 over all keys and values in their order."""
-        digests = _Digests()
-        async for record in self.read(topic):
-            digests.add(record.partition, record.key, record.value)
-        return digests.result()
+        """What the topic has, see `benchmarks.digests`."""
+        return await asyncio.to_thread(digests.read, self.bootstrap, topic, self._made[topic])
+
+    async def fill(self, topic: str, count: int, batches: Batches) -> tuple[Digests, float]:
+        """Writes small records in batches of one kind, see `benchmarks.source.fill`."""
+        return await asyncio.to_thread(source.fill, self.bootstrap, topic, self._made[topic], count, batches)
+
+    async def size_bytes(self, topic: str) -> int:
+        """What the log of the topic takes on the brokers, without its indexes."""
+        return await asyncio.to_thread(_size_bytes, self.bootstrap, topic)
 
     async def _consumer(self, topic: str, *, paused: bool) -> AIOKafkaConsumer:
         partitions = self._partitions(topic)
@@ -220,3 +209,17 @@ class Topics:
                     return consumer
                 except KafkaError:  # the brokers may not know a new topic yet
                     await asyncio.sleep(0.05)
+
+
+def _size_bytes(bootstrap: str, topic: str) -> int:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        return sum(
+            partition["partition_size"]
+            for broker in admin.describe_log_dirs([topic])
+            for folder in broker["log_dirs"]
+            for each in folder["topics"]
+            for partition in each["partitions"]
+        )
+    finally:
+        admin.close()

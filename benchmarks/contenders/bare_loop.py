@@ -1,6 +1,6 @@
 """The least that moves records with aiokafka: read a batch, send each record, flush and commit at the end.
 
-python bare_loop.py BOOTSTRAP SOURCE SINK COUNT BATCH_BYTES
+python bare_loop.py BOOTSTRAP SOURCE SINK COUNT BATCH_BYTES [CODEC]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 _UNLIMITED_BYTES = 2**31 - 1
 
 
-async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: int) -> None:
+async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: int, codec: str = "none") -> None:
     """Moves `count` records, partition to partition, and waits for SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
@@ -31,6 +31,7 @@ async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: 
         enable_idempotence=True,
         max_batch_size=batch_bytes,
         max_request_size=_UNLIMITED_BYTES,
+        compression_type=None if codec == "none" else codec,
     )
     async with consumer, producer:
         moved = 0
@@ -52,4 +53,4 @@ async def move(bootstrap: str, source: str, sink: str, count: int, batch_bytes: 
 
 
 if __name__ == "__main__":
-    asyncio.run(move(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])))
+    asyncio.run(move(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), *sys.argv[6:]))
