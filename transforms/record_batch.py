@@ -35,7 +35,7 @@ from transforms.frames import decompress_frame, most_bytes
 from transforms.record import Record, RecordLike
 from transforms.record_format import serialize
 
-__all__ = ["CODECS", "RecordBatch", "Stamp", "is_old", "pack", "restamp", "split"]
+__all__ = ["CODECS", "RecordBatch", "Stamp", "is_old", "pack", "rebuilt", "restamp", "split"]
 
 CODECS: Sequence[Codec | None] = (None, "gzip", "snappy", "lz4", "zstd")
 """The codecs by their numbers."""
@@ -265,6 +265,21 @@ def pack(records: Sequence[RecordLike]) -> bytearray:
     data = bytearray(_HEADER.pack(0, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *_NO_STAMP, count) + body)
     restamp(data, _NO_STAMP)
     return data
+
+
+def rebuilt(batch: RecordBatch, data: bytearray, count: int, latest_timestamp: int) -> RecordBatch:
+    """A batch of other records behind the header of `batch`, uncompressed and as a producer without idempotence has it.
+
+    Args:
+        batch: whose base offset and first timestamp are kept.
+        data: room for the header, and then the records.
+        count: how many they are.
+        latest_timestamp: the greatest of their timestamps.
+    """
+    length = len(data) - _START.size
+    base, first = batch.base_offset, batch.first_timestamp
+    _HEADER.pack_into(data, 0, base, length, -1, _MAGIC, 0, 0, count - 1, first, latest_timestamp, *_NO_STAMP, count)
+    return RecordBatch.read(memoryview(data))
 
 
 def split(data: memoryview) -> Iterator[memoryview]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Header, Record, RecordLike
 
-__all__ = ["check_names", "is_writable", "name_bytes", "parse", "read", "serialize"]
+__all__ = ["check_names", "is_writable", "name_bytes", "number", "number_bytes", "parse", "read", "serialize"]
 
 _MOST_VARINT_BYTES = 10
 _MOST_VARINT = 2**64 - 1
@@ -100,15 +100,15 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
     Raises:
         MalformedError: there is no valid record.
     """
-    size, at = _number(data, at, len(data))
+    size, at = number(data, at, len(data))
     end = at + size
     if not 1 <= size <= len(data) - at:
         raise MalformedError("record", f"a length of {size:,}", f"1 to {len(data) - at:,}")
-    timestamp, at = _number(data, at + 1, end)
-    offset, at = _number(data, at, end)
+    timestamp, at = number(data, at + 1, end)
+    offset, at = number(data, at, end)
     key, at = _bytes(data, at, end)
     value, at = _bytes(data, at, end)
-    count, at = _number(data, at, end)
+    count, at = number(data, at, end)
     most = (end - at) // _LEAST_HEADER_BYTES
     if not 0 <= count <= most:
         raise MalformedError("headers", f"{count:,}", f"0 to {most:,}, for which there are bytes")
@@ -124,8 +124,15 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
     return Record(key, value, tuple(headers), timestamp), offset, end
 
 
-def _put_number(data: bytearray, number: int) -> None:
-    zigzag = number << 1 if number >= 0 else -(number << 1) - 1
+def number_bytes(value: int) -> bytes:
+    """The varint of a number."""
+    data = bytearray()
+    _put_number(data, value)
+    return bytes(data)
+
+
+def _put_number(data: bytearray, value: int) -> None:
+    zigzag = value << 1 if value >= 0 else -(value << 1) - 1
     while zigzag > 0x7F:  # noqa: PLR2004  # seven bits a byte
         data.append(0x80 | zigzag & 0x7F)
         zigzag >>= 7
@@ -137,7 +144,12 @@ def _put_bytes(data: bytearray, octets: bytes | None) -> None:
     data += octets or b""
 
 
-def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
+def number(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number whose varint is at index `at`, and the index of its end, which is at most `end`.
+
+    Raises:
+        MalformedError: the varint does not end.
+    """
     zigzag = 0
     for place in range(_MOST_VARINT_BYTES):
         if at + place >= end:
@@ -151,7 +163,7 @@ def _number(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
-    size, at = _number(data, at, end)
+    size, at = number(data, at, end)
     if size < 0:  # brokers and all readers accept any negative number as null
         return None, at
     if size > end - at:

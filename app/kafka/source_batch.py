@@ -11,6 +11,7 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from transforms import record_format
+from transforms.batch_merge import merge
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.errors import MalformedError
 from transforms.record import Header, Record, RecordLike, SourceRecord
@@ -18,6 +19,13 @@ from transforms.record_batch import RecordBatch
 
 __all__ = ["ReadRecord", "SourceBatch", "decoded"]
 
+
+# Microseconds of CPU, measured: of a request; of each record that is read and appended anew; of each KB of it; of each
+# KB that is decompressed and compressed again, by its compressed length.
+_REQUEST_US = 90
+_RECORD_US = 1.0
+_PLAIN_KB_US = 0.5
+_COMPRESSED_KB_US = 15
 
 _READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
 
@@ -45,10 +53,10 @@ class SourceBatch:
 
     Attributes:
         size: bytes of the batch; of records, those of keys and values.
-        end: the offset behind the last record.
+        offsets: of the records of the batch, if it is `whole`.
     """
 
-    __slots__ = ("_records", "_rows", "batch", "end", "offset", "partition", "size")
+    __slots__ = ("_records", "_rows", "batch", "offset", "offsets", "partition", "size")
 
     def __init__(
         self,
@@ -64,10 +72,10 @@ class SourceBatch:
         self._rows: list[Any] | None = None
         if batch is not None:
             self.size = len(batch.data)
-            self.end = batch.last_offset + 1
+            self.offsets: Sequence[int] = range(batch.base_offset, batch.last_offset + 1)
         else:
             self.size = 1 + sum(len(record.key or b"") + len(record.value or b"") for record in records)
-            self.end = records[-1].offset + 1 if records else offset
+            self.offsets = ()
 
     @property
     def codec(self) -> int:
@@ -79,11 +87,41 @@ class SourceBatch:
         """True if each record of the batch is wanted, and a broker takes the batch as it is."""
         return self.batch is not None and self.batch.appendable and self.offset <= self.batch.base_offset
 
+    @property
+    def worth_a_request(self) -> bool:
+        """True if to send the batch by itself costs less than to read its records, and to append them to others."""
+        if self.batch is None:
+            return False
+        each_kb = _COMPRESSED_KB_US if self.batch.codec else _PLAIN_KB_US
+        return self.batch.count * _RECORD_US + self.size / 1024 * each_kb >= _REQUEST_US
+
+    @property
+    def mergeable(self) -> bool:
+        """True if it may be merged with others: it is small, and could go whole."""
+        return self.whole and not self.codec and not self.worth_a_request
+
+    @classmethod
+    def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
+        """One batch with the records of all, which are `mergeable`, of one partition and in order.
+
+        Raises:
+            CorruptRecordException: a batch cannot be read.
+        """
+        partition, first = batches[0].partition, batches[0].offset
+        try:
+            whole = cls(partition, first, merge([each.batch for each in batches if each.batch is not None]))
+        except MalformedError as exc:
+            raise CorruptRecordException(f"{partition}, from offset {first} on: {exc}") from exc
+        whole.offsets = [offset for each in batches for offset in each.offsets]
+        return whole
+
     def kept(self) -> SourceBatch:
         """The same with bytes of its own: a batch that waits must not keep all that was fetched with it."""
         if self.batch is None:
             return self
-        return SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
+        kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
+        kept.offsets = self.offsets
+        return kept
 
     @property
     def plain(self) -> bool:

@@ -9,6 +9,7 @@ one of its kind, with work or without, or a large record could wait for ever.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
     `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn.
+    before other tasks have their turn; `batch_bytes` is the most of small batches that are merged.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -71,6 +72,7 @@ class Admission:
         dispatcher: Dispatcher,
         stats: PipelineStats,
         turn: int,
+        batch_bytes: int,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
@@ -80,6 +82,7 @@ class Admission:
         self._dispatcher = dispatcher
         self._stats = stats
         self._turn = turn
+        self._batch_bytes = batch_bytes
         self._left = turn
         self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
 
@@ -151,35 +154,58 @@ class Admission:
                 read.opened = 0
             if not read.batches or self._left <= 0:
                 return False
-            batch = read.batches[0]
-            if self._passes_whole(lane, batch):
-                held = batch.size + RECORD_OVERHEAD_BYTES
+            passing = self._passing(lane, read.batches)
+            if passing:
+                size = sum(batch.size for batch in passing)
                 if lane.slots:
-                    if not self._admits_work(lane, held):
+                    if not self._admits_work(lane, size + RECORD_OVERHEAD_BYTES):
                         return False
-                    self._dispatcher.follow(lane, batch, held)
-                elif full or not self._share.admits(held):
+                elif full or not self._share.admits(size + RECORD_OVERHEAD_BYTES):
                     return True
-                else:
-                    self._share.take(held)
-                    self._delivery.forward(lane, batch, held)
-                assert batch.batch is not None
-                self._stats.records_in += batch.batch.count
-                self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
-                self._share.fetched(-batch.size)
-            else:
-                read.records.extend(batch.records())
-                read.opened = batch.size
-                lane.codec = batch.codec
-                self._stats.batches_taken_apart += 1
-            read.batches.popleft()
+                batch = passing[0] if len(passing) == 1 else SourceBatch.merged(passing)
+                if batch.plain:
+                    self._pass(lane, batch)
+                    for _ in passing:
+                        read.batches.popleft()
+                    self._share.fetched(-size)
+                    continue
+            batch = read.batches.popleft()
+            read.records.extend(batch.records())
+            read.opened = batch.size
+            lane.codec = batch.codec
+            self._stats.batches_taken_apart += 1
+
+    def _passing(self, lane: Lane, batches: Sequence[SourceBatch]) -> Sequence[SourceBatch]:
+        """The next batches that go on together, each of which passes: several if they are small; none if it does not."""
+        first = batches[0]
+        if not self._passes_whole(lane, first):
+            return ()
+        passing, size = [first], first.size
+        if first.mergeable:
+            for batch in itertools.islice(batches, 1, None):
+                size += batch.size
+                if size > self._batch_bytes or not batch.mergeable or not self._passes_whole(lane, batch):
+                    break
+                passing.append(batch)
+        return passing
+
+    def _pass(self, lane: Lane, batch: SourceBatch) -> None:
+        held = batch.size + RECORD_OVERHEAD_BYTES
+        if lane.slots:
+            self._dispatcher.follow(lane, batch, held)
+        else:
+            self._share.take(held)
+            self._delivery.forward(lane, batch, held)
+        assert batch.batch is not None
+        self._stats.records_in += batch.batch.count
+        self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
         if batch.batch is None or lane.sink_partition is None:
             return False  # in an old format, or the key decides on the partition
         if self._assembler is not None and self._assembler.takes_any(lane, batch):
             return False
-        return self._chain.passes_whole(batch.batch) and batch.plain
+        return self._chain.passes_whole(batch.batch)
 
     def _admit_records(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
         # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in

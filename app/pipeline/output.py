@@ -31,13 +31,6 @@ from transforms.record import RecordLike
 
 __all__ = ["Destination", "Output"]
 
-# Microseconds of CPU, measured (docs/benchmarks.md): of a request; of each record that is read and appended anew; of
-# each KB of it; of each KB that is decompressed and compressed again, by its compressed length.
-_REQUEST_US = 90
-_RECORD_US = 1.0
-_PLAIN_KB_US = 0.5
-_COMPRESSED_KB_US = 15
-
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -148,9 +141,9 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        if batch.whole and batch.codec == codec and batch.size <= self._limit_bytes and _is_worth_a_request(batch):
+        if batch.whole and batch.codec == codec and batch.size <= self._limit_bytes and batch.worth_a_request:
             assert batch.batch is not None
-            self._sink.forward(partition, batch.batch, tracker, held)
+            self._sink.forward(partition, batch.batch, batch.offsets, tracker, held)
             stats.batches_whole += 1
         else:
             try:
@@ -232,10 +225,3 @@ class Output:
         """
         self.discard()
         await ProducerControls(self.producer).abandon()
-
-
-def _is_worth_a_request(batch: SourceBatch) -> bool:
-    """True if to send the batch by itself costs less than to read its records, and to append them to others."""
-    assert batch.batch is not None
-    each_kb = _COMPRESSED_KB_US if batch.codec else _PLAIN_KB_US
-    return batch.batch.count * _RECORD_US + batch.size / 1024 * each_kb >= _REQUEST_US

@@ -125,12 +125,17 @@ class Sink:
         self._unsent.add(outbox)
         return outbox
 
-    def forward(self, partition: int, batch: RecordBatch, tracker: OffsetTracker, held: int) -> None:
-        """Puts a batch that goes whole behind the records of a sink partition; otherwise as `append`."""
+    def forward(
+        self, partition: int, batch: RecordBatch, offsets: Sequence[int], tracker: OffsetTracker, held: int
+    ) -> None:
+        """Puts a batch that goes whole behind the records of a sink partition; otherwise as `append`.
+
+        `offsets` are those of its records in the source partition.
+        """
         origins = self._outbox(partition).forward(batch)
-        origins.switch(tracker, batch.base_offset)
-        origins.offsets = range(batch.base_offset, batch.last_offset + 1)
-        tracker.released = batch.last_offset + 1
+        origins.switch(tracker, offsets[0])
+        origins.offsets = offsets
+        tracker.released = offsets[-1] + 1
         origins.held += held
 
     def extend(

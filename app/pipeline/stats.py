@@ -45,6 +45,7 @@ class Latency:
 @dataclass(slots=True)
 class PipelineStats:
     """Counters since the worker started. Bytes are those of keys and values; in the sink, as batches carry them.
+
     Of a batch that was not taken apart, they are those of the batch.
 
     Attributes:

@@ -20,7 +20,11 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     ("wideload_records_out", "records_out", "Records acknowledged by the sink or the dead-letter topic."),
     ("wideload_bytes_out", "bytes_out", "Bytes of acknowledged records, as they were read or before compression."),
     ("wideload_batches_whole", "batches_whole", "Batches that went to the sink as they were."),
-    ("wideload_batches_read_anew", "batches_read_anew", "Batches whose records were appended to other batches, unchanged."),
+    (
+        "wideload_batches_read_anew",
+        "batches_read_anew",
+        "Batches whose records were appended to other batches, unchanged.",
+    ),
     ("wideload_batches_taken_apart", "batches_taken_apart", "Batches whose records were looked at one by one."),
     ("wideload_offloaded_records", "offloaded_records", "Records whose value was moved to the store."),
     ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of values moved to the store."),
@@ -52,7 +56,11 @@ _COUNTERS_BY_REASON: Sequence[tuple[str, str, str]] = (
 
 # name of the metric, attribute of FlowReport, help text
 _GAUGES: Sequence[tuple[str, str, str]] = (
-    ("wideload_in_flight_bytes", "in_flight_bytes", "Bytes of the budget that the pipeline uses, those that were read ahead too."),
+    (
+        "wideload_in_flight_bytes",
+        "in_flight_bytes",
+        "Bytes of the budget that the pipeline uses, those that were read ahead too.",
+    ),
     ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
     ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),
 )
