@@ -54,9 +54,10 @@ class SourceBatch:
     Attributes:
         size: bytes of the batch; of records, those of keys and values.
         offsets: of the records of the batch, if it is `whole`.
+        merged_from: the number of batches that it was made of; 0 if it is one as it was read.
     """
 
-    __slots__ = ("_records", "_rows", "batch", "offset", "offsets", "partition", "size")
+    __slots__ = ("_records", "_rows", "batch", "merged_from", "offset", "offsets", "partition", "size")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class SourceBatch:
         self.partition = partition
         self.offset = offset
         self.batch = batch
+        self.merged_from = 0
         self._records = records
         self._rows: list[Any] | None = None
         if batch is not None:
@@ -112,6 +114,7 @@ class SourceBatch:
             whole = cls(partition, first, merge([each.batch for each in batches if each.batch is not None]))
         except MalformedError as exc:
             raise CorruptRecordException(f"{partition}, from offset {first} on: {exc}") from exc
+        whole.merged_from = len(batches)
         whole.offsets = [offset for each in batches for offset in each.offsets]
         return whole
 
@@ -120,7 +123,7 @@ class SourceBatch:
         if self.batch is None:
             return self
         kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
-        kept.offsets = self.offsets
+        kept.offsets, kept.merged_from = self.offsets, self.merged_from
         return kept
 
     @property

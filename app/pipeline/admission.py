@@ -156,18 +156,12 @@ class Admission:
                 return False
             passing = self._passing(lane, read.batches)
             if passing:
-                size = sum(batch.size for batch in passing)
-                if lane.slots:
-                    if not self._admits_work(lane, size + RECORD_OVERHEAD_BYTES):
-                        return False
-                elif full or not self._share.admits(size + RECORD_OVERHEAD_BYTES):
-                    return True
-                batch = passing[0] if len(passing) == 1 else SourceBatch.merged(passing)
-                if batch.plain:
-                    self._pass(lane, batch)
+                found_none = self._refused(lane, sum(batch.size for batch in passing), full=full)
+                if found_none is not None:
+                    return found_none
+                if self._pass(lane, passing):
                     for _ in passing:
-                        read.batches.popleft()
-                    self._share.fetched(-size)
+                        self._share.fetched(-read.batches.popleft().size)
                     continue
             batch = read.batches.popleft()
             read.records.extend(batch.records())
@@ -175,8 +169,14 @@ class Admission:
             lane.codec = batch.codec
             self._stats.batches_taken_apart += 1
 
+    def _refused(self, lane: Lane, size: int, *, full: bool) -> bool | None:
+        """None if there is room for batches that pass; else whether none but work has room."""
+        if lane.slots:
+            return None if self._admits_work(lane, size + RECORD_OVERHEAD_BYTES) else False
+        return True if full or not self._share.admits(size + RECORD_OVERHEAD_BYTES) else None
+
     def _passing(self, lane: Lane, batches: Sequence[SourceBatch]) -> Sequence[SourceBatch]:
-        """The next batches that go on together, each of which passes: several if they are small; none if it does not."""
+        """The next batches that go on together: several if they are small; none if the next one does not pass."""
         first = batches[0]
         if not self._passes_whole(lane, first):
             return ()
@@ -189,7 +189,11 @@ class Admission:
                 passing.append(batch)
         return passing
 
-    def _pass(self, lane: Lane, batch: SourceBatch) -> None:
+    def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> bool:
+        """Lets batches go on as one; False if a record of them must be looked at."""
+        batch = passing[0] if len(passing) == 1 else SourceBatch.merged(passing)
+        if not batch.plain:
+            return False
         held = batch.size + RECORD_OVERHEAD_BYTES
         if lane.slots:
             self._dispatcher.follow(lane, batch, held)
@@ -199,6 +203,7 @@ class Admission:
         assert batch.batch is not None
         self._stats.records_in += batch.batch.count
         self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
+        return True
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
         if batch.batch is None or lane.sink_partition is None:

@@ -141,10 +141,12 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        if batch.whole and batch.codec == codec and batch.size <= self._limit_bytes and batch.worth_a_request:
+        fits = batch.whole and batch.codec == codec and batch.size <= self._limit_bytes
+        if fits and (batch.merged_from or batch.worth_a_request):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, batch.offsets, tracker, held)
-            stats.batches_whole += 1
+            stats.batches_whole += not batch.merged_from
+            stats.batches_read_anew += batch.merged_from
         else:
             try:
                 rows = batch.rows()
@@ -152,7 +154,7 @@ class Output:
                 self._termination.fail(translated(exc, f"reading topic {lane.partition.topic}"))
                 return
             self._sink.extend(partition, rows, tracker, held, codec)
-            stats.batches_read_anew += 1
+            stats.batches_read_anew += batch.merged_from or 1
 
     # Each record that passes comes through here: the calls are counted (see `Admission._admit`).
     def append(self, lane: Lane, record: RecordLike, offset: int, held: int, codec: int) -> None:

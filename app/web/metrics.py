@@ -23,7 +23,7 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
     (
         "wideload_batches_read_anew",
         "batches_read_anew",
-        "Batches whose records were appended to other batches, unchanged.",
+        "Batches whose records went on in other batches.",
     ),
     ("wideload_batches_taken_apart", "batches_taken_apart", "Batches whose records were looked at one by one."),
     ("wideload_offloaded_records", "offloaded_records", "Records whose value was moved to the store."),
@@ -59,7 +59,7 @@ _GAUGES: Sequence[tuple[str, str, str]] = (
     (
         "wideload_in_flight_bytes",
         "in_flight_bytes",
-        "Bytes of the budget that the pipeline uses, those that were read ahead too.",
+        "Bytes of the budget that the pipeline uses, read ahead ones too.",
     ),
     ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
     ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),

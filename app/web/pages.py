@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["add_pages", "health", "pipeline_page"]
 
 _COUNTS = (
-    "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records", "inflated_records", "dead_letters", "store_errors", "retries",
-    "restarts", "expired_records", "transactions", "chunked_messages", "chunks_published", "assembled_messages",
-    "duplicate_chunks", "late_chunks", "unwrapped_records", "wrapped_records",
+    "records_in", "records_out", "batches_whole", "batches_read_anew", "batches_taken_apart", "offloaded_records",
+    "inflated_records", "dead_letters", "store_errors", "retries", "restarts", "expired_records", "transactions",
+    "chunked_messages", "chunks_published", "assembled_messages", "duplicate_chunks", "late_chunks",
+    "unwrapped_records", "wrapped_records",
 )  # fmt: skip
 _PROMETHEUS = "text/plain; version=0.0.4"
 
