@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.local import jars
-from app.local.broker import EmbeddedBroker
-from tests.integration.way import PARTITIONS, MakeTopic, Way
-from tests.s3_models import share_models
-from tests.s3_server import S3Server, s3_server_or_skip
-from transforms.errors import WideloadError
-
+# Each process of a run begins with this file, and the first one, which runs no test, before it starts the others. So
+# what only a fixture needs is imported there.
 if TYPE_CHECKING:
+    from aiokafka.admin import AIOKafkaAdminClient
     from pyspark.sql import SparkSession
+
+    from tests.integration.way import MakeTopic, Way
+    from tests.s3_server import S3Server
 
 _TESTS = Path(__file__).parent
 _TOPIC_SECONDS = 30
@@ -44,8 +42,9 @@ _FIXTURE_MARKERS = {
     "versitygw": "s3",
 }
 _S3_SERVERS = {"minio", "versitygw"}
+_NOT_UNIT = {"integration", "s3", "spark", "browser", "chaos"}
 
-pytest_plugins = ["tests.runner.distribution", "tests.runner.progress", "tests.runner.time_limit"]
+pytest_plugins = [f"tests.runner.{name}" for name in ("collection", "distribution", "progress", "time_limit")]
 
 _broker_told = pytest.StashKey[str]()
 _brokers_of_workers = pytest.StashKey[list[str]]()
@@ -61,14 +60,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, help=seed)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Lets an interrupt reach the processes that tests start, also under `nohup` and the like, which ignore it.
 
     A process that is started while its parent ignores SIGINT ignores it too, and a test that sends one waits for ever.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    share_models()
+    if not config.getoption("numprocesses", None):  # else this process runs no tests
+        from tests.s3_models import share_models
+
+        share_models()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in names:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
             item.fixturenames.append("_pyspark_sockets")  # type: ignore[attr-defined] # of pytest.Function
-        if not any(item.get_closest_marker(name) for name in ("integration", "s3", "spark", "browser", "chaos")):
+        if _NOT_UNIT.isdisjoint(marker.name for marker in item.iter_markers()):
             item.add_marker("unit")
 
 
@@ -166,6 +168,8 @@ def least_session_ms(broker: str, pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="module")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server for the tests of a file."""
+    from tests.s3_server import s3_server_or_skip
+
     with s3_server_or_skip("versitygw", tmp_path_factory.mktemp("s3")) as server:
         yield server
 
@@ -173,6 +177,7 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def make_way(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> Callable[..., Way]:
     """Makes the topics and the configuration of one test."""
+    from tests.integration.way import PARTITIONS, Way
 
     def make(partitions: int = PARTITIONS, large: int = 2_000_000) -> Way:
         return Way(broker, make_topic, tmp_path, partitions=partitions, large=large, session_ms=least_session_ms)
@@ -189,6 +194,10 @@ def _any_broker(stack: contextlib.ExitStack) -> tuple[str, str]:
 
         container = stack.enter_context(RedpandaContainer(_REDPANDA_IMAGE))
         return f"Redpanda in Docker ({_REDPANDA_IMAGE})", container.get_bootstrap_server()
+    from app.local import jars
+    from app.local.broker import EmbeddedBroker
+    from transforms.errors import WideloadError
+
     try:
         embedded = stack.enter_context(EmbeddedBroker(_QUICK))
     except WideloadError as exc:
@@ -240,6 +249,8 @@ def _blocking(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 async def _create(bootstrap: str, name: str, partitions: int, configs: dict[str, str]) -> None:
+    from aiokafka.admin import NewTopic
+
     async with _admin(bootstrap) as admin:
         response = await admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
         for topic, code, *message in response.topic_errors:
@@ -259,6 +270,8 @@ async def _delete(bootstrap: str, names: list[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    from aiokafka.admin import AIOKafkaAdminClient
+
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -271,6 +284,8 @@ async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One local Spark session with the Kafka connector, in UTC."""
     from pyspark.sql import SparkSession
+
+    from app.local import jars
 
     folder = tmp_path_factory.mktemp("spark")
     # Spark would take the first `python3` of PATH for its workers, and the host's name for its address.

@@ -25,9 +25,10 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-from tests.s3_models import share_models
+__all__ = ["BARE", "FILES", "SIZE", "STATUS"]
 
-__all__ = ["FILES", "SIZE", "STATUS"]
+BARE = "--bare"
+"""The argument with which it imports nothing ahead."""
 
 SIZE = struct.Struct("!I")
 """Of a request, before it; and the process id, after it."""
@@ -73,7 +74,8 @@ def main() -> None:
     """Forks commands until the other end of the socket is closed; in a child, becomes the command."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
-    _import()
+    if sys.argv[2:] != [BARE]:
+        _import()
     gc.collect()
     gc.freeze()
     with contextlib.closing(_Server(connection)) as server:
@@ -83,6 +85,8 @@ def main() -> None:
 
 
 def _import() -> None:
+    from tests.s3_models import share_models
+
     names = [*_MODULES]
     for folder in _FOLDERS:
         package = importlib.import_module(folder)

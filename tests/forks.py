@@ -22,7 +22,7 @@ from typing import IO
 
 from tests.fork_server import SIZE, STATUS
 
-__all__ = ["Forked", "fork", "run"]
+__all__ = ["Forked", "arguments", "fork", "run"]
 
 _ROOT = Path(__file__).parent.parent
 _ANSWER_S = 60
@@ -90,7 +90,7 @@ class _Server:
         self._connection.settimeout(_ANSWER_S)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -127,6 +127,8 @@ class _Server:
 
 
 _servers: list[_Server] = []
+arguments: list[str] = []
+"""Of the server when it is started: none, or that it imports nothing ahead."""
 
 
 def fork(

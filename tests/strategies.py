@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from transforms.compression import CODECS, Codec
@@ -10,6 +12,7 @@ from transforms.reference import MAX_PATH_BYTES, Reference
 
 __all__ = [
     "REFERENCE_NAMES",
+    "batches",
     "codecs",
     "header_names",
     "header_values",
@@ -84,6 +87,18 @@ def records(*, value: st.SearchStrategy[bytes | None] | None = None) -> st.Searc
         headers=headers().map(tuple),
         timestamp=st.integers(-1, 2**62),
     )
+
+
+@st.composite
+def batches(draw: st.DrawFn, min_size: int, max_size: int) -> list[Record]:
+    """So many records in a row: up to four that differ in everything, again and again, most with a time of their own.
+
+    Where the order of records is tested, to draw each of forty anew would take most of the time of the test.
+    """
+    different = draw(st.lists(records(), min_size=1, max_size=4))
+    drawn = draw(st.lists(st.sampled_from(different), min_size=min_size, max_size=max_size))
+    timed = ((each, number if each.timestamp >= 0 else 0) for number, each in enumerate(drawn))  # -1 is no time
+    return [replace(each, timestamp=each.timestamp + later) for each, later in timed]
 
 
 def paths() -> st.SearchStrategy[str]:

@@ -96,7 +96,8 @@ def test_all_ends_with_the_tests(tmp_path: Path) -> None:
     text = f"""
 import sys, time
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from tests.forks import fork
+from tests.forks import arguments, fork
+arguments.append("--bare")  # the server would import for seconds what nobody needs here
 with open("log", "wb") as log:
     process = fork([sys.executable, "endless.py"], stdout=log, stderr=log)
 print(process.pid, flush=True)

@@ -12,7 +12,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -199,18 +199,23 @@ def users_packages() -> set[str]:
     return {*re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE), *extras, "py4j"}  # pyspark brings py4j
 
 
-def canonical(distribution: str) -> str:
-    """The name of a distribution as a lock has it."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+def brought_by(name: str) -> set[str]:
+    """The names under which an installed distribution is imported; none where it is for other systems."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return set()
+    declared = (found.read_text("top_level.txt") or "").split()
+    if declared:
+        return set(declared)
+    # Each line of RECORD begins with the path of a file: package/module.py, module.py, module.cpython-311.so.
+    files = [line.partition(",")[0] for line in (found.read_text("RECORD") or "").splitlines()]
+    return {file.partition("/")[0].partition(".")[0] for file in files if file.endswith((".py", ".so", ".pyd"))}
 
 
 def test_nothing_that_only_developers_install_is_imported() -> None:
     """A module runs without the stubs and tools of developers; what is only for types is below `if TYPE_CHECKING`."""
-    of_users = users_packages()
-    brought = {
-        name for name, found in packages_distributions().items() if of_users & {canonical(each) for each in found}
-    }
-    known = {*sys.stdlib_module_names, *FOLDERS, *brought}
+    known = {*sys.stdlib_module_names, *FOLDERS, *(name for each in users_packages() for name in brought_by(each))}
     of_modules = {path: set(executed(source)) - known for path, source in sources().items()}
     assert {path: names for path, names in of_modules.items() if names} == {}
 

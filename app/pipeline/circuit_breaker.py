@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 __all__ = ["CircuitBreaker", "pause"]
@@ -110,8 +109,8 @@ class CircuitBreaker:
         if not self.open:
             return 0.0
         delay_s = min(self._delay_s, _NEWCOMER_DELAY_S) if self._newcomers else self._delay_s
-        return self._failed_at + delay_s - time.monotonic()
+        return self._failed_at + delay_s - asyncio.get_running_loop().time()
 
     def _delay(self, delay_s: float) -> None:
         self._delay_s = min(delay_s, self._delay_max_s)
-        self._failed_at = time.monotonic()
+        self._failed_at = asyncio.get_running_loop().time()

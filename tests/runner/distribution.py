@@ -17,6 +17,7 @@ __all__ = ["scope_of"]
 
 # About how many seconds a test takes, by its dearest marker.
 _SECONDS = {"chaos": 15.0, "slow": 10.0, "spark": 4.0, "integration": 2.0, "browser": 1.5, "s3": 0.5, "unit": 0.02}
+_PROCESS_S = 0.5  # of a test in a file that starts processes
 _MOST_WORKERS = 6
 # The tests of each of these share a Spark session; they take about as long as those of the others.
 _SPARK = (("tests/jobs/payloads/", "tests/jobs/test_sweep"), ("tests/jobs/",))
@@ -59,7 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
-        seconds[scope_of(item.nodeid)] += next(
-            (_SECONDS[name] for name in _SECONDS if item.get_closest_marker(name)), 0.0
-        )
+        names = {marker.name for marker in item.iter_markers()}
+        known = next((_SECONDS[name] for name in _SECONDS if name in names), 0.0)
+        seconds[scope_of(item.nodeid)] += max(known, _PROCESS_S) if _starts_processes(item) else known
     items.sort(key=lambda item: -seconds[scope_of(item.nodeid)])
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    module = vars(getattr(item, "module", None) or object)
+    return "subprocess" in module

@@ -35,11 +35,17 @@ def test_run_with_workers(tmp_path: Path) -> None:
     """Each file has its line, a failure is told at once, a fixture that hangs is interrupted, one worker has a file."""
     (tmp_path / "test_one.py").write_text(ONE)
     (tmp_path / "test_two.py").write_text(TWO)
-    plugins = [f"-ptests.runner.{name}" for name in ("distribution", "progress", "time_limit")]
+    plugins = ["-pxdist.plugin", *(f"-ptests.runner.{name}" for name in ("distribution", "progress", "time_limit"))]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n2", "-rP", *plugins, f"--rootdir={tmp_path}", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "PY_COLORS": "0"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # what is installed beside takes most of the time of three processes
+            "PY_COLORS": "0",
+        },
         capture_output=True,
         text=True,
         check=False,

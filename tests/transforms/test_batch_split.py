@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import records
+from tests.strategies import batches
 from transforms.batch_size import record_bytes
 from transforms.batch_split import split, split_index
 from transforms.record import Record
 
 
-@given(st.lists(records(), min_size=2, max_size=30))
+@given(batches(2, 30))
 def test_split_keeps_every_record(batch: list[Record]) -> None:
     """Both parts have a record, and together they are the batch: order, timestamps, headers, nulls."""
     first, second = split(batch)
@@ -29,7 +29,7 @@ def test_split_index_is_nearest_to_the_half(sizes: list[int]) -> None:
     assert away[index - 1] == min(away)
 
 
-@given(st.lists(records(), min_size=1, max_size=20), st.integers(80, 400))
+@given(batches(1, 20), st.integers(80, 400))
 def test_split_as_often_as_refused(batch: list[Record], limit: int) -> None:
     """However often parts are refused and split again, each record arrives or is refused alone, once and in order."""
     arrived: list[Record] = []

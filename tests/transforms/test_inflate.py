@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import subprocess
 import sys
@@ -275,6 +276,7 @@ def test_inflate_begin_malformed() -> None:
         Inflate().begin(Record(b"k", b"", (FLAG,)))
 
 
+@functools.cache
 def bomb(codec: Codec) -> bytes:
     """About a GiB of zeros, compressed, made without ever holding them."""
     if codec == "zstd":

@@ -184,8 +184,12 @@ async def test_retries_of_many_records_do_not_storm_a_store_that_is_down() -> No
     pipeline = replace(settings(), retry_delay_max_ms=100)
     with ThreadPoolExecutor(4) as threads:
         retries = Retries(Chain([stage], "orders", 1_000_000), threads, pipeline, stats=stats, unstalled=lambda: None)
-        asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
-        await asyncio.wait_for(asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100))), 20)
+        everyone = asyncio.gather(*(retries.apply(lane, Read(), work(Read())) for _ in range(100)))
+        async with asyncio.timeout(20):
+            while stats.retries < 5:  # noqa: ASYNC110  # it is no event
+                await asyncio.sleep(0.001)
+            asyncio.get_running_loop().call_later(0.5, stage.errors.clear)
+            await everyone
     # 5 before the outage begins, 4 threads that were at it then, and one each 100 ms.
     assert (stats.offloaded_records, retries.degraded) == (100, None)
     assert 5 <= stats.retries <= 20

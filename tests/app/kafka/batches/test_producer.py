@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from app.kafka.batches import BatchSettings
 from app.kafka.batches.batch import Builder
 from app.kafka.batches.producer import Batches, RecordRefusedError
-from tests.strategies import records
+from tests.strategies import batches
 from transforms.record import Record
 
 CODECS = [(None, 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
@@ -143,7 +143,8 @@ async def sent_to(
     return outcomes, log
 
 
-Sent = st.lists(st.tuples(st.integers(0, 2), records()), min_size=1, max_size=40)
+PARTITIONS = st.lists(st.integers(0, 2), min_size=40, max_size=40)
+Sent = st.builds(lambda partitions, batch: list(zip(partitions, batch, strict=False)), PARTITIONS, batches(1, 40))
 
 
 def as_sent(record: Record) -> Record:
