@@ -45,7 +45,7 @@ def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> No
     # About a microsecond a record, of which each line has its part.
     data = bytes(batch.data)
     at, size = BATCH_OVERHEAD_BYTES, len(data)
-    short, shifted = _SHORT, shift << 1
+    short, most, shifted = _SHORT, len(_SHORT), shift << 1
     plain = 0 <= shifted < _SHORT_ZIGZAGS
     try:
         for order in range(index, index + batch.count):
@@ -64,7 +64,7 @@ def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> No
                 stamp, rest = short[(delta + shifted) >> 1], begin + 2
             elif plain and not delta & 1 and data[begin + 2] < _LEAST_CONTINUED:
                 both = (delta & 0x7F | data[begin + 2] << 7) + shifted >> 1
-                stamp, rest = short[both] if both < len(short) else number_bytes(both), begin + 3
+                stamp, rest = short[both] if both < most else number_bytes(both), begin + 3
             else:
                 since, rest = number(data, begin + 1, size)
                 stamp = number_bytes(since + shift)
@@ -73,12 +73,12 @@ def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> No
             rest += 1
             if length & 1 or not rest < end <= size or data[begin]:
                 raise MalformedError("record", f"a length of {length >> 1:,}", f"up to {size - begin:,}")
-            place = short[order] if order < len(short) else number_bytes(order)
-            length = 1 + len(stamp) + len(place) + end - rest
-            merged += short[length] if length < len(short) else number_bytes(length)
+            place = short[order] if order < most else number_bytes(order)
+            deltas = stamp + place
+            length = 1 + len(deltas) + end - rest
+            merged += short[length] if length < most else number_bytes(length)
             merged += b"\0"
-            merged += stamp
-            merged += place
+            merged += deltas
             merged += data[rest:end]
             at = end
     except IndexError as exc:

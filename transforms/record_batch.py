@@ -32,8 +32,8 @@ from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec, CompressionError
 from transforms.errors import MalformedError
 from transforms.frames import decompress_frame, most_bytes
-from transforms.record import Record, RecordLike
-from transforms.record_format import serialize
+from transforms.record import RecordLike
+from transforms.record_format import serialized
 
 __all__ = ["CODECS", "RecordBatch", "Stamp", "is_old", "pack", "rebuilt", "restamp", "split"]
 
@@ -177,7 +177,7 @@ class RecordBatch:
         """
         if self._most_record_bytes() <= limit:
             return True
-        records = self._plain()
+        records = self.data[BATCH_OVERHEAD_BYTES:] if not self.codec else self._plain()
         return records is not None and (len(records) <= limit or _all_within(records, limit))
 
     def _most_record_bytes(self) -> int:
@@ -235,9 +235,10 @@ class RecordBatch:
     def forwarded(self, stamp: Stamp, *, transactional: bool) -> bytearray:
         """The batch as a producer of ours sends it, with its records as they are.
 
-        Base offset and leader's epoch are for the broker to set.
+        Base offset and leader's epoch are for the broker to set. If `data` can be written, it is changed and returned.
         """
-        data = bytearray(self.data)
+        # A batch of our own making is nobody else's.
+        data = self.data.obj if isinstance(self.data.obj, bytearray) else bytearray(self.data)
         attributes = self.attributes & ~_TRANSACTIONAL | (_TRANSACTIONAL if transactional else 0)
         _BASE_OFFSET.pack_into(data, 0, 0)
         _LEADER_EPOCH.pack_into(data, _LEADER_EPOCH_AT, -1)
@@ -255,14 +256,13 @@ def restamp(data: bytearray, stamp: Stamp) -> None:
 def pack(records: Sequence[RecordLike]) -> bytearray:
     """An uncompressed batch of records, one or more; each header name may be any bytes (`record_format`)."""
     first = records[0].timestamp
-    body = b"".join(
-        serialize(Record(record.key, record.value, record.headers, record.timestamp - first), offset)
-        for offset, record in enumerate(records)
-    )
-    length = BATCH_OVERHEAD_BYTES - _START.size + len(body)
+    pieces = [bytes(BATCH_OVERHEAD_BYTES)]
+    for offset, record in enumerate(records):
+        pieces += serialized(record, offset, record.timestamp - first)
+    data = bytearray().join(pieces)
     latest = max(record.timestamp for record in records)
-    count = len(records)
-    data = bytearray(_HEADER.pack(0, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *_NO_STAMP, count) + body)
+    count, length = len(records), len(data) - _START.size
+    _HEADER.pack_into(data, 0, 0, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *_NO_STAMP, count)
     restamp(data, _NO_STAMP)
     return data
 
@@ -305,7 +305,7 @@ def is_old(data: memoryview) -> bool:
     return data[_MAGIC_AT] < _MAGIC
 
 
-def _all_within(records: bytes, limit: int) -> bool:
+def _all_within(records: bytes | memoryview, limit: int) -> bool:
     """True if each record, with its length before it, takes at most `limit` bytes; False if a length is wrong."""
     at, end = 0, len(records)
     while at < end:

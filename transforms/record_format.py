@@ -21,7 +21,17 @@ from __future__ import annotations
 from transforms.errors import HeaderNameError, MalformedError
 from transforms.record import Header, Record, RecordLike
 
-__all__ = ["check_names", "is_writable", "name_bytes", "number", "number_bytes", "parse", "read", "serialize"]
+__all__ = [
+    "check_names",
+    "is_writable",
+    "name_bytes",
+    "number",
+    "number_bytes",
+    "parse",
+    "read",
+    "serialize",
+    "serialized",
+]
 
 _MOST_VARINT_BYTES = 10
 _MOST_VARINT = 2**64 - 1
@@ -63,18 +73,29 @@ def serialize(record: RecordLike, offset: int = 0) -> bytes:
         record: for a batch, its timestamp must be the delta.
         offset: the offset delta.
     """
-    body = bytearray(b"\0")
-    _put_number(body, record.timestamp)
-    _put_number(body, offset)
-    _put_bytes(body, record.key)
-    _put_bytes(body, record.value)
-    _put_number(body, len(record.headers))
-    for name, value in record.headers:
-        _put_bytes(body, name_bytes(name))
-        _put_bytes(body, value)
-    head = bytearray()
-    _put_number(head, len(body))
-    return bytes(head + body)
+    return b"".join(serialized(record, offset, record.timestamp))
+
+
+def serialized(record: RecordLike, offset: int, timestamp: int) -> tuple[bytes, bytes, bytes]:
+    """The bytes of a record in three pieces, of which the second is its value; so a large value is not copied.
+
+    Args:
+        record: its own timestamp does not count.
+        offset: the offset delta.
+        timestamp: the timestamp delta.
+    """
+    before = bytearray(b"\0")
+    _put_number(before, timestamp)
+    _put_number(before, offset)
+    _put_bytes(before, record.key)
+    value = record.value or b""
+    _put_number(before, -1 if record.value is None else len(value))
+    behind = bytearray()
+    _put_number(behind, len(record.headers))
+    for name, content in record.headers:
+        _put_bytes(behind, name_bytes(name))
+        _put_bytes(behind, content)
+    return number_bytes(len(before) + len(value) + len(behind)) + before, value, bytes(behind)
 
 
 def parse(data: bytes) -> Record:

@@ -142,8 +142,7 @@ class SourceBatch:
             else:
                 deque(rows, maxlen=0)
         except (UnicodeDecodeError, CorruptRecordException) as exc:
-            # It is the cause if aiokafka runs without C.
-            if not any(isinstance(each, UnicodeDecodeError) for each in (exc, exc.__cause__)):
+            if not _is_undecodable(exc):
                 raise
             return False
         return True
@@ -175,12 +174,14 @@ class SourceBatch:
         """
         if self.batch is None:
             return self._records
-        if not self.plain:
-            return [record for record in self._decoded(self.batch) if record.offset >= self.offset]
         topic, number = self.partition.topic, self.partition.partition
-        return [
-            ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers) for row in self.rows()
-        ]
+        try:
+            rows = self.rows()
+        except (UnicodeDecodeError, CorruptRecordException) as exc:
+            if not _is_undecodable(exc):
+                raise
+            return [record for record in self._decoded(self.batch) if record.offset >= self.offset]
+        return [ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers) for row in rows]
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, if the name of a header is not UTF-8: the name has its bytes by `surrogateescape`."""
@@ -192,6 +193,11 @@ class SourceBatch:
                 )
         except MalformedError as exc:
             raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
+
+
+def _is_undecodable(error: Exception) -> bool:
+    # It is the cause if aiokafka runs without C.
+    return any(isinstance(each, UnicodeDecodeError) for each in (error, error.__cause__))
 
 
 def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:

@@ -16,6 +16,7 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.producer import Batches, RecordRefusedError
 from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, batch_settings, translated
+from app.kafka.produce_requests import join_once
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch
 from app.kafka.topics import Topic
@@ -81,6 +82,7 @@ class Output:
         self._codec = clients.codec_number(self._settings)
         self.producer: AIOKafkaProducer = clients.producer(destination.client, self._settings, transactional_id)
         destination.brokers.watch(self.producer.client)
+        join_once(self.producer.client)
         self._batches = Batches(
             self.producer,
             batch_settings(self._settings),

@@ -12,9 +12,13 @@ from aiokafka import TopicPartition
 
 from app.kafka.batches.batch import Batch, Builder, Load, WholeBuilder
 from transforms.record import RecordLike
-from transforms.record_batch import RecordBatch
+from transforms.record_batch import RecordBatch, pack
 
 __all__ = ["Outbox"]
+
+# An uncompressed value from here on gets a batch of its own: aiokafka's builder would copy it more often, and has a
+# slow checksum.
+_ALONE_BYTES = 131_072
 
 L = TypeVar("L", bound=Load)
 
@@ -70,6 +74,8 @@ class Outbox(Generic[L]):
         """
         if codec is None:
             codec = self._codec
+        if not codec and record.value is not None and len(record.value) >= _ALONE_BYTES:
+            return self.forward(RecordBatch.read(memoryview(pack([record]))))
         batch = self.filling
         if batch is not None:
             if batch.builder.codec == codec and batch.append(record):
