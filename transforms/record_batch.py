@@ -31,7 +31,7 @@ from crc32c import crc32c
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec, CompressionError
 from transforms.errors import MalformedError
-from transforms.frames import decompress_frame, most_bytes
+from transforms.frames import compress_frame, decompress_frame, most_bytes
 from transforms.record import RecordLike
 from transforms.record_format import serialized
 
@@ -229,6 +229,26 @@ class RecordBatch:
         _ATTRIBUTES.pack_into(head, _ATTRIBUTES_AT, self.attributes & ~_CODEC_BITS)
         _START.pack_into(head, 0, self.base_offset, len(head) + len(records) - _START.size)
         return bytes(head) + records
+
+    def plain(self) -> RecordBatch:
+        """The batch with its records as they are before compression.
+
+        Raises:
+            MalformedError: see `uncompressed`.
+        """
+        return RecordBatch.read(memoryview(self.uncompressed())) if self.codec else self
+
+    def compressed(self, codec: int) -> RecordBatch:
+        """The batch, which is uncompressed, with its records compressed; without a checksum until it is `forwarded`."""
+        name = CODECS[codec]
+        assert not self.codec
+        if name is None:
+            return self
+        head = self.data[:BATCH_OVERHEAD_BYTES]
+        data = bytearray().join((head, compress_frame(name, bytes(self.data[BATCH_OVERHEAD_BYTES:]))))
+        _ATTRIBUTES.pack_into(data, _ATTRIBUTES_AT, self.attributes | codec)
+        _START.pack_into(data, 0, self.base_offset, len(data) - _START.size)
+        return self.read(memoryview(data))
 
     # --- the batch of another producer -------------------------------------------------------------------------------
 

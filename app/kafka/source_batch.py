@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
@@ -13,19 +13,19 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from transforms import record_format
 from transforms.batch_merge import merge
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.compression import Codec
 from transforms.errors import MalformedError
 from transforms.record import Header, Record, RecordLike, SourceRecord
-from transforms.record_batch import RecordBatch
+from transforms.record_batch import CODECS, RecordBatch
 
 __all__ = ["ReadRecord", "SourceBatch", "decoded"]
 
 
-# Microseconds of CPU, measured: of a request; of each record that is read and appended anew; of each KB of it; of each
-# KB that is decompressed and compressed again, by its compressed length.
-_REQUEST_US = 90
+# Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
+# copied, or decompressed and compressed again.
+_REQUEST_US = 150
 _RECORD_US = 1.0
-_PLAIN_KB_US = 0.5
-_COMPRESSED_KB_US = 15
+_KB_US: Mapping[Codec | None, float] = {None: 0.2, "gzip": 80, "snappy": 1.5, "lz4": 1.5, "zstd": 12}
 
 _READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
 
@@ -52,12 +52,13 @@ class SourceBatch:
         records: these, if there is no batch.
 
     Attributes:
+        codec: the number of the codec that the records came with; 0 for none.
         size: bytes of the batch; of records, those of keys and values.
         offsets: of the records of the batch, if it is `whole`.
         merged_from: the number of batches that it was made of; 0 if it is one as it was read.
     """
 
-    __slots__ = ("_records", "_rows", "batch", "merged_from", "offset", "offsets", "partition", "size")
+    __slots__ = ("_records", "_rows", "batch", "codec", "merged_from", "offset", "offsets", "partition", "size")
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class SourceBatch:
         self.partition = partition
         self.offset = offset
         self.batch = batch
+        self.codec = 0 if batch is None else batch.codec
         self.merged_from = 0
         self._records = records
         self._rows: list[Any] | None = None
@@ -80,41 +82,37 @@ class SourceBatch:
             self.offsets = ()
 
     @property
-    def codec(self) -> int:
-        """The number of the codec that the records came with; 0 for none."""
-        return 0 if self.batch is None else self.batch.codec
-
-    @property
     def whole(self) -> bool:
         """True if each record of the batch is wanted, and a broker takes the batch as it is."""
         return self.batch is not None and self.batch.appendable and self.offset <= self.batch.base_offset
 
     @property
     def worth_a_request(self) -> bool:
-        """True if to send the batch by itself costs less than to read its records, and to append them to others."""
+        """True if to send the batch by itself costs less than to merge it with others."""
         if self.batch is None:
             return False
-        each_kb = _COMPRESSED_KB_US if self.batch.codec else _PLAIN_KB_US
-        return self.batch.count * _RECORD_US + self.size / 1024 * each_kb >= _REQUEST_US
+        return self.batch.count * _RECORD_US + self.size / 1024 * _KB_US[CODECS[self.batch.codec]] >= _REQUEST_US
 
     @property
     def mergeable(self) -> bool:
         """True if it may be merged with others: it is small, and could go whole."""
-        return self.whole and not self.codec and not self.worth_a_request
+        return self.whole and not self.worth_a_request
 
     @classmethod
     def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
-        """One batch with the records of all, which are `mergeable`, of one partition and in order.
+        """One uncompressed batch with the records of all, which are `mergeable`, of one codec and partition, in order.
+
+        Its `codec` is still theirs.
 
         Raises:
             CorruptRecordException: a batch cannot be read.
         """
         partition, first = batches[0].partition, batches[0].offset
         try:
-            whole = cls(partition, first, merge([each.batch for each in batches if each.batch is not None]))
+            whole = cls(partition, first, merge([each.batch.plain() for each in batches if each.batch is not None]))
         except MalformedError as exc:
             raise CorruptRecordException(f"{partition}, from offset {first} on: {exc}") from exc
-        whole.merged_from = len(batches)
+        whole.merged_from, whole.codec = len(batches), batches[0].codec
         whole.offsets = [offset for each in batches for offset in each.offsets]
         return whole
 
@@ -123,7 +121,7 @@ class SourceBatch:
         if self.batch is None:
             return self
         kept = SourceBatch(self.partition, self.offset, RecordBatch.read(memoryview(bytes(self.batch.data))))
-        kept.offsets, kept.merged_from = self.offsets, self.merged_from
+        kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
 
     @property

@@ -30,6 +30,8 @@ from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
+_MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
+
 
 @dataclass(slots=True, eq=False)
 class _Read:
@@ -56,7 +58,7 @@ class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
     `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn; `batch_bytes` is the most of small batches that are merged.
+    before other tasks have their turn; `limit_bytes` is the `max.message.bytes` of the sink.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -72,7 +74,7 @@ class Admission:
         dispatcher: Dispatcher,
         stats: PipelineStats,
         turn: int,
-        batch_bytes: int,
+        limit_bytes: int,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
@@ -82,7 +84,7 @@ class Admission:
         self._dispatcher = dispatcher
         self._stats = stats
         self._turn = turn
-        self._batch_bytes = batch_bytes
+        self._merged_bytes = min(limit_bytes, _MERGED_BYTES)
         self._left = turn
         self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
 
@@ -184,7 +186,9 @@ class Admission:
         if first.mergeable:
             for batch in itertools.islice(batches, 1, None):
                 size += batch.size
-                if size > self._batch_bytes or not batch.mergeable or not self._passes_whole(lane, batch):
+                if size > self._merged_bytes or batch.codec != first.codec:
+                    break
+                if not batch.mergeable or not self._passes_whole(lane, batch):
                     break
                 passing.append(batch)
         return passing

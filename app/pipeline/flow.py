@@ -122,7 +122,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             delivery=self._delivery,
             dispatcher=dispatcher,
             stats=stats,
-            batch_bytes=min(batch_settings(settings).batch_bytes, plan.sink.max_message_bytes),
+            limit_bytes=plan.sink.max_message_bytes,
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)

@@ -143,10 +143,10 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        fits = batch.whole and batch.codec == codec and batch.size <= self._limit_bytes
-        if fits and (batch.merged_from or batch.worth_a_request):
+        fits = batch.whole and batch.size <= self._limit_bytes
+        if fits and (batch.merged_from or (batch.codec in (codec, 0) and batch.worth_a_request)):
             assert batch.batch is not None
-            self._sink.forward(partition, batch.batch, batch.offsets, tracker, held)
+            self._sink.forward(partition, batch.batch, batch.offsets, tracker, held, codec)
             stats.batches_whole += not batch.merged_from
             stats.batches_read_anew += batch.merged_from
         else:

@@ -126,13 +126,19 @@ class Sink:
         return outbox
 
     def forward(
-        self, partition: int, batch: RecordBatch, offsets: Sequence[int], tracker: OffsetTracker, held: int
+        self,
+        partition: int,
+        batch: RecordBatch,
+        offsets: Sequence[int],
+        tracker: OffsetTracker,
+        held: int,
+        codec: int,
     ) -> None:
         """Puts a batch that goes whole behind the records of a sink partition; otherwise as `append`.
 
-        `offsets` are those of its records in the source partition.
+        `offsets` are those of its records in the source partition. `codec` is its own unless it is uncompressed.
         """
-        origins = self._outbox(partition).forward(batch)
+        origins = self._outbox(partition).forward(batch, codec)
         origins.switch(tracker, offsets[0])
         origins.offsets = offsets
         tracker.released = offsets[-1] + 1

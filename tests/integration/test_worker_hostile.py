@@ -120,7 +120,7 @@ def odd_batch(first_ms: int, body: bytes) -> Builder:
     """A batch of one record, of these bytes behind its length."""
     data = bytes([2 * len(body)]) + body
     head = struct.pack(">qiibIhiqqqhii", 0, 49 + len(data), -1, 2, 0, 0, 0, first_ms, STAMP, -1, -1, -1, 1)
-    return WholeBuilder(RecordBatch.read(memoryview(head + data)), transactional=False)
+    return WholeBuilder(RecordBatch.read(memoryview(head + data)), transactional=False, codec=0)
 
 
 async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:

@@ -41,6 +41,7 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
 
     Attributes:
         codec: the number of the codec; 0 for none.
+        compresses: whether building it takes time.
         stamp: the last one; None before the first.
         tries: how often the client has taken the batch to send it.
     """
@@ -49,6 +50,7 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         super().__init__(room_bytes, codec, is_transactional=transactional)
         self._buffer: bytearray | None = None
         self.codec = codec
+        self.compresses = codec != 0
         self.stamp: Stamp | None = None
         self.tries = 0
         self._room_bytes = room_bytes
@@ -115,42 +117,49 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
 
 
 class WholeBuilder(Builder):
-    """A batch that goes on as it was read; it takes no records.
+    """A batch that goes on as it was read, or was merged; it takes no records.
 
     Args:
         batch: `appendable`.
         transactional: whether it becomes part of a transaction.
+        codec: the number of the codec with which it leaves: that of the batch, or any if the batch is uncompressed.
     """
 
-    def __init__(self, batch: RecordBatch, *, transactional: bool) -> None:
-        super().__init__(0, 0, transactional=transactional)
-        self.codec = batch.codec
+    def __init__(self, batch: RecordBatch, *, transactional: bool, codec: int) -> None:
+        super().__init__(0, codec, transactional=transactional)
+        self.compresses = codec != batch.codec
         self._batch: RecordBatch | None = batch
         self._transactional = transactional
-        self._wire_bytes = len(batch.data)
+        self._plain_bytes = len(batch.data)
         self._relative_offset = batch.count
         self._closed = True
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        if self._buffer is None:
-            assert self._batch is not None
-            self.stamp = Stamp(producer_id, producer_epoch, base_sequence)
-            self._buffer = self._batch.forwarded(self.stamp, transactional=self._transactional)
-            self._batch = None  # the bytes that were fetched may be let go
+        stamp = Stamp(producer_id, producer_epoch, base_sequence)
+        if self._buffer is not None:
+            super()._set_producer_state(*stamp)
+        elif self.compresses:
+            self.stamp = stamp  # building it comes next, perhaps on a thread
         else:
-            super()._set_producer_state(producer_id, producer_epoch, base_sequence)
+            self._forward(stamp)
+
+    def _forward(self, stamp: Stamp) -> None:
+        assert self._batch is not None
+        batch = self._batch.compressed(self.codec) if self.compresses else self._batch
+        self.stamp = stamp
+        self._buffer = batch.forwarded(stamp, transactional=self._transactional)
+        self._batch = None  # the bytes that were fetched may be let go
 
     def built(self) -> bytearray:
-        """The bytes of the batch."""
+        """The bytes of the batch; the first call compresses it, if need be."""
         if self._buffer is None:
-            self._set_producer_state(*_NO_STAMP)
-            self.stamp = None
+            self._forward(self.stamp or _NO_STAMP)
         assert self._buffer is not None
         return self._buffer
 
     def size(self) -> int:
-        """Bytes of the batch."""
-        return self._wire_bytes
+        """Bytes of the batch: as they are sent once it has been built."""
+        return self._plain_bytes if self._buffer is None else len(self._buffer)
 
 
 def _append(builder: Builder, record: RecordLike) -> object | None:

@@ -75,7 +75,7 @@ class Outbox(Generic[L]):
         if codec is None:
             codec = self._codec
         if not codec and record.value is not None and len(record.value) >= _ALONE_BYTES:
-            return self.forward(RecordBatch.read(memoryview(pack([record]))))
+            return self.forward(RecordBatch.read(memoryview(pack([record]))), 0)
         batch = self.filling
         if batch is not None:
             if batch.builder.codec == codec and batch.append(record):
@@ -106,11 +106,15 @@ class Outbox(Generic[L]):
                 yield batch.load, taken
                 at += taken
 
-    def forward(self, batch: RecordBatch) -> L:
-        """Puts a batch that goes whole behind all records, and returns its load; `send` sends it."""
+    def forward(self, batch: RecordBatch, codec: int) -> L:
+        """Puts a batch that goes whole behind all records, and returns its load; `send` sends it.
+
+        It leaves with `codec`, which is its own unless it is uncompressed.
+        """
         if self.filling is not None:
             self._fill_no_more()
-        whole = Batch(WholeBuilder(batch, transactional=self._transactional), self._make_load(), self._clock())
+        builder = WholeBuilder(batch, transactional=self._transactional, codec=codec)
+        whole = Batch(builder, self._make_load(), self._clock())
         self.full.append(whole)
         self.rouse()
         return whole.load

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import RecordMetadata
 
-from app.kafka.batches.batch import Batch, Builder, Load, WholeBuilder
+from app.kafka.batches.batch import Batch, Builder, Load
 from app.kafka.batches.bounds import Bounds
 from app.kafka.batches.numbers import BatchNumbers
 from app.kafka.batches.outbox import Outbox
@@ -288,11 +288,7 @@ class Batches:
         self._controls.wrap(place)
         asked_s = asyncio.get_running_loop().time()
         builder = batch.builder
-        if (
-            builder.codec
-            and not isinstance(builder, WholeBuilder)
-            and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES
-        ):
+        if builder.compresses and batch.uncompressed_bytes > _BUILT_ON_THREAD_BYTES:
             await self._build(place, batch.builder)
         async with self._bounds.request.taken(batch.wire_bytes):
             # Until here it has waited for other batches, which have time limits of their own.
@@ -347,7 +343,7 @@ class Batches:
     def _observe(self, topic: str, batch: Batch[Any]) -> None:
         wire, codec = batch.wire_bytes, CODECS[batch.builder.codec]
         # Nobody has looked how much a batch that went whole holds uncompressed.
-        uncompressed = None if codec and isinstance(batch.builder, WholeBuilder) else batch.uncompressed_bytes
+        uncompressed = batch.uncompressed_bytes if batch.builder.compresses or codec is None else None
         if codec is not None and uncompressed is not None:
             self._estimates.observe(topic, codec, wire / uncompressed)
         self.numbers.delivered(topic, wire_bytes=wire, uncompressed_bytes=uncompressed, records=batch.records)

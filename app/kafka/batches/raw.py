@@ -17,4 +17,4 @@ def raw_batch(records: Sequence[RecordLike]) -> WholeBuilder:
     Args:
         records: one or more; the names of headers have bytes that are not UTF-8 by `surrogateescape`.
     """
-    return WholeBuilder(RecordBatch.read(memoryview(pack(records))), transactional=False)
+    return WholeBuilder(RecordBatch.read(memoryview(pack(records))), transactional=False, codec=0)

@@ -41,7 +41,7 @@ class Let:
             dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
             stats=PipelineStats(),
             turn=turn,
-            batch_bytes=131_072,
+            limit_bytes=1_000_000,
         )
 
     def add(self, partition: int, *records: tuple[int, bytes, int]) -> None:
