@@ -14,7 +14,7 @@ __all__ = ["ALLOWANCE_MIB", "BUDGET_MIB", "RECORDS", "memory"]
 
 RECORDS = 500
 BUDGET_MIB = 64
-ALLOWANCE_MIB = 250  # the interpreter, its libraries, the clients' buffers: all that the budget does not count
+ALLOWANCE_MIB = 150  # the interpreter, its libraries, the clients' buffers: all that the budget does not count
 _VALUE_MIB = 8
 _VALUE_BYTES = _VALUE_MIB * 2**20
 _DISTINCT = 50  # values repeat, so that the store stays small; each is stored and read again all the same

@@ -1,13 +1,13 @@
-"""Large values to a store and back: the worker on S3, beside its peer, and on the filesystem."""
+"""Large values to a store and back: the worker on S3, beside its peers, and on the filesystem."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import random
+import sys
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,11 +15,12 @@ from tempfile import TemporaryDirectory
 import boto3
 from botocore.config import Config
 
-from benchmarks import peer
-from benchmarks.bench import Bench, median
+from benchmarks import bakdata, peer
+from benchmarks.bench import Bench, median, turned
+from benchmarks.digests import Digests
+from benchmarks.java import compiled
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
-from benchmarks.topics import Digests
 from tests.s3_server import S3Server, S3UnavailableError, s3_server
 
 __all__ = ["RECORDS", "offload"]
@@ -28,10 +29,15 @@ RECORDS = 200
 _VALUE_BYTES = 4 * 2**20
 _VALUE_MIB = _VALUE_BYTES / 2**20
 _TOPIC_LIMIT_BYTES = _VALUE_BYTES + 2**20
-_PEER_AGENT = Path(__file__).with_name("contenders") / "peer_agent.py"
-_BACKED = b"\x01"  # the peer's mark of a reference
+_CONTENDERS = Path(__file__).with_name("contenders")
+_BACKED = b"\x01"  # bakdata's mark of a reference, before the path
+_MARKING = ("bakdata", "Faust and bakdata")
+_THREADS: Mapping[str, int] = {"bakdata": 4, "boto3": 8}  # bakdata: one for each partition
+_HEAP = "1g"
 
 Fetch = Callable[[str], bytes]
+Command = Callable[[str, str, str, S3Server], Sequence[str]]
+"""Of a contender: for "offload" or "inflate", a source, a sink, and the server."""
 
 
 @dataclass(slots=True)
@@ -52,119 +58,141 @@ class _Source:
 
 
 async def offload(bench: Bench) -> list[Result]:
-    """Offloads values of 4 MiB: to S3 with the worker, and back, and with the peer; to the filesystem, with fsync.
+    """Offloads values of 4 MiB to S3 and inflates them again, with each contender; and to the filesystem, with fsync.
 
     Raises:
         BenchmarkError: a payload or an inflated value is not what went in, or an order was lost.
     """
     source = _Source(await bench.topics.make("large", max_message_bytes=_TOPIC_LIMIT_BYTES), bench.records or RECORDS)
     source.digests = await bench.topics.load(source.topic, source.records())
-    try:
-        interpreter: Path | None = await asyncio.to_thread(peer.python)
-    except peer.PeerUnavailableError as exc:
-        bench.console.print(f"offload: without the peer: {exc}", markup=False)
-        interpreter = None
-    runs: dict[str, list[Run]] = {"worker": [], "peer": [], "inflate": [], "filesystem": []}
+    commands = {"worker": _worker(bench, source.count), "boto3": _boto3(bench, source.count)}
+    for name, make in (("bakdata", _bakdata), ("Faust and bakdata", _faust)):
+        try:
+            commands[name] = await asyncio.to_thread(make, bench, source.count)
+        except (bakdata.BakdataUnavailableError, peer.PeerUnavailableError) as exc:
+            bench.console.print(f"offload: without {name}: {exc}", markup=False)
+    there: dict[str, list[Run]] = {name: [] for name in commands}
+    back: dict[str, list[Run]] = {name: [] for name in commands}
+    files: list[Run] = []
     for number in range(bench.repeat):
         bench.console.print(f"offload, round {number + 1} of {bench.repeat}: {source.count} records of 4 MiB")
-        with TemporaryDirectory(dir=bench.folder) as folder, ExitStack() as stack:
+        with TemporaryDirectory(dir=bench.folder) as folder:
             try:
-                server = stack.enter_context(s3_server("versitygw", Path(folder)))
+                with s3_server("versitygw", Path(folder)) as server:
+                    # Whoever comes later finds a server that is warm and a disk that is busy; so they take turns.
+                    for name in turned(list(commands), number):
+                        await _there_and_back(bench, source, server, name, commands[name], there[name], back[name])
             except S3UnavailableError as exc:
                 bench.console.print(f"offload: without S3: {exc}", markup=False)
-            else:
-                # Whoever comes second finds a server that is warm and a disk that is busy; so they take turns.
-                turns = ("worker", "peer") if number % 2 == 0 else ("peer", "worker")
-                for name in turns if interpreter is not None else ("worker",):
-                    await (_worker_s3 if name == "worker" else _peer)(bench, source, server, interpreter, runs)
-            await _filesystem(bench, source, Path(folder), runs["filesystem"])
+            await _filesystem(bench, source, Path(folder), files)
     await bench.topics.delete(source.topic)
-    return [*_s3_results(runs), _speed("offload.filesystem", runs["filesystem"])]
+    return [
+        *_beside_best("offload.s3", there),
+        *_beside_best("inflate.s3", back),
+        *_beside_faust(there),
+        _speed("offload.filesystem", files),
+    ]
 
 
-def _s3_results(runs: Mapping[str, list[Run]]) -> list[Result]:
-    ours, theirs = runs["worker"], runs["peer"]
+def _beside_best(name: str, runs: Mapping[str, list[Run]]) -> list[Result]:
+    """Beside the better of the two loops in each round."""
+    ours, peers = runs["worker"], [seen for peer in ("bakdata", "boto3") if (seen := runs.get(peer))]
     if not ours:
         return []
-    compared = _speed("offload.s3.vs_peer", ours)
-    if theirs:
-        compared = Result(
-            compared.name,
-            compared.value,
-            compared.unit,
-            _speed("peer", theirs).value,
-            median(a.per_second / b.per_second for a, b in zip(ours, theirs, strict=True)),
-        )
-    return [compared, _speed("inflate.s3", runs["inflate"])]
+    fastest = [max(each.per_second for each in seen) * _VALUE_MIB for seen in zip(*peers, strict=True)]
+    leanest = [min(each.cpu_us for each in seen) / 1000 for seen in zip(*peers, strict=True)]
+    return [
+        _compared(f"{name}.vs_best_peer", "MiB/s", [run.per_second * _VALUE_MIB for run in ours], fastest),
+        _compared(f"{name}.cpu_ms", "ms/value", [run.cpu_us / 1000 for run in ours], leanest),
+    ]
+
+
+def _beside_faust(runs: Mapping[str, list[Run]]) -> list[Result]:
+    ours, theirs = ([run.per_second * _VALUE_MIB for run in runs.get(name, ())] for name in ("worker", _MARKING[1]))
+    return [_compared("offload.s3.vs_peer", "MiB/s", ours, theirs)] if ours and theirs else []
+
+
+def _compared(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float]) -> Result:
+    ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+    return Result(name, median(ours), unit, median(theirs), ratio)
 
 
 def _speed(name: str, runs: list[Run]) -> Result:
     return Result(name, median(run.per_second for run in runs) * _VALUE_MIB, "MiB/s")
 
 
-async def _worker_s3(
-    bench: Bench, source: _Source, server: S3Server, _: Path | None, runs: Mapping[str, list[Run]]
-) -> None:
-    store = {"large.message.payload.store.class": "s3", **server.config("worker")}
-    references = await bench.topics.make("references")
-    run = await _pipeline(bench, "offload", source.topic, references, source.count, store)
-    await _check(bench, source, references, _s3_fetch(server), marked=False)
-    bench.say("worker, S3", run, record_mib=_VALUE_MIB)
-    runs["worker"].append(run)
-
-    inflated = await bench.topics.make("inflated", max_message_bytes=_TOPIC_LIMIT_BYTES)
-    run = await _pipeline(bench, "inflate", references, inflated, source.count, store)
-    if await bench.topics.digests(inflated) != source.digests:
-        raise BenchmarkError("inflate: the values are not what went in, in their order")
-    bench.say("worker, S3, inflate", run, record_mib=_VALUE_MIB)
-    runs["inflate"].append(run)
-    await bench.topics.delete(references, inflated)
-
-
-async def _peer(
-    bench: Bench, source: _Source, server: S3Server, interpreter: Path | None, runs: Mapping[str, list[Run]]
+async def _there_and_back(
+    bench: Bench, source: _Source, server: S3Server, name: str, command: Command, there: list[Run], back: list[Run]
 ) -> None:
     references = await bench.topics.make("references")
-    base_path = f"s3://{server.bucket}/peer"
-    run = await race(
-        bench.topics,
-        references,
-        source.count,
-        [
-            str(interpreter),
-            str(_PEER_AGENT),
-            bench.topics.bootstrap,
-            source.topic,
-            references,
-            server.endpoint,
-            base_path,
-        ],
-        log=bench.log(f"offload-{references}"),
-        environ={
-            "AWS_ACCESS_KEY_ID": server.access_key,
-            "AWS_SECRET_ACCESS_KEY": server.secret_key,
-            "AWS_DEFAULT_REGION": server.region,
-        },
-    )
-    await _check(bench, source, references, _s3_fetch(server), marked=True)
-    bench.say("peer, S3", run, record_mib=_VALUE_MIB)
-    runs["peer"].append(run)
+    run = await _raced(bench, command("offload", source.topic, references, server), references, source.count, server)
+    await _check(bench, source, references, _s3_fetch(server), marked=name in _MARKING)
+    bench.say(f"{name}, S3", run, record_mib=_VALUE_MIB)
+    there.append(run)
+    if name != "Faust and bakdata":
+        inflated = await bench.topics.make("inflated", max_message_bytes=_TOPIC_LIMIT_BYTES)
+        run = await _raced(bench, command("inflate", references, inflated, server), inflated, source.count, server)
+        if await bench.topics.digests(inflated) != source.digests:
+            raise BenchmarkError(f"{name}, inflate: the values are not what went in, in their order")
+        bench.say(f"{name}, S3, inflate", run, record_mib=_VALUE_MIB)
+        back.append(run)
+        await bench.topics.delete(inflated)
     await bench.topics.delete(references)
+
+
+async def _raced(bench: Bench, command: Sequence[str], sink: str, count: int, server: S3Server) -> Run:
+    # For all but the worker; command lines are public.
+    environ = {
+        "AWS_ACCESS_KEY_ID": server.access_key,
+        "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        "AWS_DEFAULT_REGION": server.region,
+    }
+    return await race(bench.topics, sink, count, command, log=bench.log(f"offload-{sink}"), environ=environ)
+
+
+def _worker(bench: Bench, _: int) -> Command:
+    return lambda mode, source, sink, server: _pipeline(
+        bench, mode, source, sink, {"large.message.payload.store.class": "s3", **server.config("worker")}
+    )
+
+
+def _boto3(bench: Bench, count: int) -> Command:
+    script, threads = str(_CONTENDERS / "boto3_loop.py"), str(_THREADS["boto3"])
+    return lambda mode, source, sink, server: [
+        *(sys.executable, script, mode, bench.topics.bootstrap, source, sink, str(count)),
+        *(server.endpoint, server.bucket, threads),
+    ]
+
+
+def _bakdata(bench: Bench, count: int) -> Command:
+    folder = bench.folder / "classes"
+    java = compiled(_CONTENDERS / "BakdataLoop.java", bakdata.ensure(), folder, heap=_HEAP)
+    return lambda mode, source, sink, server: [
+        *(*java, mode, bench.topics.bootstrap, source, sink, str(count)),
+        *(server.endpoint, f"s3://{server.bucket}/bakdata/", str(_THREADS["bakdata"])),
+    ]
+
+
+def _faust(bench: Bench, _: int) -> Command:
+    interpreter, script = str(peer.python()), str(_CONTENDERS / "peer_agent.py")
+    return lambda _, source, sink, server: [
+        *(interpreter, script, bench.topics.bootstrap, source, sink),
+        *(server.endpoint, f"s3://{server.bucket}/peer"),
+    ]
 
 
 async def _filesystem(bench: Bench, source: _Source, folder: Path, runs: list[Run]) -> None:
     store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(folder / "payloads")}
     references = await bench.topics.make("references")
-    run = await _pipeline(bench, "offload", source.topic, references, source.count, store)
+    command = _pipeline(bench, "offload", source.topic, references, store)
+    run = await race(bench.topics, references, source.count, command, log=bench.log(f"offload-{references}"))
     await _check(bench, source, references, _file_fetch, marked=False)
     bench.say("worker, filesystem", run, record_mib=_VALUE_MIB)
     runs.append(run)
     await bench.topics.delete(references)
 
 
-async def _pipeline(
-    bench: Bench, transform: str, source: str, sink: str, count: int, store: Mapping[str, object]
-) -> Run:
+def _pipeline(bench: Bench, transform: str, source: str, sink: str, store: Mapping[str, object]) -> Sequence[str]:
     pipeline = {
         "topics": [source],
         "output.topic": sink,
@@ -172,8 +200,7 @@ async def _pipeline(
         "group.id": f"{sink}-worker",
         **store,
     }
-    name = f"{transform}-{sink}"
-    return await race(bench.topics, sink, count, bench.worker(name, {transform: pipeline}), log=bench.log(name))
+    return bench.worker(f"{transform}-{sink}", {transform: pipeline})
 
 
 async def _check(bench: Bench, source: _Source, references: str, fetch: Fetch, *, marked: bool) -> None:
@@ -182,7 +209,7 @@ async def _check(bench: Bench, source: _Source, references: str, fetch: Fetch, *
     async for record in bench.topics.read(references):
         found.setdefault(record.partition, []).append(record.key)
         if marked and record.value[:1] != _BACKED:
-            raise BenchmarkError(f"the peer did not offload {record.key!r}")
+            raise BenchmarkError(f"{record.key!r} was not offloaded")
         path = record.value[len(_BACKED) :] if marked else record.value
         stored = await asyncio.to_thread(fetch, path.decode())
         if hashlib.sha256(stored).hexdigest() != source.checksums[record.key]:

@@ -20,16 +20,16 @@ from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from benchmarks.source import Batches
 
-__all__ = ["CELLS", "RECORDS", "Cell", "passthrough"]
+__all__ = ["CELLS", "PARTS", "RECORDS", "Cell", "passthrough"]
 
 RECORDS = 300_000
 _SIZES: Mapping[str, int] = {"16k": 16_384, "1m": 1_000_000}
 _PARTITIONS = (1, 4)
 _CODECS = ("none", "zstd", "lz4")
 _CONTENDERS = Path(__file__).with_name("contenders")
-# What each client is fastest with here: tried with 16 KiB, 128 KiB and 1 MB.
-_LOOP_BATCH_BYTES: Mapping[str, int] = {"librdkafka": 1_000_000, "aiokafka": 131_072, "Java": 131_072}
-_FAUST_CELL = "none.16k.4p"  # it takes a minute a round, so one cell has it
+_BATCH_BYTES = "1000000"  # of the loops, whose batches go after 5 ms at the latest; 16 KiB and 128 KiB are slower
+_FAUST = "Faust agent"
+_FAUST_RECORDS = 60_000  # it is so slow
 _LARGER = 1.25  # the sink, compared with the source, if the codec is kept; without one it is about three times
 
 
@@ -62,8 +62,11 @@ CELLS: Mapping[str, Cell] = {
     cell.name: cell for cell in (Cell(*each) for each in itertools.product(_CODECS, _SIZES, _PARTITIONS))
 }
 
-Commands = Mapping[str, Callable[[str, str, int], Sequence[str]]]
-"""The command of each contender, for a source, a sink, and a number of records."""
+PARTS = (*CELLS, "vs_faust_agent")
+"""What can be measured alone, by the names of the results."""
+
+Command = Callable[[str, str, int], Sequence[str]]
+"""Of a contender: for a source, a sink, and a number of records."""
 
 
 async def passthrough(bench: Bench) -> list[Result]:
@@ -72,45 +75,48 @@ async def passthrough(bench: Bench) -> list[Result]:
     Raises:
         BenchmarkError: the sink of a contender does not have what the source has, in its order and compressed alike.
     """
+    count = bench.records or RECORDS
     java = compiled(_CONTENDERS / "Passthrough.java", jars.ensure("kafka"), bench.folder / "classes")
     results: list[Result] = []
     for name, cell in CELLS.items():
         if bench.wants(name):
-            results += await _compared(bench, cell, java, bench.records or RECORDS)
+            runs = await _raced(bench, f"passthrough.{name}", cell, _commands(bench, cell, java), count)
+            results += _results(f"passthrough.{name}", runs)
+    if bench.wants("vs_faust_agent"):
+        name, cell = "passthrough.vs_faust_agent", CELLS["none.16k.4p"]
+        commands = {"worker": _commands(bench, cell, java)["worker"], _FAUST: _script(bench, "forward_agent.py")}
+        runs = await _raced(bench, name, cell, commands, min(count, _FAUST_RECORDS))
+        results.append(_speeds(name, runs["worker"], runs[_FAUST]))
     return results
 
 
-async def _compared(bench: Bench, cell: Cell, java: Sequence[str], count: int) -> list[Result]:
+async def _raced(
+    bench: Bench, name: str, cell: Cell, commands: Mapping[str, Command], count: int
+) -> Mapping[str, list[Run]]:
     source = await bench.topics.make("source", partitions=cell.partitions)
     digests, each = await bench.topics.fill(source, count, cell.batches)
-    bench.console.print(f"passthrough.{cell.name}: {count:,} records of 1 KiB in batches of {each:,.1f} records")
-    commands = _commands(bench, cell, java)
-    runs: dict[str, list[Run]] = {name: [] for name in commands}
+    bench.console.print(f"{name}: {count:,} records of 1 KiB in batches of {each:,.1f} records")
+    most_bytes = _LARGER * await bench.topics.size_bytes(source)
+    runs: dict[str, list[Run]] = {contender: [] for contender in commands}
     for number in range(bench.repeat):
-        bench.console.print(f"passthrough.{cell.name}, round {number + 1} of {bench.repeat}")
+        bench.console.print(f"{name}, round {number + 1} of {bench.repeat}")
         # Whoever comes first finds a quieter disk, so they take turns.
-        for name in turned(list(commands), number):
+        for contender in turned(list(commands), number):
             sink = await bench.topics.make("sink", partitions=cell.partitions)
-            command = commands[name](source, sink, count)
+            command = commands[contender](source, sink, count)
             run = await race(bench.topics, sink, count, command, log=bench.log(f"passthrough-{sink}"))
             if await bench.topics.digests(sink) != digests:
-                raise BenchmarkError(f"{name}: the sink does not have what the source has, in its order")
-            if name != "Faust agent" and await _is_larger(bench, sink, source):
-                raise BenchmarkError(f"{name}: the sink is not compressed as the source is, with {cell.codec}")
+                raise BenchmarkError(f"{contender}: the sink does not have what the source has, in its order")
+            if contender != _FAUST and await bench.topics.size_bytes(sink) > most_bytes:
+                raise BenchmarkError(f"{contender}: the sink is not compressed as the source is, with {cell.codec}")
             await bench.topics.delete(sink)
-            bench.say(name, run)
-            runs[name].append(run)
+            bench.say(contender, run)
+            runs[contender].append(run)
     await bench.topics.delete(source)
-    return _results(f"passthrough.{cell.name}", runs)
+    return runs
 
 
-async def _is_larger(bench: Bench, sink: str, source: str) -> bool:
-    return await bench.topics.size_bytes(sink) > _LARGER * await bench.topics.size_bytes(source)
-
-
-def _commands(bench: Bench, cell: Cell, java: Sequence[str]) -> Commands:
-    bootstrap = bench.topics.bootstrap
-
+def _commands(bench: Bench, cell: Cell, java: Sequence[str]) -> Mapping[str, Command]:
     def worker(source: str, sink: str, _: int) -> Sequence[str]:
         pipeline = {
             "topics": [source],
@@ -123,24 +129,23 @@ def _commands(bench: Bench, cell: Cell, java: Sequence[str]) -> Commands:
         }
         return bench.worker(f"passthrough-{sink}", {"passthrough": pipeline})
 
-    def script(name: str, *settings: str) -> Callable[[str, str, int], Sequence[str]]:
-        return lambda source, sink, count: [
-            *(sys.executable, str(_CONTENDERS / name), bootstrap, source, sink),
-            *((str(count), *settings) if settings else ()),
-        ]
+    def in_java(source: str, sink: str, count: int) -> Sequence[str]:
+        return [*java, bench.topics.bootstrap, source, sink, str(count), _BATCH_BYTES, cell.codec]
 
-    commands: dict[str, Callable[[str, str, int], Sequence[str]]] = {
+    return {
         "worker": worker,
-        "librdkafka": script("librdkafka_loop.py", str(_LOOP_BATCH_BYTES["librdkafka"]), cell.codec),
-        "aiokafka": script("bare_loop.py", str(_LOOP_BATCH_BYTES["aiokafka"]), cell.codec),
-        "Java": lambda source, sink, count: [
-            *(*java, bootstrap, source, sink, str(count)),
-            *(str(_LOOP_BATCH_BYTES["Java"]), cell.codec),
-        ],
+        "librdkafka": _script(bench, "librdkafka_loop.py", _BATCH_BYTES, cell.codec),
+        "aiokafka": _script(bench, "bare_loop.py", _BATCH_BYTES, cell.codec),
+        "Java": in_java,
     }
-    if cell.name == _FAUST_CELL:
-        commands["Faust agent"] = script("forward_agent.py")
-    return commands
+
+
+def _script(bench: Bench, name: str, *settings: str) -> Command:
+    def command(source: str, sink: str, count: int) -> Sequence[str]:
+        counted = (str(count), *settings) if settings else ()
+        return [sys.executable, str(_CONTENDERS / name), bench.topics.bootstrap, source, sink, *counted]
+
+    return command
 
 
 def _kept(codec: str) -> Mapping[str, object]:
@@ -153,8 +158,6 @@ def _results(name: str, runs: Mapping[str, list[Run]]) -> list[Result]:
     ours = runs["worker"]
     compared = [_speeds(f"{name}.vs_{loop.lower()}", ours, runs[loop]) for loop in ("Java", "librdkafka", "aiokafka")]
     compared.append(_cpu(f"{name}.cpu_vs_librdkafka", ours, runs["librdkafka"]))
-    if "Faust agent" in runs:
-        compared.append(_speeds("passthrough.vs_faust_agent", ours, runs["Faust agent"]))
     return compared
 
 

@@ -27,7 +27,7 @@ from benchmarks.exactly_once import COUNTS, exactly_once
 from benchmarks.latency import MEASURES, latency
 from benchmarks.memory import memory
 from benchmarks.offload import offload
-from benchmarks.passthrough import CELLS, passthrough
+from benchmarks.passthrough import PARTS, passthrough
 from benchmarks.race import BenchmarkError
 from benchmarks.result import Result, merge, table
 from benchmarks.spark_inflate import spark_inflate
@@ -50,7 +50,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
 }
 
 SCENARIO_PARTS: Mapping[str, Collection[str]] = {
-    "passthrough": CELLS,
+    "passthrough": PARTS,
     "exactly_once": COUNTS,
     "latency": MEASURES,
 }

@@ -34,6 +34,7 @@ public final class Passthrough {
                 "auto.offset.reset", "earliest",
                 "enable.auto.commit", "false",
                 "isolation.level", "read_committed",
+                "max.partition.fetch.bytes", 8_388_608, // with 1 MiB a single partition gives one batch at a time
                 "max.poll.records", 5_000,
                 "key.deserializer", ByteArrayDeserializer.class,
                 "value.deserializer", ByteArrayDeserializer.class);
