@@ -64,6 +64,7 @@ _LEAST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value,
 _MOST_LENGTH_BYTES = 5  # a record's own length, a varint of 32 bits
 # So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
 _MOST_LOOKED_AT_BYTES = 64 * 1_048_576
+_DECOMPRESSED_AT_ONCE_BYTES = 65_536  # to find a bound for less takes as long
 _MOST_BYTES = 2**31 - 1 - BATCH_OVERHEAD_BYTES  # the length of a batch is a signed number of 32 bits
 
 
@@ -186,6 +187,8 @@ class RecordBatch:
         packed, codec = self.data[BATCH_OVERHEAD_BYTES:], CODECS[self.codec]
         if codec is None:
             return len(packed)
+        if len(packed) <= _DECOMPRESSED_AT_ONCE_BYTES and (records := self._plain()) is not None:
+            return len(records)
         try:
             return most_bytes(codec, bytes(packed))
         except CompressionError:
@@ -208,6 +211,16 @@ class RecordBatch:
                 except CompressionError:
                     self._huge = True
         return self._records
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the batch before compression.
+
+        Raises:
+            MalformedError: see `uncompressed`.
+        """
+        records = self._plain() if self.codec else None
+        return len(self.uncompressed()) if records is None else BATCH_OVERHEAD_BYTES + len(records)
 
     def uncompressed(self) -> bytes | memoryview:
         """The whole batch with the records as they are before compression; its checksum is that of `data`.

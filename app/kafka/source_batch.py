@@ -98,6 +98,20 @@ class SourceBatch:
         """True if it may be merged with others: it is small, and could go whole."""
         return self.whole and not self.worth_a_request
 
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the batch before compression.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        if self.batch is None:
+            return self.size
+        try:
+            return self.batch.plain_bytes
+        except MalformedError as exc:
+            raise CorruptRecordException(f"{self.partition}, offset {self.batch.base_offset}: {exc}") from exc
+
     @classmethod
     def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
         """One uncompressed batch with the records of all, which are `mergeable`, of one codec and partition, in order.

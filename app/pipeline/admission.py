@@ -182,13 +182,14 @@ class Admission:
         first = batches[0]
         if not self._passes_whole(lane, first):
             return ()
-        passing, size = [first], first.size
+        passing = [first]
         if first.mergeable:
+            size = first.plain_bytes
             for batch in itertools.islice(batches, 1, None):
-                size += batch.size
-                if size > self._merged_bytes or batch.codec != first.codec:
+                if batch.codec != first.codec or not batch.mergeable or not self._passes_whole(lane, batch):
                     break
-                if not batch.mergeable or not self._passes_whole(lane, batch):
+                size += batch.plain_bytes
+                if size > self._merged_bytes:
                     break
                 passing.append(batch)
         return passing
