@@ -13,7 +13,9 @@ ONCE = ORDERS + 'processing.guarantee = "exactly_once"\n'
 def test_exactly_once_reads_what_is_committed() -> None:
     """With nothing but the guarantee, what other transactions have aborted is not read, and times are Streams'."""
     pipeline = only_pipeline(HEAD + ONCE)
-    assert pipeline.guarantee == Guarantee(name="exactly_once", interval_ms=100, size=16_777_216, timeout_ms=60_000)
+    assert pipeline.guarantee == Guarantee(
+        name="exactly_once", boundary="poll", interval_ms=100, size=16_777_216, timeout_ms=60_000
+    )
     assert pipeline.consumer["consumer.isolation.level"] == "read_committed"
 
 
@@ -23,6 +25,7 @@ def test_exactly_once_reads_what_is_committed() -> None:
         ('consumer.isolation.level = "read_uncommitted"', "[pipeline.orders] consumer.isolation.level: found"),
         ("transaction.boundary.interval.ms = 60000", "less than producer.transaction.timeout.ms, which is 60,000"),
         ('processing.guarantee = "exactly_once_v2"', "allowed"),
+        ('transaction.boundary = "connector"', "allowed"),
     ],
 )
 def test_what_cannot_be_once_is_refused(line: str, told: str) -> None:
