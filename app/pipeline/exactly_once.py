@@ -29,10 +29,11 @@ log = logging.getLogger(__name__)
 
 _STARTING = 16  # producers at once
 
-# Transactions of a pipeline that end because nothing more is at hand. Twenty partitions with records, and an interval
-# of 100 ms, make as many all the time.
-_CAUGHT_UP_PER_S = 200
-_CAUGHT_UP_AT_ONCE = 16
+# Of transactions that end because nothing more is at hand. Fifteen partitions with records, and an interval of 100 ms,
+# make as many a second all the time.
+_PER_SECOND = 150
+_AT_ONCE = 16
+_UNDER_WAY = 2.0
 
 
 class ExactlyOnce:
@@ -49,7 +50,7 @@ class ExactlyOnce:
         self._lanes = lanes
         self._consumer = consumer
         self._bounds = Bounds()
-        self._pace = Pace(_CAUGHT_UP_PER_S, _CAUGHT_UP_AT_ONCE)
+        self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
         self._of: dict[TopicPartition, Transaction] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 

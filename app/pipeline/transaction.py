@@ -252,6 +252,8 @@ class Transaction:
 
     async def _end(self) -> None:
         limit_s = self._settings.guarantee.timeout_ms / 1000
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         state = State.OVER
         try:
             async with asyncio.timeout(limit_s) as timeout:
@@ -266,6 +268,7 @@ class Transaction:
             self._termination.fail_by_defect(exc)
         self._state = state
         if state is State.IDLE:
+            self._pace.took(clock() - began_s)
             self._bytes = 0
             self._write_backlog()
 

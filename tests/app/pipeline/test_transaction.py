@@ -54,7 +54,7 @@ async def made(
     lanes = Lanes(share, None)
     lanes.open(TopicPartition("raw", 0), 0)
     (lane,) = lanes
-    pace = pace or Pace(per_second=1_000, at_once=10)
+    pace = pace or Pace(per_second=1_000, at_once=10, under_way=1)
     transaction = Transaction(destination, share, lane, lanes, Bounds(), pace, caught_up)
     try:
         yield transaction, lane
@@ -117,7 +117,7 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
 
 async def test_it_waits_for_its_turn_and_looks_again() -> None:
     """What has come while the pace let it wait is waited for, too; then it asks anew."""
-    pace = Pace(per_second=100, at_once=1)
+    pace = Pace(per_second=100, at_once=1, under_way=1)
     pace.ask(lambda: True)
     async with made(pace=pace) as (transaction, lane):
         with ends(transaction) as ended:
