@@ -13,7 +13,7 @@ __all__ = ["INTERVAL", "TIMEOUT", "Guarantee", "guarantee_of"]
 
 _GUARANTEE = "processing.guarantee"
 INTERVAL = "transaction.boundary.interval.ms"
-_BOUNDARY = "transaction.boundary"
+_BOUNDARY = "transaction.boundary.type"
 _BYTES = "transaction.boundary.bytes"
 TIMEOUT = "producer.transaction.timeout.ms"
 _ISOLATION = "consumer.isolation.level"
@@ -43,7 +43,7 @@ class Guarantee:
         "`poll`: a transaction is committed as soon as all that is at hand is written in it: the source partition is "
         "read to its end, and no stage works on its records. A pipeline ends up to 150 transactions a second this way; "
         "`producer.linger.ms` does not delay them. `interval`: only age and size count, which makes fewer "
-        "transactions. The key and the values are Connect's.",
+        "transactions. The values are those of Connect's `transaction.boundary`.",
         default="poll",
         allowed=("poll", "interval"),
     )

@@ -25,7 +25,7 @@ STAMP = 1_700_000_000_000
 # A transaction ends because all that is at hand is in it, or with the flow.
 EARLY = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
 # Nothing but the end of the flow ends a transaction.
-LONG = {**EARLY, "transaction.boundary": "interval"}
+LONG = {**EARLY, "transaction.boundary.type": "interval"}
 
 
 class Life:

@@ -28,7 +28,7 @@ FOREVER = {"retention.ms": "-1"}
 
 async def test_transaction_ends_by_time(make_line: MakeLine) -> None:
     """A record is committed when its transaction is old enough, though no other follows; so is its offset."""
-    line = make_line(**{"transaction.boundary": "interval", "transaction.boundary.interval.ms": 50})
+    line = make_line(**{"transaction.boundary.type": "interval", "transaction.boundary.interval.ms": 50})
     await line.send(records(1))
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)

@@ -214,7 +214,7 @@ async def test_each_record_once_after_kills(road: Road, rng: random.Random, chao
     # A static member has its partitions again at once, whoever else has not noticed that it was gone.
     static = {"consumer.group.instance.id": "only", "consumer.session.timeout.ms": 10_000}
     # While records flow, one that ends by time is nearly always open, for a kill to leave behind.
-    open_ = {"transaction.boundary": boundary, "transaction.boundary.interval.ms": 200}
+    open_ = {"transaction.boundary.type": boundary, "transaction.boundary.interval.ms": 200}
     with road.worker("offload", "inflate", "chunk", "assemble", **static, **open_) as worker:
         async with ends_of(road.broker, *sinks) as ends, traffic.flowing():
             for kill in range(KILLS[chaos]):
@@ -245,7 +245,9 @@ async def test_each_record_once_after_kills(road: Road, rng: random.Random, chao
 async def test_zombie_is_fenced(road: Road, rng: random.Random, chaos: str) -> None:
     """A worker that is paused until its partitions are another's writes nothing when it wakes, and joins again."""
     traffic = Traffic(road.broker, road.raw, rng.randrange(2**32))
-    zombie = road.worker("offload", **{"transaction.boundary": "interval", "transaction.boundary.interval.ms": 30_000})
+    zombie = road.worker(
+        "offload", **{"transaction.boundary.type": "interval", "transaction.boundary.interval.ms": 30_000}
+    )
     other = road.worker("offload")
     with zombie, other:
         async with ends_of(road.broker, road.orders) as ends, traffic.flowing():

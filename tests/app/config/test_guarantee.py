@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.config.guarantee import Guarantee
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from tests.app.configurations import HEAD, ORDERS, only_pipeline, refusal_of
 
 ONCE = ORDERS + 'processing.guarantee = "exactly_once"\n'
@@ -25,7 +27,7 @@ def test_exactly_once_reads_what_is_committed() -> None:
         ('consumer.isolation.level = "read_uncommitted"', "[pipeline.orders] consumer.isolation.level: found"),
         ("transaction.boundary.interval.ms = 60000", "less than producer.transaction.timeout.ms, which is 60,000"),
         ('processing.guarantee = "exactly_once_v2"', "allowed"),
-        ('transaction.boundary = "connector"', "allowed"),
+        ('transaction.boundary.type = "connector"', "allowed"),
     ],
 )
 def test_what_cannot_be_once_is_refused(line: str, told: str) -> None:
@@ -40,3 +42,9 @@ def test_what_cannot_be_once_is_refused(line: str, told: str) -> None:
 def test_at_least_once_does_not_care(line: str) -> None:
     """Without transactions their keys refuse nothing."""
     assert only_pipeline(HEAD + ORDERS + line).guarantee.name == "at_least_once"
+
+
+def test_no_key_is_the_beginning_of_another() -> None:
+    """TOML reads the dots of a key as tables: a key that has a value cannot have further keys below it."""
+    names = {key.name for key in (*WORKER_KEYS, *PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS, *SECURITY_KEYS)}
+    assert [(a, b) for a in names for b in names if b.startswith(f"{a}.")] == []

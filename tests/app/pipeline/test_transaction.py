@@ -45,7 +45,7 @@ async def made(
 ) -> AsyncIterator[tuple[Transaction, Lane]]:
     """The transaction of a lane that no broker hears of."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
-    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary": boundary}
+    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
     settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
     plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
     brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
