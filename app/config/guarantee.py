@@ -13,6 +13,7 @@ __all__ = ["INTERVAL", "TIMEOUT", "Guarantee", "guarantee_of"]
 
 _GUARANTEE = "processing.guarantee"
 INTERVAL = "transaction.boundary.interval.ms"
+_BOUNDARY = "transaction.boundary.type"
 _BYTES = "transaction.boundary.bytes"
 TIMEOUT = "producer.transaction.timeout.ms"
 _ISOLATION = "consumer.isolation.level"
@@ -36,10 +37,21 @@ class Guarantee:
         default="at_least_once",
         allowed=("at_least_once", "exactly_once"),
     )
+    boundary: Literal["poll", "interval"] = keyed(
+        _BOUNDARY,
+        "string",
+        "`poll`: a transaction is committed as soon as all that is at hand is written in it: the source partition is "
+        "read to its end, and no stage works on its records. A pipeline ends up to 150 transactions a second this way; "
+        "`producer.linger.ms` does not delay them. `interval`: only age and size count, which makes fewer "
+        "transactions. The values are those of Connect's `transaction.boundary`.",
+        default="poll",
+        allowed=("poll", "interval"),
+    )
     interval_ms: int = keyed(
         INTERVAL,
         "int",
-        "The age at which a transaction is committed; only then do readers see its records. Connect's default is that "
+        "The age at which a transaction is committed at the latest; only then do readers see its records. Connect's "
+        "default is that "
         "of `offset.flush.interval.ms`; this default is that of `commit.interval.ms` in Kafka Streams with exactly "
         "once.",
         default=100,

@@ -129,6 +129,16 @@ class GroupConsumer(ConsumerControls):
             ends[partition] = self.consumer.highwater(partition) if stable is None or stable < 0 else stable
         return ends
 
+    def caught_up(self, partition: TopicPartition) -> bool:
+        """True if the next poll reads from the end of the partition, as the leader said it with its last answer."""
+        assignment = self.assignment
+        state = assignment.state_value(partition) if assignment is not None else None
+        if state is None or state.lso is None or not state.has_valid_position:
+            return False
+        end: int = state.highwater if state.lso < 0 else state.lso
+        position: int = state.position
+        return position >= end
+
     async def send(self, request: Any) -> Any:
         """Sends a request to any broker, and returns the response."""
         return await self.client.send(self.client.get_random_node(), request)

@@ -108,11 +108,13 @@ class Admission:
             lane = self._lanes.get(partition)
             if lane is not None:
                 self._waiting.setdefault(lane, _Read()).batches.extend(batches)
+                lane.read = True
                 self._share.fetched(sum(batch.size for batch in batches))
 
     def clear(self) -> None:
         """Forgets the records that wait; they are read again from the committed offset."""
-        for read in self._waiting.values():
+        for lane, read in self._waiting.items():
+            lane.read = False
             self._share.fetched(-read.size)
         self._waiting.clear()
         self._share.work_waits = False
@@ -132,6 +134,7 @@ class Admission:
             full |= self._admit(lane, read, full=full)
             if not read:
                 del self._waiting[lane]
+                lane.read = False
             elif self._left <= 0:
                 self._waiting[lane] = self._waiting.pop(lane)  # the others come first in the next turn
                 return

@@ -19,6 +19,7 @@ from app.pipeline.committed_offsets import CommittedOffsets, NeededFor
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
+from app.pipeline.pace import Pace
 from app.pipeline.transaction import Transaction
 from transforms.record import RecordLike
 
@@ -27,6 +28,12 @@ __all__ = ["ExactlyOnce"]
 log = logging.getLogger(__name__)
 
 _STARTING = 16  # producers at once
+
+# Of transactions that end because nothing more is at hand. Fifteen partitions with records, and an interval of 100 ms,
+# make as many a second all the time.
+_PER_SECOND = 150
+_AT_ONCE = 16
+_UNDER_WAY = 2.0
 
 
 class ExactlyOnce:
@@ -43,6 +50,7 @@ class ExactlyOnce:
         self._lanes = lanes
         self._consumer = consumer
         self._bounds = Bounds()
+        self._pace = Pace(_PER_SECOND, _AT_ONCE, _UNDER_WAY)
         self._of: dict[TopicPartition, Transaction] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -91,7 +99,9 @@ class ExactlyOnce:
             await asyncio.gather(*starting, return_exceptions=True)
 
     async def _start(self, lane: Lane, slots: asyncio.Semaphore) -> None:
-        made = Transaction(self._destination, self._share, lane, self._lanes, self._bounds)
+        made = Transaction(
+            self._destination, self._share, lane, self._lanes, self._bounds, self._pace, self._consumer.caught_up
+        )
         try:
             async with slots:
                 await made.start()
@@ -123,7 +133,7 @@ class ExactlyOnce:
 
     def flush(self) -> None:
         for each in self._of.values():
-            each.output.flush()
+            each.flush()
 
     def press(self) -> None:
         for each in self._of.values():

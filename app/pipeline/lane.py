@@ -109,6 +109,7 @@ class Lane:
         noted: the metadata of the last commit.
         holds: keep the commit back.
         waiting: the number of records that wait for the next transaction.
+        read: True while records that were read wait to be admitted.
         work: bytes that the records in slots held when they were admitted.
         codec: the number of the codec of the batch that was taken apart last; 0 for none.
         stalled: the number of records that have waited too long for the store; while there are any, the partition is
@@ -122,6 +123,7 @@ class Lane:
     slots: deque[Slot] = field(default_factory=deque)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting: int = 0
+    read: bool = False
     work: int = 0
     codec: int = 0
     stalled: int = 0

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, KafkaTimeoutError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
@@ -20,10 +21,12 @@ from app.kafka.batches.bounds import Bounds
 from app.kafka.clients import translated
 from app.kafka.producer import ProducerControls
 from app.kafka.source_batch import SourceBatch
+from app.kafka.transaction_requests import TransactionRequests
 from app.pipeline.budget import Part, Share
 from app.pipeline.lane import Lane, Slot, held_bytes
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination, Output
+from app.pipeline.pace import Pace
 from transforms.identifiers import transactional_id
 from transforms.record import RecordLike
 
@@ -50,8 +53,21 @@ class Transaction:
     """Writes what leaves one lane, in transactions. Belongs to one event loop.
 
     The first record opens one; so does an offset that can be committed though nothing is written. It ends when it is
-    old or large enough (`transaction.boundary.*`). While it ends, records wait here for the next one; they hold their
-    bytes of the budget already. `bounds` limit the batches on their way in the transactions of all lanes.
+    old or large enough (`transaction.boundary.*`), and as soon as something is written and nothing more is at hand.
+    While it ends, records wait here for the next one; they hold their bytes of the budget already. So transactions
+    grow by themselves with the number of records.
+
+    At hand is what leaves the lane without a record that is still to come: what is read, though not admitted yet, what
+    a stage works on, and what the leader of the source partition had when it answered last.
+
+    Args:
+        destination: where to write.
+        share: of the budget.
+        lane: of the source partition.
+        lanes: the lanes of the flow.
+        bounds: limit the batches on their way in the transactions of all lanes.
+        pace: of the transactions that end because nothing more is at hand.
+        caught_up: whether a source partition has been read to its end.
 
     Attributes:
         lane: of the source partition, as it is assigned now.
@@ -60,9 +76,18 @@ class Transaction:
     """
 
     # State that changes, on the event loop alone: `_state`, and what follows from it. While OPEN there is a `_timer`,
-    # while ENDING there is `_ends`.
+    # while ENDING there is `_ends`. `_asked` while the pace is to call.
 
-    def __init__(self, destination: Destination, share: Share, lane: Lane, lanes: Lanes, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        share: Share,
+        lane: Lane,
+        lanes: Lanes,
+        bounds: Bounds,
+        pace: Pace,
+        caught_up: Callable[[TopicPartition], bool],
+    ) -> None:
         self._settings = settings = destination.settings
         self.lane = lane
         self.id = transactional_id(settings.name, lane.partition.topic, lane.partition.partition)
@@ -74,6 +99,10 @@ class Transaction:
         self.output = Output(destination, self._part, self.due, transactional_id=self.id, bounds=bounds)
         self._producer: AIOKafkaProducer = self.output.producer
         self._controls = ProducerControls(self._producer)
+        TransactionRequests(self._producer, settings.group_id)
+        self._pace = pace
+        self._caught_up = caught_up
+        self._asked = settings.guarantee.boundary != "poll"
         self._limit = settings.guarantee.size
         self._bytes = 0
         self._state = State.IDLE
@@ -171,6 +200,32 @@ class Transaction:
         if self._state is State.IDLE and self._lanes.to_commit(self.lane) is not None:
             self._begin()
 
+    def flush(self) -> None:
+        """Sends what has been written, and ends the transaction if nothing more is at hand; does not wait."""
+        self.output.flush()
+        if self._has_all and not self._asked:
+            self._asked = True
+            self._pace.ask(self._end_early)
+
+    def _end_early(self) -> bool:
+        self._asked = False
+        if not self._has_all:
+            return False  # `flush` asks again
+        self.end()
+        return True
+
+    @property
+    def _has_all(self) -> bool:
+        """True if something is written in the transaction, and nothing more is at hand."""
+        lane = self.lane
+        return (
+            self._state is _OPEN
+            and self._bytes > 0
+            and not lane.read
+            and not lane.slots
+            and self._caught_up(lane.partition)
+        )
+
     def _begin(self) -> None:
         self._controls.begin_transaction()
         self._state = State.OPEN
@@ -197,6 +252,8 @@ class Transaction:
 
     async def _end(self) -> None:
         limit_s = self._settings.guarantee.timeout_ms / 1000
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         state = State.OVER
         try:
             async with asyncio.timeout(limit_s) as timeout:
@@ -211,6 +268,7 @@ class Transaction:
             self._termination.fail_by_defect(exc)
         self._state = state
         if state is State.IDLE:
+            self._pace.took(clock() - began_s)
             self._bytes = 0
             self._write_backlog()
 
@@ -253,7 +311,7 @@ class Transaction:
                 self._state = State.OVER
                 self._termination.fail_by_defect(exc)
                 return
-        self.output.flush()
+        self.flush()
         self.due()
 
     # --- giving up ---------------------------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ from stores.registry import open_store
 from tests.integration.topics import Found, Sent, marks, read_all, send
 from transforms.identifiers import transactional_id
 
-__all__ = ["LONG", "STAMP", "Life", "Line", "MakeLine", "keys", "records"]
+__all__ = ["EARLY", "LONG", "STAMP", "Life", "Line", "MakeLine", "keys", "records"]
 
 STAMP = 1_700_000_000_000
+# A transaction ends because all that is at hand is in it, or with the flow.
+EARLY = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
 # Nothing but the end of the flow ends a transaction.
-LONG = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
+LONG = {**EARLY, "transaction.boundary.type": "interval"}
 
 
 class Life:

@@ -15,7 +15,7 @@ from app.pipeline.exactly_once import ExactlyOnce
 from app.pipeline.lane import Lane
 from app.pipeline.learned_limits import LimitError
 from app.pipeline.termination import RecordError
-from tests.integration.line import LONG, STAMP, MakeLine, keys, records
+from tests.integration.line import EARLY, LONG, STAMP, Life, MakeLine, keys, records
 from tests.integration.topics import Sent, alter
 from tests.integration.way import MakeTopic
 from transforms.chunk import Chunking
@@ -28,7 +28,7 @@ FOREVER = {"retention.ms": "-1"}
 
 async def test_transaction_ends_by_time(make_line: MakeLine) -> None:
     """A record is committed when its transaction is old enough, though no other follows; so is its offset."""
-    line = make_line(**{"transaction.boundary.interval.ms": 50})
+    line = make_line(**{"transaction.boundary.type": "interval", "transaction.boundary.interval.ms": 50})
     await line.send(records(1))
     async with line.life() as life:
         await life.until(lambda: life.stats.transactions == 1)
@@ -36,6 +36,62 @@ async def test_transaction_ends_by_time(make_line: MakeLine) -> None:
         assert await line.committed() == (1, "")
         await life.stop()
     assert life.stats.transactions == 1  # none is begun where there is nothing to commit
+
+
+async def test_transaction_ends_with_all_that_is_at_hand(make_line: MakeLine) -> None:
+    """A record that comes alone is committed long before the interval is over; so is one that a stage works on."""
+    line = make_line(**EARLY, **{"large.message.threshold.bytes": 1_000})
+    async with line.life() as life:
+        for number in range(3):
+            await line.send([*records(1, start=2 * number), *records(1, size=2_000, start=2 * number + 1)])
+            await life.until(lambda sent=2 * number + 2: end(life) == sent)  # type: ignore[misc]
+            assert keys(await line.found()) == list(range(2 * number + 2))
+        await life.stop()
+    assert life.stats.offloaded_records == 3
+
+
+async def test_marks_of_transactions_are_not_waited_behind(make_line: MakeLine) -> None:
+    """Where the source ends with the mark of a transaction, which is no record, all that is at hand has come, too."""
+    line = make_line(**EARLY)
+    async with (
+        line.life() as life,
+        AIOKafkaProducer(bootstrap_servers=line.broker, transactional_id=f"{line.id}-source") as producer,
+    ):
+        for number in range(3):
+            async with producer.transaction():
+                await producer.send(line.source, b"x", b"%d" % number, partition=0)
+            await life.until(lambda sent=number + 1: life.stats.transactions == sent)  # type: ignore[misc]
+            await producer.begin_transaction()
+            await producer.send_and_wait(line.source, b"x", b"-1", partition=0)
+            await producer.abort_transaction()
+        await life.stop()
+    assert keys(await line.found()) == [0, 1, 2]
+
+
+async def test_what_the_leader_has_is_at_hand(make_line: MakeLine) -> None:
+    """A pipeline that is behind ends no transaction before its time, however often a fetch ends."""
+    fetches = {"consumer.max.partition.fetch.bytes": 20_000, "producer.batch.size": 16_384}
+    line = make_line(**EARLY, **fetches)
+    await line.send(records(3_000, size=1_000))
+    async with line.life() as life:
+        await life.until(lambda: life.stats.transactions == 1)
+        assert await line.committed() == (3_000, "")
+        await life.stop()
+    assert life.stats.transactions == 1
+    assert keys(await line.found()) == list(range(3_000))
+
+
+async def test_transactions_grow_with_the_flow(make_line: MakeLine) -> None:
+    """Records that come one after the other, each in its own request, share transactions; none is lost or twice."""
+    line = make_line(**EARLY)
+    async with line.life() as life, AIOKafkaProducer(bootstrap_servers=line.broker) as producer:
+        for number in range(1_000):
+            await producer.send_and_wait(line.source, b"x" * 1_000, b"%d" % number, partition=0)
+        await life.until(lambda: end(life) == 1_000)
+        await life.stop()
+    assert 1 < life.stats.transactions < 500
+    assert keys(await line.found()) == list(range(1_000))
+    assert await line.committed() == (1_000, "")
 
 
 async def test_transaction_ends_by_bytes(make_line: MakeLine) -> None:
@@ -248,6 +304,11 @@ async def test_time_out_over_that_of_the_brokers_is_refused(make_line: MakeLine)
     line = make_line(**{"producer.transaction.timeout.ms": HOUR})
     with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms of the brokers, which is 900,000"):
         await plan_pipeline(line.settings.client, line.pipeline)
+
+
+def end(life: Life) -> int:
+    """The offset that is committed of partition 0, as the flow knows it."""
+    return max((at[1] or 0 for at in life.flow.positions().values()), default=0)
 
 
 def chunks_of(uuid: str) -> list[Sent]:

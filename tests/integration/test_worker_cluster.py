@@ -102,7 +102,7 @@ def test_worker_coordinator_killed_in_a_transaction(cluster: Cluster, way: Way) 
     """The coordinator of a transaction is killed while that is open: another ends it, and each record is there once."""
     records = mixed(2_000, seed=11, partitions=3)
     counted = Counted(way.broker, way.inflated)
-    long = {**ONCE, "transaction.boundary.interval.ms": 5_000}
+    long = {**ONCE, "transaction.boundary.type": "interval", "transaction.boundary.interval.ms": 5_000}
     with contextlib.ExitStack() as restarted, way.worker(**long) as worker:
         worker.wait_ready()
         name = transactional_id("offload", way.raw, 0)

@@ -102,6 +102,12 @@ NAMES = (
     PrivateName(
         "app.kafka.subscriptions", SubscriptionState, "_subscription", "commit what was delivered, not fetched"
     ),
+    PrivateName("app.kafka.transaction_requests", AIOKafkaProducer, "_sender", "send what begins a transaction sooner"),
+    PrivateName("app.kafka.transaction_requests", AIOKafkaProducer, "_txn_manager", "see how far a transaction is"),
+    PrivateName("app.kafka.transaction_requests", Sender, "_do_add_offsets_to_txn", "ask again sooner"),
+    PrivateName("app.kafka.transaction_requests", Sender, "_do_add_partitions_to_txn", "ask again sooner"),
+    PrivateName("app.kafka.transaction_requests", Sender, "_find_coordinator", "send what begins a transaction"),
+    PrivateName("app.kafka.transaction_requests", TransactionManager, "_txn_consumer_group", "add the group once"),
     PrivateName("app.kafka.undecodable", FetchResult, "_partition_records", "end before a batch that cannot be read"),
     PrivateName(
         "app.kafka.undecodable", PartitionRecords, "_records_iterator", "end before a batch that cannot be read"
@@ -126,8 +132,10 @@ BEHIND = {
     PartitionRecords: ("next_fetch_offset",),
     Sender: ("close",),
     SubscriptionState: ("abort_waiters", "subscription"),
+    TopicPartitionState: ("has_valid_position", "highwater", "lso", "position"),
     TransactionManager: (
         "begin_transaction",
+        "consumer_group_to_add",
         "is_in_transaction",
         "notify_task_waiter",
         "producer_epoch",
@@ -135,6 +143,7 @@ BEHIND = {
         "sequence_number",
         "state",
         "transactional_id",
+        "txn_partitions",
         "wait_for_transaction_end",
     ),
 }

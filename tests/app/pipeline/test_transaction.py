@@ -1,7 +1,10 @@
-"""The transactions of a lane: what each record costs that goes through them."""
+"""The transactions of a lane: what each record costs that goes through them, and when one ends before its time."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -15,19 +18,34 @@ from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic
 from app.pipeline import transaction as module
 from app.pipeline.budget import Budget, Share
+from app.pipeline.lane import Lane, PlacedRecord, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.output import Destination
+from app.pipeline.pace import Pace
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import Termination
 from app.pipeline.transaction import Transaction
 from transforms.record import Record
 
+RECORD = Record(b"k", b"v", (), 1)
 
-async def test_a_record_that_passes_looks_no_state_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every record comes through `append`, and two look-ups in an Enum take as long as a fifth of the whole way."""
+
+@pytest.fixture(autouse=True)
+def without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a transaction begin without a coordinator."""
     monkeypatch.setattr(ProducerControls, "begin_transaction", lambda _: None)
+
+
+@asynccontextmanager
+async def made(
+    boundary: str = "poll",
+    *,
+    pace: Pace | None = None,
+    caught_up: Callable[[TopicPartition], bool] = lambda _: True,
+) -> AsyncIterator[tuple[Transaction, Lane]]:
+    """The transaction of a lane that no broker hears of."""
     table = {"topics": ["raw"], "output.topic": "orders", "transforms": ["assemble"]}
-    guarantee = {"processing.guarantee": "exactly_once"}
+    guarantee = {"processing.guarantee": "exactly_once", "transaction.boundary.type": boundary}
     settings = parse({"bootstrap.servers": "nowhere:1", "pipeline": {"p": {**table, **guarantee}}})
     plan = Plan("p", (), Topic("orders", 1, 1_000_000, "delete"), None)
     brokers, termination = BrokerHealth(["orders"], 1.0), Termination("p", lambda: None)
@@ -36,14 +54,80 @@ async def test_a_record_that_passes_looks_no_state_up(monkeypatch: pytest.Monkey
     lanes = Lanes(share, None)
     lanes.open(TopicPartition("raw", 0), 0)
     (lane,) = lanes
-    transaction = Transaction(destination, share, lane, lanes, Bounds())
+    pace = pace or Pace(per_second=1_000, at_once=10, under_way=1)
+    transaction = Transaction(destination, share, lane, lanes, Bounds(), pace, caught_up)
     try:
-        transaction.append(Record(b"k", b"v", (), 1), 0, 1, 0)
-        with monkeypatch.context() as without:
-            without.setattr(module, "State", SimpleNamespace())
-            transaction.append(Record(b"k", b"v", (), 1), 1, 1, 0)
-        assert lane.tracker is not None
-        assert (lane.tracker.released, lane.waiting) == (2, 0)
+        yield transaction, lane
     finally:
         transaction.discard()
         await transaction.output.stop()
+
+
+async def test_a_record_that_passes_looks_no_state_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record comes through `append`, and two look-ups in an Enum take as long as a fifth of the whole way."""
+    async with made() as (transaction, lane):
+        transaction.append(RECORD, 0, 1, 0)
+        with monkeypatch.context() as without:
+            without.setattr(module, "State", SimpleNamespace())
+            transaction.append(RECORD, 1, 1, 0)
+        assert lane.tracker is not None
+        assert (lane.tracker.released, lane.waiting) == (2, 0)
+
+
+@contextmanager
+def ends(transaction: Transaction) -> Iterator[list[float]]:
+    """When the transaction was asked to end."""
+    times: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction, "end", lambda: times.append(asyncio.get_running_loop().time()))
+        yield times
+
+
+async def test_it_ends_when_nothing_more_is_at_hand() -> None:
+    """As soon as what is written goes out; without records there is nothing to end."""
+    async with made() as (transaction, _):
+        with ends(transaction) as ended:
+            transaction.flush()
+            assert ended == []
+            transaction.append(RECORD, 0, 1, 0)
+            assert ended == []
+            transaction.flush()
+        assert len(ended) == 1
+
+
+@pytest.mark.parametrize("what", ["read", "slot", "behind", "interval", "offsets"])
+async def test_it_waits_for_what_is_at_hand(what: str) -> None:
+    """For what waits to be admitted, what a stage works on, what the leader has; or if age and size alone count.
+
+    An offset alone has no reader that waits for it.
+    """
+    boundary = "interval" if what == "interval" else "poll"
+    async with made(boundary, caught_up=lambda _: what != "behind") as (transaction, lane):
+        with ends(transaction) as ended:
+            if what == "offsets":
+                transaction.write(Slot(PlacedRecord("raw", 0, 0, 1), 0, ()))
+            else:
+                transaction.append(RECORD, 0, 1, 0)
+            lane.read = what == "read"
+            if what == "slot":
+                lane.slots.append(Slot(PlacedRecord("raw", 0, 1, 1), 1))
+            transaction.flush()
+        assert ended == []
+
+
+async def test_it_waits_for_its_turn_and_looks_again() -> None:
+    """What has come while the pace let it wait is waited for, too; then it asks anew."""
+    pace = Pace(per_second=100, at_once=1, under_way=1)
+    pace.ask(lambda: True)
+    async with made(pace=pace) as (transaction, lane):
+        with ends(transaction) as ended:
+            transaction.append(RECORD, 0, 1, 0)
+            transaction.flush()
+            lane.read = True
+            asked = asyncio.Event()
+            pace.ask(lambda: bool(asked.set()))  # type: ignore[func-returns-value]
+            await asyncio.wait_for(asked.wait(), 10)
+            assert ended == []
+            lane.read = False
+            transaction.flush()
+        assert len(ended) == 1

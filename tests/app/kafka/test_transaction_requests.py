@@ -1,0 +1,85 @@
+"""The requests of transactions: which go beside each other, and how soon one is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import ConcurrentTransactions, CoordinatorLoadInProgressError
+
+from app.kafka.producer import ProducerControls
+from app.kafka.transaction_requests import TransactionRequests
+from app.kafka.watched_client import Send, watch_requests
+from tests.integration.way import MakeTopic
+
+_REFUSED = {ConcurrentTransactions.errno}
+
+
+async def test_waits_grow_and_begin_again() -> None:
+    """While the marks of the last transaction are on their way, the first tries come soon, the later ones less so."""
+    producer = AIOKafkaProducer(transactional_id="any")
+    requests = TransactionRequests(producer, "any-group")
+    waits = [requests.wait_s(_REFUSED, 0.1) for _ in range(7)]
+    assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
+    assert requests.wait_s({0}, None) is None
+    assert requests.wait_s(_REFUSED, 0.02) == 0.001
+    # What else a broker says is waited for as aiokafka does it.
+    assert requests.wait_s({CoordinatorLoadInProgressError.errno}, 0.1) == 0.1
+    assert requests.wait_s(_REFUSED | {0}, 0.1) == 0.001
+    await producer.stop()
+
+
+async def test_the_group_is_added_beside_the_batches(broker: str, make_topic: MakeTopic) -> None:
+    """The coordinator has the group before there are offsets; offsets and end follow, one transaction after another."""
+    source, sink = make_topic(1), make_topic(1)
+    async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=f"{sink}-id") as producer:
+        controls, sent, added = ProducerControls(producer), list[str](), asyncio.Event()
+        TransactionRequests(producer, sink)
+
+        async def seen(_: str, request: Any, send: Send) -> Any:
+            sent.append(type(request).__name__)
+            response = await send()
+            if type(request).__name__.startswith("AddOffsets") and not response.error_code:
+                added.set()
+            return response
+
+        watch_requests(producer.client, seen)
+        for offset in range(1, 4):
+            added.clear()
+            controls.begin_transaction()
+            await producer.send_and_wait(sink, b"x", partition=0)
+            await asyncio.wait_for(added.wait(), 20)
+            await producer.send_offsets_to_transaction({TopicPartition(source, 0): (offset, "")}, sink)
+            await producer.commit_transaction()
+    for name in ("ProduceRequest", "AddOffsetsToTxnRequest", "TxnOffsetCommitRequest", "EndTxnRequest"):
+        assert sum(each.startswith(name) for each in sent) >= 3, sent
+
+
+async def test_the_next_transaction_begins_soon(broker: str, make_topic: MakeTopic) -> None:
+    """Where the coordinator still ends the last one, no try waits as long as aiokafka would."""
+    sink = make_topic(1)
+    loop = asyncio.get_running_loop()
+    refused, waits, last_s = False, list[float](), 0.0
+    async with AIOKafkaProducer(bootstrap_servers=broker, transactional_id=f"{sink}-id") as producer:
+        controls = ProducerControls(producer)
+        TransactionRequests(producer, sink)
+
+        async def seen(_: str, request: Any, send: Send) -> Any:
+            nonlocal refused, last_s
+            if not type(request).__name__.startswith("AddPartitions"):
+                return await send()
+            if refused:
+                waits.append(loop.time() - last_s)
+            response = await send()
+            last_s = loop.time()
+            refused = any(code in _REFUSED for _, each in response.errors for _, code in each)
+            return response
+
+        watch_requests(producer.client, seen)
+        for _ in range(50):
+            controls.begin_transaction()
+            await producer.send_and_wait(sink, b"x", partition=0)
+            await producer.commit_transaction()
+    assert waits, "no request came too soon: nothing was tested"
+    assert min(waits) < 0.02
