@@ -16,7 +16,7 @@ from transforms.record_batch import CODECS, Stamp, restamp
 __all__ = ["NUMBERS", "PACKERS", "built", "changed", "record", "repacked"]
 
 HEADER_BYTES = 61
-NUMBERS = {codec or "none": number for number, codec in enumerate(CODECS)}
+NUMBERS: Mapping[str, int] = {codec or "none": number for number, codec in enumerate(CODECS)}
 
 # What the producers of others put behind the header; librdkafka compresses by snappy without xerial's blocks.
 PACKERS: Mapping[str, tuple[int, Callable[[bytes], bytes]]] = {

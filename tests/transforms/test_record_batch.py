@@ -6,7 +6,7 @@ import functools
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from transforms.formats import FORMATS
 from transforms.frames import compress_frame
 from transforms.inflate import Inflate
 from transforms.offload import Offload
-from transforms.record import Record
+from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch, Stamp, is_old, pack, restamp, split
 from transforms.reference import VALUE
 
@@ -374,6 +374,7 @@ def test_what_is_ruled_out_is_not_there(records: list[Record], packer: str, data
     near = st.integers(-3, 3)
     threshold = max(0, len(one.value or b"") + data.draw(near))
     limit = batch_of_one_bytes(one) + data.draw(near)
+    wanting: list[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]]
     wanting = [(Offload(threshold, limit).wants_any, Offload(threshold, limit).changes)]
     wanting += [(Offload(threshold, None).wants_any, Offload(threshold, None).changes)]
     wanting += [(Chunking(limit).wants_any, Chunking(limit).wants)]
