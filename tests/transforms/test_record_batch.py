@@ -270,6 +270,19 @@ def test_bomb_is_not_looked_into(packer: str) -> None:
         assert batch.may_hold(b"another-name")
 
 
+def test_promise_that_the_bytes_have_no_room_for() -> None:
+    """A raw block of snappy that promises 60 MiB in ten bytes takes none of them."""
+    data = changed(built(0, RECORDS), ">h", 21, PACKERS["snappy-raw"][0])[:BATCH_OVERHEAD_BYTES]
+    data += b"\x80\x80\x80\x1e" + bytes(10)
+    data = changed(data, ">i", 8, len(data) - 12)
+    with allocated_at_most(1 << 20):
+        batch = read(data)
+        assert not batch.fits(1_000_000)
+        assert batch.may_hold(b"another-name")
+        with pytest.raises(MalformedError, match="promises"):
+            batch.uncompressed()
+
+
 def test_records_of_no_length_are_not_counted_one_by_one() -> None:
     """30 MB of zeros, in a few KB, do not hold up the event loop: the header says how many records there are.
 
@@ -377,6 +390,7 @@ def test_what_is_ruled_out_is_not_there(records: list[Record], packer: str, data
     wanting: list[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]]
     wanting = [(Offload(threshold, limit).wants_any, Offload(threshold, limit).changes)]
     wanting += [(Offload(threshold, None).wants_any, Offload(threshold, None).changes)]
+    wanting += [(Offload(1_000, limit).wants_any, Offload(1_000, limit).changes)]
     wanting += [(Chunking(limit).wants_any, Chunking(limit).wants)]
     for name, form in FORMATS.items():
         marking = Offload(threshold, limit, format=form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -68,13 +68,20 @@ class Log:
 
 
 class Reader:
-    """aiokafka's fetcher, at a log; `controls` are those of a consumer that has started. Use within an event loop."""
+    """aiokafka's fetcher, at a log; `controls` are those of a consumer that has started. In an event loop.
+
+    Attributes:
+        code: the error of each answer; 0 for none.
+        sent: the number of requests.
+        meanwhile: called before each answer.
+    """
 
     def __init__(self, log: Log, offset: int, isolation: str, most: int = 1 << 20) -> None:
         self.log = log
         self.most = most
         self.code = 0
         self.sent = 0
+        self.meanwhile: Callable[[], None] = lambda: None
         self.client = SimpleNamespace(
             send=self._send,
             cluster=SimpleNamespace(leader_for_partition=lambda _: 0, broker_metadata=lambda _: None),
@@ -121,4 +128,5 @@ class Reader:
         if not data:
             await asyncio.sleep(0.01)
         end = self.log.end
+        self.meanwhile()
         return SimpleNamespace(API_VERSION=4, topics=[(topic, [(number, self.code, end, end, aborted, data)])])

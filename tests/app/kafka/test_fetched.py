@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
 import zlib
@@ -27,6 +28,8 @@ class Ahead:
     def __init__(self) -> None:
         self.now = 0
         self.peak = 0
+        self.let = asyncio.Event()
+        self.let.set()
 
     def fetched(self, size: int) -> None:
         self.now += size
@@ -34,7 +37,7 @@ class Ahead:
         assert self.now >= 0
 
     async def may_fetch(self) -> None:
-        pass
+        await self.let.wait()
 
 
 @asynccontextmanager
@@ -241,17 +244,30 @@ class _Own:
 
 
 async def test_a_fetch_waits_until_it_may() -> None:
-    """No request goes out before; and what is not taken up is not kept until the partition is fetched again."""
+    """No request goes out while it is told to wait."""
     log = Log()
     log.append(0, [record(1)], transactional=False)
     async with reading(log) as (reader, ahead):
-        del ahead
-        while reader.sent < 1:
-            await reader.poll()
+        ahead.let.clear()
+        assert await reader.poll() == []
+        assert await reader.poll() == []
+        assert reader.sent == 0
+        ahead.let.set()
+        assert len(await reader.read()) == 1
+
+
+async def test_what_is_not_taken_up_is_not_kept() -> None:
+    """The fetcher throws an answer away if the position has moved meanwhile: its bytes go with the next answer."""
+    log = Log()
+    log.append(0, [record(1), record(2)], transactional=False)
+    async with reading(log) as (reader, ahead):
         own: Any = reader.fetcher._records._take.__self__
-        reader.code = 6  # NOT_LEADER_OR_FOLLOWER: its bytes are not for us
-        reader.fetcher.seek_to(PLACE, 0)
+        reader.meanwhile = lambda: reader.fetcher.seek_to(PLACE, 1 - reader.position)
+        while not own._fetched:
+            assert await reader.poll() == []
+        assert ahead.now == 0
+        reader.meanwhile, reader.code = lambda: None, 6  # NOT_LEADER_OR_FOLLOWER
         sent = reader.sent
         while reader.sent < sent + 2:
-            await reader.poll()
+            assert await reader.poll() == []
         assert own._fetched == {}

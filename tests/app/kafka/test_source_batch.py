@@ -118,6 +118,13 @@ def test_damaged_records_are_an_error(records: list[Record], packer: str) -> Non
             source(_cut(repacked(bytes(pack(records)), packer))).records()
 
 
+def test_bytes_behind_the_last_record_are_an_error() -> None:
+    """A batch whose header counts fewer records than there are is not taken for a whole one."""
+    data = changed(built(0, RECORDS), ">i", 57, 9)
+    with pytest.raises(CorruptRecordException):
+        source(data).records()
+
+
 def _cut(data: bytes) -> bytes:
     return changed(data[:-3], ">i", 8, len(data) - 15)
 
