@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -185,20 +186,24 @@ def test_worker_that_is_killed_between_batches(make_way: MakeWay, once: Mapping[
     rng = random.Random(7)
     made = {partition: records(rng, 1_000 if chaos == "short" else 30_000) for partition in range(PARTITIONS)}
     named = {p: [Record(b"%d" % n, r.value, r.headers, r.timestamp) for n, r in enumerate(m)] for p, m in made.items()}
-    feed = fed(way, way.raw, named)
     counted = Counted(way.broker, way.orders)
-    total = sum(map(len, feed.rows.values()))
+    total = sum(map(len, named.values()))
     # A small budget, so that only a part of it all is in flight at any time.
-    worker = WorkerProcess(
-        way.folder, {**way.settings(), "in.flight.bytes": 60_000}, way.offload(**once, **{"producer.linger.ms": 20})
-    )
-    with worker:
-        for kill in range(1 if chaos == "short" else 20):
-            least = total * (kill + 1) // 25
+    settings = {**way.settings(), "in.flight.bytes": 60_000}
+    worker = WorkerProcess(way.folder, settings, way.offload(**once, **{"producer.linger.ms": 20}))
+    with ThreadPoolExecutor(1) as pool, worker:
+        worker.wait_ready()
+        feeding = pool.submit(fed, way, way.raw, named)
+        kills = 1 if chaos == "short" else 20
+        for kill in range(kills):
+            least = total * (kill + 1) // (3 * kills)
             until(lambda least=least: counted.total() >= least, "some have come")  # type: ignore[misc]
             worker.kill()
+            assert counted.total() < total
             worker.start()
+        feed = feeding.result()
         all_read(way, "offload", way.raw)
+        worker.wait_ready()
         assert worker.terminate() == 0
     found = rows_of(read_all(way.broker, way.orders, "read_committed"))
     if once:
