@@ -31,7 +31,8 @@ from crc32c import crc32c
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec, CompressionError
 from transforms.errors import MalformedError
-from transforms.frames import compress_frame, decompress_frame, most_bytes
+from transforms.frames import compress_frame
+from transforms.packed_records import most_bytes, unpacked
 from transforms.record import RecordLike
 from transforms.record_format import serialized
 
@@ -65,6 +66,7 @@ _MOST_LENGTH_BYTES = 5  # a record's own length, a varint of 32 bits
 # So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
 _MOST_LOOKED_AT_BYTES = 64 * 1_048_576
 _DECOMPRESSED_AT_ONCE_BYTES = 65_536  # to find a bound for less takes as long
+_MOST_LOOKED_AT_RECORDS = 100_000  # which takes 30 ms
 _MOST_BYTES = 2**31 - 1 - BATCH_OVERHEAD_BYTES  # the length of a batch is a signed number of 32 bits
 
 
@@ -179,7 +181,7 @@ class RecordBatch:
         if self._most_record_bytes() <= limit:
             return True
         records = self.data[BATCH_OVERHEAD_BYTES:] if not self.codec else self._plain()
-        return records is not None and (len(records) <= limit or _all_within(records, limit))
+        return records is not None and (len(records) <= limit or _all_within(records, self.count, limit))
 
     def _most_record_bytes(self) -> int:
         if self._records is not None:
@@ -207,7 +209,7 @@ class RecordBatch:
                 self._records = packed
             else:
                 try:
-                    self._records = decompress_frame(codec, packed, _MOST_LOOKED_AT_BYTES)
+                    self._records = unpacked(codec, packed, _MOST_LOOKED_AT_BYTES)
                 except CompressionError:
                     self._huge = True
         return self._records
@@ -235,7 +237,7 @@ class RecordBatch:
         if records is None:
             packed = bytes(self.data[BATCH_OVERHEAD_BYTES:])
             try:
-                records = decompress_frame(codec, packed, _MOST_BYTES)
+                records = unpacked(codec, packed, _MOST_BYTES)
             except CompressionError as exc:
                 raise MalformedError("records of a batch", str(exc), f"one frame of {codec}") from exc
         head = bytearray(self.data[:BATCH_OVERHEAD_BYTES])
@@ -338,10 +340,15 @@ def is_old(data: memoryview) -> bool:
     return data[_MAGIC_AT] < _MAGIC
 
 
-def _all_within(records: bytes | memoryview, limit: int) -> bool:
-    """True if each record, with its length before it, takes at most `limit` bytes; False if a length is wrong."""
+def _all_within(records: bytes | memoryview, count: int, limit: int) -> bool:
+    """True if each of `count` records, with its length before it, takes at most `limit` bytes.
+
+    False if one takes more, if a length is wrong, or if there are so many that it would take long to look.
+    """
+    if count > _MOST_LOOKED_AT_RECORDS:
+        return False
     at, end = 0, len(records)
-    while at < end:
+    for _ in range(count):
         begin, size, shift = at, 0, 0
         while True:
             if at == end or shift > 7 * (_MOST_LENGTH_BYTES - 1):
@@ -357,4 +364,4 @@ def _all_within(records: bytes | memoryview, limit: int) -> bool:
         at += size >> 1
         if at > end or at - begin > limit:
             return False
-    return True
+    return at == end

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.record.memory_records import MemoryRecords
 
 from app.kafka.consumer_controls import ConsumerControls
 from app.kafka.source_batch import SourceBatch, decoded
@@ -56,6 +58,8 @@ class FetchedBatches:
             return await send()
         await self._read_ahead.may_fetch()
         response = await send()
+        # What an earlier response had, and the fetcher did not take up, is of no use any more.
+        self._fetched.clear()
         for topic, partitions in response.topics:
             for number, code, *rest in partitions:
                 if code == _NONE and rest[-1]:
@@ -77,6 +81,8 @@ class _Readers(OrderedDict[Any, Any]):
         self._sizes: dict[TopicPartition, int] = {}
 
     def __setitem__(self, partition: TopicPartition, result: Any) -> None:
+        if partition in self:  # another leader has answered the same request
+            del self[partition]
         own = getattr(result, "_partition_records", None)  # an error has none
         if own is not None:
             data = self._take(partition)
@@ -126,14 +132,19 @@ class _Reader:
     def _read(self, data: bytes) -> Iterator[SourceBatch]:
         given = False
         try:
-            pieces = list(split(memoryview(data)))
-            if any(map(is_old, pieces)):
+            pieces, broken = _pieces(data)
+            old = list(takewhile(is_old, pieces))
+            if old:
+                # aiokafka takes all that is in one response for the format of its first batch.
+                self._own._records = MemoryRecords(b"".join(old))
                 records = list(self._own)
                 self.next_fetch_offset = self._own.next_fetch_offset
                 if records:
                     yield SourceBatch(self._partition, records[0].offset, None, records)
-                return
+                return  # what is behind them is fetched again
             for piece in pieces:
+                if is_old(piece):
+                    return
                 batch = self._checked(piece)
                 begin, end = self.next_fetch_offset, batch.last_offset + 1
                 wanted = self._committed(batch) and not batch.control and batch.count > 0 and end > begin
@@ -141,6 +152,8 @@ class _Reader:
                 if wanted:
                     yield SourceBatch(self._partition, max(begin, batch.base_offset), batch)
                     given = True
+            if broken is not None:
+                raise broken
         except (MalformedError, CorruptRecordException) as exc:
             # What was given is polled; the next fetch begins with the batch that is damaged.
             if not given:
@@ -166,3 +179,14 @@ class _Reader:
                 self._aborting.discard(batch.producer_id)
             return True
         return not batch.transactional
+
+
+def _pieces(data: bytes) -> tuple[Sequence[memoryview], MalformedError | None]:
+    """The batches of a response, up to its end or an error."""
+    pieces: list[memoryview] = []
+    try:
+        for piece in split(memoryview(data)):
+            pieces.append(piece)  # noqa: PERF402  # those before an error stay
+    except MalformedError as exc:
+        return pieces, exc
+    return pieces, None

@@ -216,6 +216,8 @@ class Admission:
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
         if batch.batch is None or lane.sink_partition is None:
             return False  # in an old format, or the key decides on the partition
+        if batch.offset > batch.batch.base_offset:
+            return False  # some of its records are not wanted, or all: those behind may be gone by compaction
         if self._assembler is not None and self._assembler.takes_any(lane, batch):
             return False
         return self._chain.passes_whole(batch.batch)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+
+from app.kafka.source_batch import SourceBatch, decoded
 from stores.root import Root
+from tests.built_batches import PACKERS, built, repacked
 from tests.vectors.bakdata import bakdata_cases
 from tests.vectors.wrapper import wrapper_cases
 from transforms import record_format
-from transforms.chunk import Chunk, Chunking
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.chunk import Chunk, Chunking, is_chunk, may_hold_chunks
 from transforms.compression import CODECS, Codec, CompressionError, compress, decompress
 from transforms.errors import (
     MalformedChunkError,
@@ -23,7 +30,9 @@ from transforms.errors import (
 )
 from transforms.formats import FORMATS, WIDELOAD, FormatName
 from transforms.frames import compress_frame, decompress_frame
+from transforms.offload import Offload
 from transforms.record import Record, RecordLike
+from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
 from transforms.reference import Reference
 from transforms.signing import Signing
 from transforms.wrapper import MessageWrapper, Unwrap, Wrap
@@ -166,6 +175,88 @@ def _compressed(codec: Codec) -> Callable[[bytes], bool]:
     return examine
 
 
+_FIXED = struct.Struct(">i4xb4xh")  # length, magic, attributes
+
+
+def _batch(packer: str) -> Callable[[bytes], bool]:
+    """A batch of one codec, whose length, magic and codec are right, or nearly all would be refused for these."""
+    number = PACKERS[packer][0]
+
+    def examine(data: bytes) -> bool:
+        if len(data) < BATCH_OVERHEAD_BYTES:
+            data = data.ljust(BATCH_OVERHEAD_BYTES, b"\0")
+        repaired = bytearray(data)
+        attributes = _FIXED.unpack_from(data, 8)[-1] & ~7 | number
+        _FIXED.pack_into(repaired, 8, len(data) - 12, 2, attributes)
+        return _read_batch(memoryview(bytes(repaired)))
+
+    return examine
+
+
+def _batches(data: bytes) -> bool:
+    """A response to a fetch is cut into pieces that lie behind one another."""
+    pieces: list[memoryview] = []
+    taken = 0
+    try:
+        for piece in split(memoryview(data)):
+            pieces.append(piece)
+            taken += is_old(piece) or _read_batch(piece)
+    except MalformedError:
+        return False
+    assert data.startswith(b"".join(pieces))
+    return taken > 0
+
+
+def _read_batch(piece: memoryview) -> bool:
+    """Records are read whole, in two ways that agree, or refused; none is wanted where `wants_any` says so."""
+    try:
+        batch = RecordBatch.read(piece)
+    except MalformedError:
+        return False
+    flags = (batch.intact, batch.appendable, batch.broker_time, batch.control, batch.transactional)
+    assert not any(flag not in {True, False} for flag in flags)
+    sent = RecordBatch.read(memoryview(batch.forwarded(_STAMP, transactional=True)))
+    assert sent.intact
+    assert sent.transactional
+    source = SourceBatch(TopicPartition("t", 0), 0, batch)
+    wanted = [wants for wants_any, wants in _WANTING if not wants_any(batch)]
+    try:
+        plain = source.plain
+        records = source.records()
+    except CorruptRecordException:
+        return False
+    assert len(records) <= batch.count
+    if plain and not _has_odd_attributes(batch):  # a batch with names that are no text never goes whole
+        assert not any(wants(record) for record in records for wants in wanted)
+        read = [(r.offset, Record(r.key, r.value, tuple(r.headers), r.timestamp)) for r in records]
+        assert read == list(decoded(batch))
+    return True
+
+
+def _has_odd_attributes(batch: RecordBatch) -> bool:
+    """Whether a record's attributes have their highest bit, which is unused: aiokafka takes the next for them."""
+    data, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
+    for _ in range(batch.count):
+        size = shift = 0
+        while data[at] & 0x80:
+            size |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        size |= data[at] << shift
+        if data[at + 1] & 0x80:
+            return True
+        at += 1 + (size >> 1)
+    return False
+
+
+_STAMP = Stamp(1, 2, 3)
+_OFFLOAD, _CHUNKING = Offload(100, 300), Chunking(250)
+_WANTING: Sequence[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]] = (
+    (_OFFLOAD.wants_any, _OFFLOAD.changes),
+    (_CHUNKING.wants_any, _CHUNKING.wants),
+    (FORMATS["wideload"].wants_any, FORMATS["wideload"].wants),
+    (FORMATS["bakdata-headers"].wants_any, FORMATS["bakdata-headers"].wants),
+    (may_hold_chunks, lambda record: is_chunk(record.headers)),
+)
 _LIMIT = 10_000
 _PLAIN = b"compressible " * 100
 _SIGNING = Signing("k" * 32, ("p" * 32,), required=False)
@@ -182,6 +273,11 @@ _WIRE = [
     record_format.serialize(Record(None, None)),
     record_format.serialize(Record(b"k", b"", (("\udcff", b"x"),), -1), 7),
 ]
+_PLAIN_BATCHES = [
+    built(0, [Record(b"k", b"v" * 90, _OWN, 1_700_000_000_000), Record(None, None), Record(b"", b"", (), 5)], base=7),
+    bytes(pack([Record(b"k", b"v", (("\udcff", b"x"), ("large-messag", b"true")), -1)])),
+    built(0, [Record(b"k", b"v" * 9, (*_OWN, ("large-message", b"true")), 9)] * 3),
+]
 
 PARSERS: Sequence[Parser] = (
     Parser("wrapper", [case.bytes for case in wrapper_cases()], _wrapper),
@@ -193,6 +289,11 @@ PARSERS: Sequence[Parser] = (
     ),
     Parser("chunk", _CHUNKS, _chunk),
     Parser("wire", _WIRE, _wire),
+    Parser("batches", [b"".join(_PLAIN_BATCHES), _PLAIN_BATCHES[0], repacked(_PLAIN_BATCHES[1], "zstd")], _batches),
+    *(
+        Parser(f"batch-{packer}", [repacked(each, packer) for each in _PLAIN_BATCHES], _batch(packer))
+        for packer in PACKERS
+    ),
     *(Parser(f"frame-{codec}", [compress_frame(codec, _PLAIN)], _frame(codec)) for codec in CODECS),
     *(Parser(f"compressed-{codec}", [compress(codec, _PLAIN)], _compressed(codec)) for codec in CODECS),
 )

@@ -11,8 +11,9 @@ from tests.fuzz.run import Defect, fuzz, main
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_parser_takes_or_refuses_any_bytes(parser: Parser) -> None:
     """Mutated bytes are taken whole or refused with the documented error; there are enough of both."""
-    outcome = fuzz(parser, 20_000, seed=1)
-    assert outcome.taken + outcome.refused == 20_000
+    count = 4_000 if parser.name.startswith("batch") else 20_000  # each of these takes as long as ten of the others
+    outcome = fuzz(parser, count, seed=1)
+    assert outcome.taken + outcome.refused == count
     assert min(outcome.taken, outcome.refused) > 100
 
 

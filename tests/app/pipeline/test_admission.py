@@ -12,10 +12,12 @@ from app.kafka.source_batch import ReadRecord, SourceBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Work
-from app.pipeline.lane import Lane
+from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from transforms.record import SourceRecord
+from tests.built_batches import built, changed, repacked
+from transforms.record import Record, SourceRecord
+from transforms.record_batch import RecordBatch
 
 PARTITION = TopicPartition("raw", 0)
 OVERHEAD = 400
@@ -26,6 +28,9 @@ class Let:
 
     def __init__(self, limit: int, turn: int = 2_000) -> None:
         self.share = Share(Budget(limit))
+        self.stats = PipelineStats()
+        self.forwarded: list[SourceBatch] = []
+        self.followed: list[SourceBatch] = []
         self.lanes = Lanes(self.share, None)
         for partition in (0, 1):
             self.lanes.open(TopicPartition("raw", partition), 0)
@@ -33,13 +38,20 @@ class Let:
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
         self.admission = Admission(
-            cast(Any, SimpleNamespace(passes=lambda record: record.key != b"work", begin=lambda record: None)),
+            cast(
+                Any,
+                SimpleNamespace(
+                    passes_whole=lambda batch: not batch.may_hold(b"work"),
+                    passes=lambda record: record.key != b"work",
+                    begin=lambda record: None,
+                ),
+            ),
             self.lanes,
             self.share,
             assembler=None,
-            delivery=cast(Any, SimpleNamespace(append=self._append)),
-            dispatcher=cast(Any, SimpleNamespace(enter=self._enter)),
-            stats=PipelineStats(),
+            delivery=cast(Any, SimpleNamespace(append=self._append, forward=self._forward)),
+            dispatcher=cast(Any, SimpleNamespace(enter=self._enter, follow=self._follow)),
+            stats=self.stats,
             turn=turn,
             limit_bytes=1_000_000,
         )
@@ -58,6 +70,19 @@ class Let:
         place = TopicPartition("raw", partition)
         self.admission.add({place: [SourceBatch(place, records[0].offset, None, records)]})
 
+    def batch(self, data: bytes, offset: int = 0) -> None:
+        """Adds a batch of partition 0, and admits."""
+        self.fetched(data, offset)
+        self.admission.admit()
+
+    def fetched(self, *batches: bytes | int) -> None:
+        """Adds batches of partition 0, each with the offset from which it is wanted."""
+        read = [
+            SourceBatch(PARTITION, cast(int, offset), RecordBatch.read(memoryview(cast(bytes, data))))
+            for data, offset in zip(batches[::2], batches[1::2], strict=True)
+        ]
+        self.admission.add({PARTITION: read})
+
     def holds(self, partition: int) -> bool:
         """Whether records of a partition wait."""
         lane = self.lanes.get(TopicPartition("raw", partition))
@@ -67,6 +92,17 @@ class Let:
     def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
         self.held.append(held)
+
+    def _forward(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        assert lane.partition == PARTITION
+        assert len(batch.rows()) > 0
+        self.forwarded.append(batch)
+        self.held.append(held)
+
+    def _follow(self, lane: Lane, batch: SourceBatch, held: int) -> None:
+        assert lane.slots
+        self.share.take_work(held)
+        self.followed.append(batch)
 
     def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
@@ -133,3 +169,82 @@ async def test_admit_leaves_room_beside_a_partition_that_is_stuck() -> None:
     lane.work = 0
     let.admission.admit()
     assert let.worked == [(1, 0), (0, 0)], "what has left it makes room"
+
+
+def batch_of(*keys: bytes, base: int = 0, packer: str = "none") -> bytes:
+    """A batch of records with these keys."""
+    records = [Record(key, b"v" * 50, (), 5) for key in keys]
+    return repacked(built(0, records, base=base), packer)
+
+
+async def test_admit_lets_batches_go_whole() -> None:
+    """A batch of which no record is wanted goes as it is; of another one each record goes its way, in order."""
+    let = Let(1_000_000)
+    whole, mixed = batch_of(b"a", b"b"), batch_of(b"c", b"work", b"d", base=2, packer="zstd")
+    last = batch_of(b"e", base=5)
+    let.fetched(whole, 0, mixed, 2, last, 5)
+    assert let.share.ahead == len(whole) + len(mixed) + len(last)
+    let.admission.admit()
+    assert [batch.offset for batch in let.forwarded] == [0, 5]
+    assert (let.passed, let.worked) == ([(0, 2), (0, 4)], [(0, 3)])
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    assert lane.codec == 4
+    assert let.stats.records_in == 6
+    assert let.stats.batches_taken_apart == 1
+    assert let.share.ahead == 0
+
+
+async def test_admit_lets_a_batch_follow_what_is_before_it() -> None:
+    """Behind a record with work a batch that goes whole waits, and is not taken apart."""
+    let = Let(1_000_000)
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    lane.slots.append(Slot(ReadRecord("raw", 0, 0, 0, b"k", b"v", ()), 0))
+    let.batch(batch_of(b"a", b"b", base=1), 1)
+    assert [batch.offset for batch in let.followed] == [1]
+    assert let.forwarded == []
+    assert let.share.work == let.share.used == len(batch_of(b"a", b"b")) + OVERHEAD
+
+
+async def test_admit_keeps_a_batch_until_there_is_room() -> None:
+    """Batches that do not fit wait, in order, and count as read ahead; `clear` forgets them and their bytes."""
+    data = batch_of(*(b"%d" % n for n in range(10)))
+    let = Let(3 * (len(data) + OVERHEAD))
+    let.fetched(*(each for n in range(5) for each in (changed(data, ">q", 0, 10 * n), 10 * n)))
+    let.admission.admit()
+    assert [batch.offset for batch in let.forwarded] == [0, 10, 20]
+    assert let.share.ahead == 2 * len(data)
+    let.share.give(let.held[0])
+    let.admission.admit()
+    assert [batch.offset for batch in let.forwarded] == [0, 10, 20, 30]
+    assert let.holds(0)
+    let.admission.clear()
+    assert let.share.ahead == 0
+    assert not let.holds(0)
+
+
+async def test_admit_from_the_middle_of_a_batch() -> None:
+    """Only the records from the position on are taken and counted; if compaction has left none of them, nothing is."""
+    let = Let(1_000_000)
+    let.batch(batch_of(b"a", b"b", b"c", base=7), 8)
+    assert let.passed == [(0, 8), (0, 9)]
+    assert let.stats.records_in == 2
+    let.batch(changed(batch_of(b"a", b"b", base=10), ">i", 23, 9), 12)  # 12 to 19 are gone
+    assert (let.forwarded, let.passed[2:], let.share.ahead) == ([], [], 0)
+    assert not let.holds(0)
+    let.batch(changed(batch_of(b"a", b"b", base=20), ">i", 23, 9), 20)
+    assert [batch.offset for batch in let.forwarded] == [20]
+
+
+async def test_admit_ends_its_turn() -> None:
+    """Records of a batch that was taken apart are looked at up to the turn; the rest goes on in the next one."""
+    let = Let(1_000_000, turn=3)
+    let.fetched(batch_of(b"a", b"b", b"c", b"d", b"work"), 0, batch_of(b"e", base=5), 5)
+    let.admission.admit()
+    assert (let.passed, let.admission.in_turn) == ([(0, 0), (0, 1), (0, 2)], True)
+    assert let.share.ahead > 0
+    let.admission.admit()
+    assert (let.passed[3:], let.worked) == ([(0, 3)], [(0, 4)])
+    assert [batch.offset for batch in let.forwarded] == [5]
+    assert let.share.ahead == 0

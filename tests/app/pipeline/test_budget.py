@@ -274,3 +274,57 @@ def test_part_is_given_back_once() -> None:
     part.give(4)
     part.close()
     assert (budget.used, share.used, other.used) == (2, 2, 2)
+
+
+async def test_fetch_waits_for_room() -> None:
+    """What is fetched counts beside what is held: no fetch begins while they are the budget, but for an empty share."""
+    budget = Budget(100)
+    share, other = Share(budget), Share(budget)
+    await share.may_fetch()
+    share.fetched(60)
+    await share.may_fetch()
+    other.fetched(40)
+    assert (budget.ahead, budget.used) == (100, 0)
+    await asyncio.wait_for(Share(budget).may_fetch(), 2.0)
+    waiting = asyncio.create_task(share.may_fetch())
+    await asyncio.sleep(0)
+    share.take(30)
+    share.fetched(-30)  # admitted: as many bytes as before
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    other.fetched(-1)
+    await asyncio.wait_for(waiting, 2.0)
+
+
+@pytest.mark.parametrize("let", ["give", "poll", "close", "close the other"])
+async def test_whatever_makes_room_lets_the_fetch_go(let: str) -> None:
+    """Bytes that become durable, are admitted and gone, or belonged to a flow that has ended."""
+    budget = Budget(100)
+    share, other = Share(budget), Share(budget)
+    share.take(10)
+    share.fetched(40)
+    other.take(30)
+    other.fetched(20)
+    waiting = asyncio.create_task(share.may_fetch())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    {
+        "give": lambda: share.give(10),
+        "poll": lambda: share.fetched(-40),
+        "close": share.close,
+        "close the other": other.close,
+    }[let]()
+    await asyncio.wait_for(waiting, 2.0)
+
+
+def test_bytes_ahead_are_given_back_by_the_end() -> None:
+    """A share that is closed counts nothing that comes later, and nothing twice."""
+    budget = Budget(100)
+    share = Share(budget)
+    share.fetched(70)
+    share.close()
+    assert budget.ahead == 0
+    share.fetched(-70)
+    share.fetched(5)
+    assert budget.ahead == 0

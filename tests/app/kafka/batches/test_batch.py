@@ -7,11 +7,12 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder
+from app.kafka.batches.batch import Batch, Builder, WholeBuilder
+from tests.built_batches import PACKERS, built, record, repacked
 from tests.strategies import records
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, record_bytes
 from transforms.record import Record
-from transforms.record_batch import Stamp
+from transforms.record_batch import RecordBatch, Stamp
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -115,3 +116,54 @@ def test_records_without_timestamps_keep_that() -> None:
         pass
     assert 400 < len(batch.builder.built()) <= 500
     assert {record.timestamp for record in parsed(batch.builder)[1]} == {-1}
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_whole_batch_takes_any_stamp(packer: str) -> None:
+    """It goes with the stamp that is given last, its records as they came, and takes none beside them."""
+    sent = [record(number) for number in range(10)]
+    data = repacked(built(0, sent, base=70, transactional=True, stamp=Stamp(9, 9, 9)), packer)
+    builder = WholeBuilder(RecordBatch.read(memoryview(data)), transactional=False, codec=PACKERS[packer][0])
+    assert (builder.record_count(), builder.size(), builder.codec) == (10, len(data), PACKERS[packer][0])
+    assert builder.append(timestamp=1, key=b"k", value=b"v") is None
+    assert builder.extend(sent, 0) == 0
+    for stamp in (Stamp(5, 1, 10), Stamp(5, 1, 10), Stamp(2**40, 9, 2**31 - 1)):
+        builder._set_producer_state(*stamp)  # as aiokafka does
+        assert parsed(builder) == (stamp, [Record(r.key, r.value, list(r.headers), r.timestamp) for r in sent])
+        assert builder.stamp == stamp
+    assert builder._build() == builder.built()
+    assert builder.tries == 1
+    assert bytes(builder.built())[61:] == data[61:]
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_whole_batch_is_divided_as_others(packer: str) -> None:
+    """If a broker refuses it, its records go in halves, each with the codec that it came with."""
+    sent = [record(number, 200) for number in range(9)]
+    data = repacked(built(0, sent, base=70), packer)
+    codec = PACKERS[packer][0]
+    batch = Batch(WholeBuilder(RecordBatch.read(memoryview(data)), transactional=True, codec=codec), Count(9), 0.0)
+    batch.close()
+    parts = batch.parts(batch.divided(lambda: Builder(2**31 - 1, codec, transactional=True)))
+    assert [part.load.count for part in parts] == [part.records for part in parts]
+    assert len(parts) == 2
+    found = [each for part in parts for each in parsed(part.builder)[1]]
+    assert found == [Record(r.key, r.value, list(r.headers), r.timestamp) for r in sent]
+    assert {RecordBatch.read(memoryview(part.builder.built())).codec for part in parts} == {codec}
+
+
+@given(st.lists(records(), max_size=12), st.integers(100, 3_000), st.integers(0, 3))
+def test_extend_is_append_for_many(added: list[Record], room: int, start: int) -> None:
+    """The same records get in as one by one, up to the first that has no room or no timestamp."""
+    listed = [Record(each.key, each.value, list(each.headers), each.timestamp) for each in added]
+    many, single = builder_of("none", room), builder_of("none", room)
+    taken = many.extend(listed, min(start, len(listed)))
+    for number, each in enumerate(listed[start:]):
+        if each.timestamp < 0 or not Batch(single, Count(0), 0.0).append(each):
+            assert taken == number
+            break
+    else:
+        assert taken == len(listed[start:])
+    assert many.record_count() == taken
+    if taken:
+        assert parsed(many)[1] == listed[start : start + taken]

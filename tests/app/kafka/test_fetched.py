@@ -1,0 +1,274 @@
+"""Batches in the place of records, from aiokafka's own fetcher: at a log that needs no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.errors import CorruptRecordException
+
+from app.kafka.fetched import FetchedBatches
+from app.kafka.source_batch import SourceBatch
+from tests.app.kafka.scripted_log import PLACE, Log, Reader
+from tests.built_batches import built, changed, record
+from transforms.record import Record
+
+Row = tuple[int, bytes | None, bytes | None, tuple[Any, ...], int]
+
+
+class Ahead:
+    """Counts what is read ahead."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self.let = asyncio.Event()
+        self.let.set()
+
+    def fetched(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        assert self.now >= 0
+
+    async def may_fetch(self) -> None:
+        await self.let.wait()
+
+
+@asynccontextmanager
+async def reading(
+    log: Log, offset: int = 0, isolation: str = "read_committed", most: int = 1 << 20
+) -> AsyncIterator[tuple[Reader, Ahead]]:
+    """A reader whose polls give batches."""
+    reader, ahead = Reader(log, offset, isolation, most), Ahead()
+    FetchedBatches(reader.controls, ahead)
+    try:
+        yield reader, ahead
+    finally:
+        await reader.close()
+
+
+def rows(batches: Sequence[SourceBatch]) -> list[Row]:
+    """The records of batches."""
+    return [
+        (each.offset, each.key, each.value, tuple(each.headers), each.timestamp)
+        for batch in batches
+        for each in batch.records()
+    ]
+
+
+async def theirs(log: Log, offset: int, isolation: str) -> list[Row]:
+    """The records as aiokafka alone reads them."""
+    reader = Reader(log, offset, isolation)
+    try:
+        return [(r.offset, r.key, r.value, r.headers, r.timestamp) for r in await reader.read()]
+    finally:
+        await reader.close()
+
+
+def transactions(rng: random.Random, count: int) -> Log:
+    """Batches of three transactional producers and others between each other, with all codecs; some are aborted."""
+    log, open_since = Log(), dict[int, int]()
+    for number in range(count):
+        producer = rng.randrange(5)
+        records = [record(number * 100 + n, rng.choice((0, 30, 3_000))) for n in range(rng.randrange(1, 4))]
+        if producer in open_since and rng.random() < 0.4:
+            log.mark(producer, open_since.pop(producer), commit=rng.random() < 0.5)
+        elif producer < 3:
+            open_since.setdefault(producer, log.end)
+            log.append(rng.randrange(5), records, producer, transactional=True)
+        else:
+            log.append(rng.randrange(5), records, rng.choice((-1, 0, producer)), transactional=False)
+    for producer, first in open_since.items():
+        log.mark(producer, first, commit=rng.random() < 0.5)
+    return log
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_records_are_those_that_aiokafka_reads(isolation: str, seed: int) -> None:
+    """Of transactions that are committed, aborted and between each other, from any offset on, by any responses."""
+    rng = random.Random(seed)
+    log = transactions(rng, 60)
+    expected = await theirs(log, 0, isolation)
+    assert log.aborted
+    assert (isolation == "read_uncommitted") == (len(expected) + _marks(log) == log.end)
+    for offset in (0, 1, *rng.sample(range(log.end), 8)):
+        async with reading(log, offset, isolation, most=rng.choice((1, 900, 5_000, 1 << 20))) as (reader, ahead):
+            found = await reader.read()
+            assert rows(found) == [row for row in expected if row[0] >= offset]
+            assert all(batch.whole == (batch.offset == batch.batch.base_offset) for batch in found if batch.batch)
+            assert reader.position == log.end
+            assert ahead.now == 0
+            assert ahead.peak > 0
+
+
+def _marks(log: Log) -> int:
+    return sum(batch[22] & 0x20 != 0 for batch in log.batches)
+
+
+async def test_a_poll_may_end_between_two_batches() -> None:
+    """With a limit of batches a poll, nothing is lost or given twice, and the position is behind the last one given."""
+    log = transactions(random.Random(9), 30)
+    expected = await theirs(log, 0, "read_committed")
+    async with reading(log) as (reader, _):
+        found: list[SourceBatch] = []
+        while reader.position < log.end:
+            polled = await reader.poll(1)
+            assert len(polled) <= 1
+            found += polled
+            if polled:
+                assert polled[0].batch is not None
+                assert reader.position == polled[0].batch.last_offset + 1
+        assert rows(found) == expected
+
+
+async def polling(reader: Reader, found: list[SourceBatch]) -> None:
+    """Until a poll raises something."""
+    while True:
+        found += await reader.poll()
+
+
+Damage = Callable[[bytes], bytes]
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+DAMAGES: list[tuple[Damage, str]] = [
+    (_flip, "checksum"),
+    (lambda data: changed(data, ">b", 16, 3), "magic of a batch"),
+    (lambda data: changed(data, ">i", 57, 99), "records of a batch"),
+    (lambda data: changed(data, ">h", 21, 6), "codec of a batch"),
+    (lambda data: changed(data, ">i", 8, 3), "length of a batch"),
+]
+
+
+@pytest.mark.parametrize(("damage", "why"), DAMAGES)
+async def test_what_is_before_a_damaged_batch_comes_first(damage: Damage, why: str) -> None:
+    """The batches before it are given once; then each poll fails, and the position stays where the damage is."""
+    log = Log()
+    for number in range(4):
+        log.append(number, [record(10 * number + n) for n in range(3)], transactional=False)
+    expected = await theirs(log, 0, "read_committed")
+    log.batches[2] = damage(log.batches[2])
+    async with reading(log) as (reader, ahead):
+        found: list[SourceBatch] = []
+        with pytest.raises(CorruptRecordException, match=f"offset 6: .*{why}"):
+            await polling(reader, found)
+        assert rows(found) == expected[:6]
+        assert reader.position == 6
+        with pytest.raises(CorruptRecordException, match="offset 6"):
+            await polling(reader, found)
+        assert len(rows(found)) == reader.position == 6
+        reader.fetcher.seek_to(PLACE, 9)
+        assert rows(await reader.read()) == expected[9:]
+        assert ahead.now == 0
+
+
+async def test_old_formats_are_read_by_aiokafka() -> None:
+    """Batches before format 2, before and between those of format 2, give their records, in order and once."""
+    log = Log()
+    for n in range(3):
+        body = struct.pack(">bbqi4si2s", 1, 0, 1_000 + n, 4, b"old%d" % n, 2, b"vv")
+        log.put(struct.pack(">qiI", n, 4 + len(body), zlib.crc32(body)) + body, 1)
+    expected = await theirs(log, 0, "read_committed")
+    assert [row[0] for row in expected] == [0, 1, 2]
+    log.append(4, [record(7)], transactional=False)
+    log.put(struct.pack(">q", 4) + log.batches[0][8:], 1)
+    log.append(0, [record(8)], transactional=False)
+    for offset in range(6):
+        async with reading(log, offset) as (reader, ahead):
+            found = await reader.read()
+            read = rows(found)
+            assert [row[0] for row in read] == list(range(offset, 6))
+            assert read[:-3] == expected[offset:]
+            assert [(batch.batch is None, batch.whole, batch.codec) for batch in found[-3:]] == [
+                (False, True, 4),
+                (True, False, 0),
+                (False, True, 0),
+            ][-len(found) :]
+            assert ahead.now == 0
+
+
+async def test_gaps_that_compaction_has_left_are_passed() -> None:
+    """Records that are gone leave no trace: batches without any are skipped, and the position is behind the gap."""
+    log = Log()
+    log.append(0, [record(0), record(1)], transactional=False)
+    log.put(changed(changed(built(0, [record(2)], base=2), ">i", 23, 4), ">i", 57, 1), 5)  # 3 to 6 are gone
+    log.put(changed(built(0, [record(9)], base=7), ">i", 57, 0)[:61], 1)
+    log.batches[-1] = changed(log.batches[-1], ">i", 8, 49)
+    log.append(0, [record(8)], transactional=False)
+    async with reading(log) as (reader, _):
+        found = await reader.read()
+        assert [[row[0] for row in rows([batch])] for batch in found] == [[0, 1], [2], [8]]
+        assert [batch.whole for batch in found] == [True, False, True]
+        assert [batch.batch.last_offset for batch in found if batch.batch] == [1, 6, 8]
+    async with reading(log, 5) as (reader, _):
+        assert [row[0] for row in rows(await reader.read())] == [8]
+
+
+async def test_what_is_let_go_counts_no_more() -> None:
+    """Bytes that were fetched count until they are polled, or are let go by a seek, or come a second time."""
+    log = Log()
+    log.append(0, [Record(b"k", bytes(5_000), (), 5)], transactional=False)
+    async with reading(log) as (reader, ahead):
+        while not ahead.now:
+            await reader.fetcher._create_fetch_waiter()
+        size = ahead.now
+        assert size == len(log.batches[0])
+        result = reader.fetcher._records[PLACE]
+        reader.fetcher.seek_to(PLACE, 0)
+        assert ahead.now == 0
+        reader.fetcher._records._take = lambda _: log.batches[0]
+        for _ in range(2):  # the leader has moved: the old one and the new one answer
+            result._partition_records = _Own()
+            reader.fetcher._records[PLACE] = result
+            assert ahead.now == size
+        reader.fetcher._records.clear()
+        assert ahead.now == 0
+
+
+class _Own:
+    """What aiokafka's reader of a response has."""
+
+    next_fetch_offset = 0
+    _check_crcs = True
+    _aborted_transactions = ()
+    _isolation_level = 1
+
+
+async def test_a_fetch_waits_until_it_may() -> None:
+    """No request goes out while it is told to wait."""
+    log = Log()
+    log.append(0, [record(1)], transactional=False)
+    async with reading(log) as (reader, ahead):
+        ahead.let.clear()
+        assert await reader.poll() == []
+        assert await reader.poll() == []
+        assert reader.sent == 0
+        ahead.let.set()
+        assert len(await reader.read()) == 1
+
+
+async def test_what_is_not_taken_up_is_not_kept() -> None:
+    """The fetcher throws an answer away if the position has moved meanwhile: its bytes go with the next answer."""
+    log = Log()
+    log.append(0, [record(1), record(2)], transactional=False)
+    async with reading(log) as (reader, ahead):
+        own: Any = reader.fetcher._records._take.__self__
+        reader.meanwhile = lambda: reader.fetcher.seek_to(PLACE, 1 - reader.position)
+        while not own._fetched:
+            assert await reader.poll() == []
+        assert ahead.now == 0
+        reader.meanwhile, reader.code = lambda: None, 6  # NOT_LEADER_OR_FOLLOWER
+        sent = reader.sent
+        while reader.sent < sent + 2:
+            assert await reader.poll() == []
+        assert own._fetched == {}

@@ -1,0 +1,134 @@
+"""Batches as they were read: the records that are wanted, whatever the batch is."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+
+from app.kafka.source_batch import SourceBatch, decoded
+from tests.app.kafka.scripted_log import PLACE
+from tests.built_batches import PACKERS, built, changed, record, repacked
+from transforms.record import Record, SourceRecord
+from transforms.record_batch import RecordBatch, pack
+
+RECORDS = [record(number) for number in range(10)]
+LARGE = [record(number, 30_000) for number in range(10)]  # more than is read once
+ODD = [*RECORDS[:2], Record(b"k", b"v", (("\udcff", b"x"), ("own", None)), 1_700_000_000_000)]
+
+
+def source(data: bytes | bytearray, offset: int = 0) -> SourceBatch:
+    return SourceBatch(PLACE, offset, RecordBatch.read(memoryview(data)))
+
+
+def found(batch: SourceBatch) -> list[tuple[int, Record]]:
+    """Offsets and records of a batch; each is where it was read."""
+    records = batch.records()
+    assert all((each.topic, each.partition) == ("raw", 0) for each in records)
+    return [(r.offset, Record(r.key, r.value, tuple(r.headers), r.timestamp)) for r in records]
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("records", [RECORDS, LARGE], ids=["small", "large"])
+def test_records_from_a_position_on(packer: str, records: list[Record]) -> None:
+    """Those before the position, which may be in the middle of the batch, are left out; each way to ask agrees."""
+    data = repacked(built(0, records, base=100), packer)
+    for offset in (0, 99, 100, 101, 105, 109):
+        batch = source(data, offset)
+        expected = [(100 + n, each) for n, each in enumerate(records) if 100 + n >= offset]
+        assert found(batch) == expected
+        assert batch.plain
+        assert [row.offset for row in batch.rows()] == [each[0] for each in expected]
+        assert found(batch) == expected
+        assert batch.whole is (offset <= 100)
+        assert (batch.size, batch.codec) == (len(data), PACKERS[packer][0])
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("offset", [50, 51, 52])
+def test_names_that_are_no_text(packer: str, offset: int) -> None:
+    """Such a batch is not plain; its records are there all the same, each name byte for byte."""
+    data = changed(repacked(bytes(pack(ODD)), packer), ">q", 0, 50)
+    batch = source(data, offset)
+    assert not batch.plain
+    assert found(batch) == [(50 + n, each) for n, each in enumerate(ODD) if 50 + n >= offset]
+
+
+def test_broker_time_is_that_of_all_records() -> None:
+    """With the time of the broker, and names that are text or not; such a batch does not go whole."""
+    for records in (RECORDS, ODD):
+        data = changed(changed(bytes(pack(records)), ">h", 21, 0x08), ">q", 35, 4_711)
+        batch = source(data)
+        assert {each.timestamp for _, each in found(batch)} == {4_711}
+        assert not batch.whole
+
+
+def test_compaction_leaves_gaps() -> None:
+    """Each record has its own offset; where all that are wanted are gone there are none."""
+    kept = [record(number) for number in (0, 3, 4)]
+    body = bytearray(built(0, kept, base=20))
+    at = 61
+    for offset in (0, 3, 4):  # the offset delta is behind the length, of two bytes, the attributes and the time
+        size = (body[at] & 0x7F | body[at + 1] << 7) >> 1
+        where = at + 3
+        while body[where] & 0x80:
+            where += 1
+        body[where + 1] = offset << 1
+        at += 2 + size
+    data = changed(bytes(body), ">i", 23, 9)
+    for offset, expected in ((20, [20, 23, 24]), (21, [23, 24]), (24, [24]), (25, []), (29, [])):
+        batch = source(data, offset)
+        assert [each for each, _ in found(batch)] == expected
+        assert [row.offset for row in batch.rows()] == expected
+        assert not batch.whole
+
+
+def test_records_in_another_way() -> None:
+    """Records of old formats come as they are, and never whole."""
+    assert isinstance(source(built(0, RECORDS)).records()[0], SourceRecord)
+    records = source(built(0, RECORDS, base=7), 9).records()
+    batch = SourceBatch(PLACE, 9, None, records)
+    assert (batch.records(), batch.rows(), batch.plain, batch.whole) == (records, records, True, False)
+    assert (batch.codec, batch.kept() is batch) == (0, True)
+    assert batch.size > 8 * 100
+
+
+def test_kept_has_bytes_of_its_own() -> None:
+    """What else was fetched with a batch may be let go while it waits."""
+    response = bytearray(built(0, RECORDS, base=5) * 2)
+    batch = SourceBatch(PLACE, 6, RecordBatch.read(memoryview(response)[: len(response) // 2]))
+    expected = found(batch)
+    kept = batch.kept()
+    response[:] = bytes(len(response))
+    assert found(kept) == expected
+    assert (kept.offset, kept.partition) == (6, TopicPartition("raw", 0))
+
+
+@pytest.mark.parametrize("records", [RECORDS, ODD], ids=["text", "odd"])
+@pytest.mark.parametrize("packer", PACKERS)
+def test_damaged_records_are_an_error(records: list[Record], packer: str) -> None:
+    """Whichever way they are read, with the place; nothing of the batch is given."""
+    cut = bytes(pack(records))[:-3]
+    data = repacked(changed(cut, ">i", 8, len(cut) - 12), packer)
+    with pytest.raises(CorruptRecordException):
+        source(data).records()
+    if packer != "none":
+        with pytest.raises(CorruptRecordException, match=r"topic='raw', partition=0.*offset 0: "):
+            source(_cut(repacked(bytes(pack(records)), packer))).records()
+
+
+def test_bytes_behind_the_last_record_are_an_error() -> None:
+    """A batch whose header counts fewer records than there are is not taken for a whole one."""
+    data = changed(built(0, RECORDS), ">i", 57, 9)
+    with pytest.raises(CorruptRecordException):
+        source(data).records()
+
+
+def _cut(data: bytes) -> bytes:
+    return changed(data[:-3], ">i", 8, len(data) - 15)
+
+
+def test_decoded_wraps_as_brokers_do() -> None:
+    """The sum of the first timestamp and the distance is an int64."""
+    data = changed(bytes(pack([Record(b"k", b"v", (), 0), Record(b"k", b"v", (), 10)])), ">q", 27, 2**63 - 5)
+    assert [each.timestamp for _, each in decoded(RecordBatch.read(memoryview(data)))] == [2**63 - 5, -(2**63) + 5]

@@ -1,0 +1,122 @@
+"""The sink: single records, many at once, and whole batches, in any order; offsets and bytes of each."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiokafka.structs import RecordMetadata, TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.kafka.batches.batch import Batch, Builder
+from app.kafka.batches.outbox import Outbox
+from app.kafka.source_batch import ReadRecord, decoded
+from app.pipeline.budget import Budget, Share
+from app.pipeline.offset_tracker import OffsetTracker
+from app.pipeline.sink import Sink
+from tests.built_batches import built
+from transforms.record import Record
+from transforms.record_batch import RecordBatch
+
+DONE = RecordMetadata("t", 0, TopicPartition("t", 0), 0, -1, 0, 0)
+WAYS = st.sampled_from(["one", "many", "whole"])
+STEPS = st.lists(
+    st.tuples(WAYS, st.integers(0, 1), st.integers(1, 12), st.sampled_from([0, 4])), min_size=1, max_size=12
+)
+
+
+class Sent:
+    """A sink whose batches are never sent by themselves."""
+
+    def __init__(self, room: int) -> None:
+        self.share = Share(Budget(10**9))
+        self.counts: list[int] = []
+        self.outbox: Outbox[Any] | None = None
+        self._room = room
+        batches = cast(Any, SimpleNamespace(outbox=self._make))
+        self.sink = Sink(batches, "t", self.share, acknowledged=lambda records, _: self.counts.append(records))
+
+    def _make(self, topic: str, partition: int, make_load: Any, *, limit_bytes: int | None) -> Outbox[Any]:
+        self.outbox = Outbox(
+            TopicPartition(topic, partition),
+            lambda codec: Builder(self._room, codec, transactional=False),
+            make_load,
+            lambda outbox: None,
+            codec=0,
+            transactional=False,
+        )
+        return self.outbox
+
+
+def records_of(batch: Batch[Any]) -> list[tuple[bytes | None, int]]:
+    """Key and codec of each record that a broker gets."""
+    read = RecordBatch.read(memoryview(batch.builder.built()))
+    return [(record.key, batch.builder.codec) for _, record in decoded(read)]
+
+
+@settings(max_examples=150)
+@given(STEPS, st.integers(150, 2_000), st.data())
+def test_all_leaves_in_order_and_is_accounted_for(
+    steps: list[tuple[str, int, int, int]], room: int, data: st.DataObject
+) -> None:
+    """Whatever the ways of records of two source partitions, and however their batches are split and acknowledged.
+
+    They leave in the order in which they came, each with its codec; no commit passes one that is not durable; and in
+    the end all bytes are given back.
+    """
+    asyncio.run(_all_leaves_in_order(steps, room, data))
+
+
+async def _all_leaves_in_order(steps: list[tuple[str, int, int, int]], room: int, data: st.DataObject) -> None:
+    sent = Sent(room)
+    trackers, offsets = [OffsetTracker(0), OffsetTracker(0)], [0, 0]
+    expected: list[tuple[int, int]] = []  # source and offset
+    wanted: list[tuple[bytes, int]] = []
+    for way, source, count, codec in steps:
+        first = offsets[source]
+        rows = [
+            ReadRecord("raw", source, first + n, 5 + n, b"%d-%d" % (source, first + n), b"v" * 20, [])
+            for n in range(count)
+        ]
+        offsets[source] += count
+        held = data.draw(st.integers(0, 1_000))
+        sent.share.take(held)
+        if way == "one":
+            rows = rows[:1]
+            offsets[source] = first + 1
+            sent.sink.append(0, rows[0], trackers[source], first, held, codec)
+        elif way == "many":
+            sent.sink.extend(0, rows, trackers[source], held, codec)
+        else:
+            made = [Record(row.key, row.value, (), row.timestamp) for row in rows]
+            batch = RecordBatch.read(memoryview(built(0, made, base=first)))
+            offsets_of = range(batch.base_offset, batch.last_offset + 1)
+            sent.sink.forward(0, batch, offsets_of, trackers[source], held, 0)
+        expected += [(source, row.offset) for row in rows]
+        wanted += [(row.key or b"", 0 if way == "whole" else codec) for row in rows]
+        assert trackers[source].released == offsets[source]
+    assert sent.outbox is not None
+    found: list[tuple[bytes | None, int]] = []
+    batches: list[tuple[Any, list[tuple[int, int]]]] = []
+    while (taken := sent.outbox.take()) is not None:
+        found += records_of(taken)
+        batches.append((taken.load, expected[: taken.records]))
+        del expected[: taken.records]
+    assert (found, expected) == (wanted, [])
+    while batches:
+        at = data.draw(st.integers(0, len(batches) - 1))
+        load, inside = batches[at]
+        if len(inside) > 1 and data.draw(st.booleans()):
+            cut = data.draw(st.integers(1, len(inside) - 1))
+            batches[at : at + 1] = [(load, inside[:cut]), (load.split(cut), inside[cut:])]
+        else:
+            assert list(load.offsets) == [offset for _, offset in inside]
+            load.delivered(DONE, len(inside), 1)
+            del batches[at]
+        for source, tracker in enumerate(trackers):
+            waiting = [offset for _, rest in batches for where, offset in rest if where == source]
+            assert tracker.safe() == min(waiting, default=tracker.released)
+    assert sent.share.used == 0
+    assert sum(sent.counts) == len(wanted)

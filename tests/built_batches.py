@@ -1,0 +1,66 @@
+"""Batches as other producers build them: by aiokafka's builder, and with each codec."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import cramjam
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from transforms.frames import compress_frame
+from transforms.record import Record, RecordLike
+from transforms.record_batch import CODECS, Stamp, restamp
+
+__all__ = ["NUMBERS", "PACKERS", "built", "changed", "record", "repacked"]
+
+HEADER_BYTES = 61
+NUMBERS: Mapping[str, int] = {codec or "none": number for number, codec in enumerate(CODECS)}
+
+# What the producers of others put behind the header; librdkafka compresses by snappy without xerial's blocks.
+PACKERS: Mapping[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "none": (0, bytes),
+    "gzip": (1, gzip.compress),
+    "snappy": (2, lambda data: compress_frame("snappy", data)),
+    "snappy-raw": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    "lz4": (3, lambda data: compress_frame("lz4", data)),
+    "zstd": (4, lambda data: compress_frame("zstd", data)),
+}
+
+
+def record(number: int, size: int = 100) -> Record:
+    """A record that compresses well."""
+    return Record(b"k%d" % number, b"v" * size, (("h", b"%d" % number), ("h", None)), 1_700_000_000_000 + number)
+
+
+def built(
+    codec: int, records: Sequence[RecordLike], *, base: int = 0, transactional: bool = False, stamp: Stamp | None = None
+) -> bytes:
+    """A batch from aiokafka's builder, as a log has it: with a base offset and the epoch of a leader."""
+    producer_id, epoch, sequence = stamp or (-1, -1, -1)
+    builder = DefaultRecordBatchBuilder(2, codec, int(transactional), producer_id, epoch, sequence, 1 << 30)
+    for offset, each in enumerate(records):
+        appended = builder.append(offset, each.timestamp, each.key, each.value, list(each.headers))
+        assert appended is not None
+    data = bytearray(builder.build())
+    struct.pack_into(">q", data, 0, base)
+    struct.pack_into(">i", data, 12, 7)
+    return bytes(data)
+
+
+def changed(data: bytes, field: str, at: int, *numbers: int) -> bytes:
+    """A batch with other numbers in its header, and the checksum of these."""
+    other = bytearray(data)
+    struct.pack_into(field, other, at, *numbers)
+    restamp(other, Stamp(*struct.unpack_from(">qhi", other, 43)))
+    return bytes(other)
+
+
+def repacked(data: bytes, packer: str) -> bytes:
+    """An uncompressed batch, with its records compressed."""
+    number, pack = PACKERS[packer]
+    packed = pack(bytes(data[HEADER_BYTES:]))
+    whole = data[:HEADER_BYTES] + packed
+    attributes = struct.unpack_from(">h", data, 21)[0] & ~7 | number
+    return changed(changed(whole, ">i", 8, len(whole) - 12), ">h", 21, attributes)

@@ -1,0 +1,433 @@
+"""The batch as a value: what its header says, what may be in it, and what leaves of it."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.built_batches import NUMBERS, PACKERS, built, changed, record, repacked
+from tests.strategies import records as any_records
+from tests.transforms.peak import allocated_at_most
+from tests.transforms.test_inflate import bomb
+from transforms import record_format
+from transforms.bakdata import FLAG
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes, record_bytes
+from transforms.chunk import Chunk, Chunking, is_chunk, may_hold_chunks
+from transforms.errors import MalformedError
+from transforms.formats import FORMATS
+from transforms.frames import compress_frame
+from transforms.inflate import Inflate
+from transforms.offload import Offload
+from transforms.record import Record, RecordLike
+from transforms.record_batch import RecordBatch, Stamp, is_old, pack, restamp, split
+from transforms.reference import VALUE
+
+RECORDS = [record(number) for number in range(20)]
+STAMP = Stamp(77, 3, 1_000)
+LIMIT = 64 * 1_048_576
+
+
+def read(data: bytes | bytearray) -> RecordBatch:
+    return RecordBatch.read(memoryview(data))
+
+
+def records_of(data: bytes | bytearray | memoryview) -> list[tuple[int, Record]]:
+    """Offsets and records, as aiokafka reads them."""
+    rows: list[Any] = list(DefaultRecordBatch(bytes(data)))
+    return [(row.offset, Record(row.key, row.value, tuple(row.headers), row.timestamp)) for row in rows]
+
+
+def stored_bytes(data: bytes | bytearray) -> list[int]:
+    """Bytes of each record in an uncompressed batch, its length included."""
+    plain, at, sizes = bytes(data[BATCH_OVERHEAD_BYTES:]), 0, []
+    while at < len(plain):
+        end = record_format.read(plain, at)[2]
+        sizes.append(end - at)
+        at = end
+    return sizes
+
+
+# --- what the header says
+
+
+@pytest.mark.parametrize("codec", NUMBERS)
+def test_header_is_that_of_the_builder(codec: str) -> None:
+    """Each field is what aiokafka's builder has put there, and its own reader finds the same records."""
+    data = built(NUMBERS[codec], RECORDS, base=500, transactional=True, stamp=STAMP)
+    batch = read(data)
+    assert (batch.base_offset, batch.last_offset, batch.count) == (500, 519, 20)
+    assert (batch.first_timestamp, batch.latest_timestamp) == (RECORDS[0].timestamp, RECORDS[-1].timestamp)
+    assert (batch.producer_id, batch.codec) == (STAMP.producer_id, NUMBERS[codec])
+    assert (batch.transactional, batch.control, batch.broker_time) == (True, False, False)
+    assert batch.appendable
+    assert batch.intact
+    assert DefaultRecordBatch(data).validate_crc()
+    assert records_of(batch.uncompressed()) == [(500 + n, each) for n, each in enumerate(RECORDS)]
+
+
+def test_checksum_is_wrong_whichever_bit_differs() -> None:
+    """No bit behind the checksum, nor of it, can differ."""
+    data = built(0, RECORDS[:1])
+    for at in range(17, len(data)):
+        other = bytearray(data)
+        other[at] ^= 0x10
+        try:
+            assert not read(other).intact, at
+        except MalformedError:
+            assert at < BATCH_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "number", "why"),
+    [
+        (">b", 16, 1, "magic of a batch is '1'"),
+        (">b", 16, 3, "magic of a batch is '3'"),
+        (">b", 16, -1, "magic of a batch is '-1'"),
+        (">i", 8, 0, "length of a batch"),
+        (">i", 8, -1, "length of a batch"),
+        (">i", 8, 2**31 - 1, "length of a batch"),
+        (">h", 21, 5, "codec of a batch is '5'"),
+        (">h", 21, 7, "codec of a batch is '7'"),
+        (">q", 0, -1, "offsets of a batch"),
+        (">q", 0, 2**63 - 5, "offsets of a batch"),
+        (">i", 23, -1, "offsets of a batch"),
+        (">i", 57, -1, "records of a batch"),
+        (">i", 57, 21, "records of a batch"),
+        (">i", 57, 2**31 - 1, "records of a batch"),
+    ],
+)
+def test_header_that_breaks_the_format(field: str, at: int, number: int, why: str) -> None:
+    """What no batch can say of itself is refused, with its name; the checksum does not save it."""
+    data = changed(built(0, RECORDS), field, at, number)
+    with pytest.raises(MalformedError, match=why):
+        read(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 60])
+def test_batch_that_is_shorter_than_its_header(size: int) -> None:
+    """Bytes that have no room for a header are refused, before any of them is read."""
+    with pytest.raises(MalformedError, match=rf"{size} bytes.*at least 61"):
+        read(built(0, RECORDS)[:size])
+
+
+def test_count_that_the_bytes_have_no_room_for() -> None:
+    """An uncompressed batch has no more records than bytes for them; of a compressed one only the offsets tell."""
+    many = changed(changed(built(0, RECORDS[:1], base=0), ">i", 23, 10_000), ">i", 57, 10_001)
+    with pytest.raises(MalformedError, match="records of a batch"):
+        read(many)
+    assert read(repacked(many[:57] + struct.pack(">i", 10_001) + many[61:], "zstd")).count == 10_001
+
+
+@pytest.mark.parametrize(
+    ("field", "at", "number", "whole"),
+    [
+        (">h", 21, 0, True),
+        (">h", 21, 0x10, True),
+        (">h", 21, 0x08, False),
+        (">h", 21, 0x20, False),
+        (">h", 21, 0x40, False),
+        (">i", 23, 20, False),
+        (">i", 57, 19, False),
+        (">i", 57, 0, False),
+    ],
+)
+def test_only_a_batch_of_a_producer_is_appendable(field: str, at: int, number: int, whole: bool) -> None:  # noqa: FBT001
+    """Gaps, the broker's time, marks of transactions, and what compaction has written keep a batch from going whole."""
+    assert read(changed(built(0, RECORDS), field, at, number)).appendable is whole
+
+
+# --- split
+
+
+def test_split_leaves_out_the_batch_that_is_cut_off() -> None:
+    """Wherever a response ends, the batches before that are whole, and what is behind them is left for later."""
+    batches = [built(number, RECORDS, base=20 * number) for number in (0, 4, 1)]
+    data = b"".join(batches)
+    ends = [len(batches[0]), len(batches[0] + batches[1]), len(data)]
+    for size in range(len(data) + 1):
+        found = [bytes(each) for each in split(memoryview(data)[:size])]
+        assert found == batches[: sum(end <= size for end in ends)]
+
+
+@pytest.mark.parametrize("length", [-(2**31), -13, -12, -1, 0, 4])
+def test_split_refuses_a_length_that_no_batch_has(length: int) -> None:
+    """Nor does it go back or stand still; the batches before it were given."""
+    good = built(0, RECORDS)
+    pieces = split(memoryview(good + struct.pack(">qi", 20, length) + bytes(100)))
+    assert bytes(next(pieces)) == good
+    with pytest.raises(MalformedError, match="length of a batch"):
+        next(pieces)
+
+
+def test_old_formats_are_told_from_new_ones() -> None:
+    """By the one byte that all formats have in the same place, which each batch that `split` finds has."""
+    pieces = [struct.pack(">qiib", 0, 5, 0, magic) for magic in (0, 1, 2, 3)]
+    assert [is_old(each) for each in split(memoryview(b"".join(pieces)))] == [True, True, False, False]
+
+
+# --- what the records may be
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_fits_is_exact(packer: str) -> None:
+    """The largest record decides, with its length before it; of compressed ones too."""
+    plain = built(0, [record(1, 10), record(2, 5_000), record(3, 70)])
+    largest = max(stored_bytes(plain))
+    data = repacked(plain, packer)
+    for limit, fits in ((largest, True), (largest - 1, False), (0, False), (len(plain), True)):
+        assert read(data).fits(limit) is fits, limit
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.sampled_from(list(PACKERS)), st.data())
+def test_fits_is_exact_for_any_sizes(sizes: list[int], packer: str, data: st.DataObject) -> None:
+    """Also where varints take another byte, and wherever in the batch the largest record is."""
+    plain = built(0, [Record(None, b"v" * size, (), 5) for size in sizes])
+    largest = max(stored_bytes(plain))
+    limit = largest + data.draw(st.integers(-2, 2))
+    assert read(repacked(plain, packer)).fits(limit) is (largest <= limit)
+
+
+@pytest.mark.parametrize("length", [b"\x01", b"\xff\xff\xff\xff\xff\x01", b"\xff\x7f", b"\x80" * 200])
+def test_lengths_that_are_wrong_fit_nowhere(length: bytes) -> None:
+    """A record whose length is below 0, does not end or is beyond the batch may be of any size."""
+    plain = bytearray(built(0, RECORDS[:3]))
+    at = BATCH_OVERHEAD_BYTES + stored_bytes(plain)[0]
+    data = bytes(plain[:at]) + length + bytes(plain[at + 2 :])
+    assert not read(changed(data, ">i", 8, len(data) - 12)).fits(len(data) - BATCH_OVERHEAD_BYTES - 1)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_may_hold_finds_what_is_there(packer: str) -> None:
+    """Names, keys and values are found, in compressed records too; what is nowhere is not."""
+    each = Record(b"the-key", b"the-value" + b"v" * 500, (("a-name", b"of-it"),), 5)
+    batch = read(repacked(built(0, [*RECORDS, each]), packer))
+    for octets in (b"the-key", b"the-value", b"a-name", b"of-it"):
+        assert batch.may_hold(octets)
+    assert not batch.may_hold(b"another-name")
+
+
+@pytest.mark.parametrize("packer", [each for each in PACKERS if each != "none"])
+def test_damaged_records_may_be_anything(packer: str) -> None:
+    """They cannot be looked at, so nothing is ruled out; to read them is an error."""
+    data = bytearray(repacked(built(0, RECORDS), packer))
+    data[BATCH_OVERHEAD_BYTES + 20 :] = b"\xff" * (len(data) - BATCH_OVERHEAD_BYTES - 20)
+    batch = read(data)
+    assert not batch.fits(10)
+    assert batch.may_hold(b"another-name")
+    with pytest.raises(MalformedError, match="records of a batch"):
+        batch.uncompressed()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_uncompressed_is_the_batch_before_compression(packer: str) -> None:
+    """Each byte but the checksum is that of the batch that was never compressed."""
+    plain = built(0, RECORDS, base=9, stamp=STAMP)
+    batch = read(repacked(plain, packer))
+    for _ in range(2):  # what `may_hold` has decompressed is taken, too
+        found = bytes(batch.uncompressed())
+        assert (found[:17], found[21:]) == (plain[:17], plain[21:])
+        assert not batch.may_hold(b"another-name")
+
+
+@functools.cache
+def bombs() -> dict[str, bytes]:
+    """Single frames of KBs that hold hundreds of MiB of zeros, or promise to."""
+    compressor = zlib.compressobj(9, zlib.DEFLATED, 31)
+    gzip = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(100)) + compressor.flush()
+    lz4, raw = compress_frame("lz4", bytes(1 << 20)), bomb("snappy")
+    xerial = compress_frame("snappy", b"")
+    return {
+        "gzip": gzip,
+        "snappy": xerial + (len(raw).to_bytes(4) + raw) * 9,
+        "snappy-raw": raw,
+        "lz4": lz4[:7] + lz4[7:-4] * 100 + lz4[-4:],
+        "zstd": bomb("zstd"),
+    }
+
+
+@pytest.mark.parametrize("packer", [each for each in PACKERS if each != "none"])
+def test_bomb_is_not_looked_into(packer: str) -> None:
+    """A batch of KBs that would become hundreds of MiB takes no more than those that are looked at, and passes no test.
+
+    zlib alone takes twice the limit, as it cannot be told how much will come.
+    """
+    head = changed(built(0, RECORDS), ">h", 21, PACKERS[packer][0])[:BATCH_OVERHEAD_BYTES]
+    data = head + bombs()[packer]
+    data = changed(data, ">i", 8, len(data) - 12)
+    assert len(data) < 1 << 19
+    with allocated_at_most(LIMIT * 17 // 8):
+        batch = read(data)
+        assert not batch.fits(1_000_000)
+        assert batch.may_hold(b"another-name")
+
+
+def test_promise_that_the_bytes_have_no_room_for() -> None:
+    """A raw block of snappy that promises 60 MiB in ten bytes takes none of them."""
+    data = changed(built(0, RECORDS), ">h", 21, PACKERS["snappy-raw"][0])[:BATCH_OVERHEAD_BYTES]
+    data += b"\x80\x80\x80\x1e" + bytes(10)
+    data = changed(data, ">i", 8, len(data) - 12)
+    with allocated_at_most(1 << 20):
+        batch = read(data)
+        assert not batch.fits(1_000_000)
+        assert batch.may_hold(b"another-name")
+        with pytest.raises(MalformedError, match="promises"):
+            batch.uncompressed()
+
+
+def test_records_of_no_length_are_not_counted_one_by_one() -> None:
+    """30 MB of zeros, in a few KB, do not hold up the event loop: the header says how many records there are.
+
+    Nor do a million records, which are sound.
+    """
+    zeros = changed(built(0, RECORDS), ">h", 21, PACKERS["lz4"][0])[:BATCH_OVERHEAD_BYTES]
+    zeros += compress_frame("lz4", bytes(30_000_000))
+    one = record_format.serialize(Record(None, None, (), 0))
+    many = changed(changed(built(0, RECORDS), ">i", 23, 999_999), ">i", 57, 1_000_000)[:BATCH_OVERHEAD_BYTES]
+    many += compress_frame("zstd", one * 1_000_000)
+    many = changed(many, ">h", 21, PACKERS["zstd"][0])
+    for data in (zeros, many):
+        batch = read(changed(data, ">i", 8, len(data) - 12))
+        began = time.process_time()
+        assert not batch.fits(6_000_000)
+        assert time.process_time() - began < 1.0
+
+
+# --- the batch of another producer
+
+
+@pytest.mark.parametrize("codec", NUMBERS)
+@pytest.mark.parametrize("was", [False, True])
+@pytest.mark.parametrize("becomes", [False, True])
+def test_forwarded_changes_what_is_ours_alone(codec: str, was: bool, becomes: bool) -> None:  # noqa: FBT001
+    """Base offset, leader's epoch, transactional bit, stamp and checksum are new; each other byte is as it was."""
+    data = built(NUMBERS[codec], RECORDS, base=2**40, transactional=was, stamp=Stamp(5, 6, 7))
+    sent = bytes(read(data).forwarded(STAMP, transactional=becomes))
+    assert DefaultRecordBatch(sent).validate_crc()
+    assert struct.unpack_from(">q", sent)[0] == 0
+    assert struct.unpack_from(">i", sent, 12)[0] == -1
+    assert Stamp(*struct.unpack_from(">qhi", sent, 43)) == STAMP
+    assert read(sent).transactional is becomes
+    assert read(sent).intact
+    bit = 0x10
+    for own in (slice(8, 12), slice(16, 17), slice(21, 22), slice(23, 43), slice(57, None)):
+        assert sent[own] == data[own]
+    assert sent[22] & ~bit == data[22] & ~bit
+    assert records_of(sent) == list(enumerate(RECORDS))
+
+
+def test_forwarded_leaves_what_was_read() -> None:
+    """The batch that was read is the same afterwards, and can go again with another stamp."""
+    data = built(4, RECORDS, base=3)
+    batch = read(data)
+    once = batch.forwarded(STAMP, transactional=True)
+    again = bytearray(once)
+    restamp(again, Stamp(1, 2, 3))
+    assert bytes(batch.data) == data
+    assert again == batch.forwarded(Stamp(1, 2, 3), transactional=True)
+    assert again != once
+
+
+@settings(max_examples=60)
+@given(st.lists(any_records(), min_size=1, max_size=5))
+def test_pack_is_what_the_builder_makes(records: Sequence[Record]) -> None:
+    """aiokafka reads the same records, its checksum is right, and a batch of its own builder has the same bytes."""
+    data = pack(records)
+    assert DefaultRecordBatch(bytes(data)).validate_crc()
+    assert records_of(data) == list(enumerate(records))
+    assert read(data).appendable
+    assume(all(each.timestamp >= 0 for each in records))  # its builder has other rules for records without one
+    theirs = changed(changed(built(0, records), ">q", 0, 0), ">i", 12, -1)
+    assert data == theirs
+
+
+def test_pack_keeps_names_that_are_no_text() -> None:
+    """The bytes of a name that is not UTF-8 are the same again, which aiokafka's builder could not write."""
+    each = Record(b"k", b"v", (("\udcff\udc80", b"x"),), 5)
+    data = bytes(pack([each]))
+    assert b"\x04\xff\x80" in data
+    assert record_format.read(data, BATCH_OVERHEAD_BYTES)[0].headers == each.headers
+
+
+# --- nobody wants a record of a batch that is ruled out
+
+NAMES = (
+    VALUE.flag,
+    VALUE.size,
+    FLAG,
+    "large-message.chunk.uuid",
+    "large-messag",
+    "arge-message",
+    "\N{GREEK SMALL LETTER MU}",
+)
+_FLAGS = st.tuples(st.sampled_from(NAMES), st.sampled_from((b"true", b"\x00", b"\x01", b"x", None)))
+_NEAR = st.builds(
+    Record,
+    st.none() | st.integers(0, 70).map(bytes),
+    st.none() | st.integers(0, 200).map(lambda size: b"v" * size),
+    st.lists(_FLAGS, max_size=2).map(tuple),
+    st.integers(0, 100_000),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(_NEAR, min_size=1, max_size=5), st.sampled_from(list(PACKERS)), st.data())
+def test_what_is_ruled_out_is_not_there(records: list[Record], packer: str, data: st.DataObject) -> None:
+    """If `wants_any` is false, `wants` is false for each record; thresholds are at the very sizes."""
+    batch = read(repacked(bytes(pack(records)), packer))
+    one = data.draw(st.sampled_from(records))
+    near = st.integers(-3, 3)
+    threshold = max(0, len(one.value or b"") + data.draw(near))
+    limit = batch_of_one_bytes(one) + data.draw(near)
+    wanting: list[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]]
+    wanting = [(Offload(threshold, limit).wants_any, Offload(threshold, limit).changes)]
+    wanting += [(Offload(threshold, None).wants_any, Offload(threshold, None).changes)]
+    wanting += [(Offload(1_000, limit).wants_any, Offload(1_000, limit).changes)]
+    wanting += [(Chunking(limit).wants_any, Chunking(limit).wants)]
+    for name, form in FORMATS.items():
+        marking = Offload(threshold, limit, format=form)
+        wanting += [(form.wants_any, Inflate(format=form).wants), (marking.wants_any, marking.changes)]
+        assert name == "bakdata-flag" or not form.wants_any(read(pack([Record(b"k", b"v", (("own", b"x"),), 1)])))
+    wanting += [(may_hold_chunks, lambda each: is_chunk(each.headers))]
+    for wants_any, wants in wanting:
+        if not wants_any(batch):
+            assert not any(wants(each) for each in records), wants_any
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_most_batches_are_ruled_out(packer: str) -> None:
+    """Records well below the sizes, with headers of their own, are known to be unwanted without a look at each."""
+    batch = read(repacked(bytes(pack(RECORDS)), packer))
+    most = max(map(record_bytes, RECORDS)) + 2  # their distances of time and offset
+    assert not Offload(most, most + BATCH_OVERHEAD_BYTES).wants_any(batch)
+    assert not Chunking(most + BATCH_OVERHEAD_BYTES).wants_any(batch)
+    assert not FORMATS["wideload"].wants_any(batch)
+    assert not FORMATS["bakdata-headers"].wants_any(batch)
+    assert not may_hold_chunks(batch)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_what_is_wanted_is_found(packer: str) -> None:
+    """One record among many is enough, wherever it is: a large one, a reference, a chunk."""
+    large, reference = record(5, 3_000), Record(b"k", b"s3://b/t/i", ((VALUE.flag, b"true"),), 5)
+    chunk = Record(b"k", b"piece", Chunk("uuid-1", 0, 2, 10).headers(), 5)
+    marked = Record(b"k", b"s3://b/t/i", ((FLAG, b"\x01"),), 5)
+    for place in (0, 7, 20):
+        batches = []
+        for odd in (large, reference, chunk, marked):
+            records = [*RECORDS[:place], odd, *RECORDS[place:]]
+            batches.append(read(repacked(bytes(pack(records)), packer)))
+        assert Offload(2_999, None).wants_any(batches[0])
+        assert not Offload(3_100, None).wants_any(batches[0])
+        assert Chunking(3_000).wants_any(batches[0])
+        assert FORMATS["wideload"].wants_any(batches[1])
+        assert may_hold_chunks(batches[2])
+        assert FORMATS["bakdata-headers"].wants_any(batches[3])
