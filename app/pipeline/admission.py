@@ -30,6 +30,7 @@ from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
+_PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
 
 
@@ -58,7 +59,7 @@ class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
     `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn; `limit_bytes` is the `max.message.bytes` of the sink.
+    before other tasks have their turn; `limit_bytes` is the most that small batches become together.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -84,7 +85,7 @@ class Admission:
         self._dispatcher = dispatcher
         self._stats = stats
         self._turn = turn
-        self._merged_bytes = min(limit_bytes, _MERGED_BYTES)
+        self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
         self._left = turn
         self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
 
@@ -161,7 +162,7 @@ class Admission:
                 return False
             passing = self._passing(lane, read.batches)
             if passing:
-                found_none = self._refused(lane, sum(batch.size for batch in passing), full=full)
+                found_none = self._refused(lane, sum(map(_held, passing)), full=full)
                 if found_none is not None:
                     return found_none
                 if self._pass(lane, passing):
@@ -177,8 +178,8 @@ class Admission:
     def _refused(self, lane: Lane, size: int, *, full: bool) -> bool | None:
         """None if there is room for batches that pass; else whether none but work has room."""
         if lane.slots:
-            return None if self._admits_work(lane, size + RECORD_OVERHEAD_BYTES) else False
-        return True if full or not self._share.admits(size + RECORD_OVERHEAD_BYTES) else None
+            return None if self._admits_work(lane, size) else False
+        return True if full or not self._share.admits(size) else None
 
     def _passing(self, lane: Lane, batches: Sequence[SourceBatch]) -> Sequence[SourceBatch]:
         """The next batches that go on together: several if they are small; none if the next one does not pass."""
@@ -202,7 +203,7 @@ class Admission:
         batch = passing[0] if len(passing) == 1 else SourceBatch.merged(passing)
         if not batch.plain:
             return False
-        held = batch.size + RECORD_OVERHEAD_BYTES
+        held = _held(batch)
         if lane.slots:
             self._dispatcher.follow(lane, batch, held)
         else:
@@ -297,3 +298,8 @@ class Admission:
         for event in self._assembler.expire():
             self._dispatcher.give_up(event)
         return self._assembler.pending < pending
+
+
+def _held(batch: SourceBatch) -> int:
+    """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
+    return RECORD_OVERHEAD_BYTES + (batch.size if batch.whole else batch.plain_bytes)

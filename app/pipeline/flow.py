@@ -102,7 +102,8 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._brokers = brokers = _brokers(settings)
         self._consumer = GroupConsumer(client, settings, brokers, share)
         destination = Destination(client, settings, plan, brokers, stats, termination)
-        make_delivery = ExactlyOnce if settings.guarantee.exactly_once else AtLeastOnce
+        exactly_once = settings.guarantee.exactly_once
+        make_delivery = ExactlyOnce if exactly_once else AtLeastOnce
         self._delivery: Delivery = make_delivery(destination, share, lanes, self._consumer)
         self._retries = Retries(chain, executor, settings, stats=stats, unstalled=self._changed.set)
         letters = None if plan.dead_letters is None else LetterWriter(settings, plan.dead_letters, store)
@@ -122,7 +123,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             delivery=self._delivery,
             dispatcher=dispatcher,
             stats=stats,
-            limit_bytes=plan.sink.max_message_bytes,
+            limit_bytes=min(plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
