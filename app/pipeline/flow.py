@@ -123,7 +123,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             delivery=self._delivery,
             dispatcher=dispatcher,
             stats=stats,
-            limit_bytes=min(plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])),
+            limit_bytes=min([plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
