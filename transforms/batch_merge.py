@@ -62,7 +62,7 @@ def _append(merged: bytearray, batch: RecordBatch, index: int, shift: int) -> No
             delta = data[begin + 1]
             if plain and not delta & 0x81 and delta + shifted < _SHORT_ZIGZAGS:
                 stamp, rest = short[(delta + shifted) >> 1], begin + 2
-            elif plain and not delta & 1 and data[begin + 2] < _LEAST_CONTINUED:
+            elif plain and delta & 0x81 == _LEAST_CONTINUED and data[begin + 2] < _LEAST_CONTINUED:
                 both = (delta & 0x7F | data[begin + 2] << 7) + shifted >> 1
                 stamp, rest = short[both] if both < most else number_bytes(both), begin + 3
             else:

@@ -61,6 +61,7 @@ _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _DELETE_HORIZON = 0x40
 
+_MOST_TIMESTAMP = 2**62
 _LEAST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers: a byte each
 _MOST_LENGTH_BYTES = 5  # a record's own length, a varint of 32 bits
 # So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
@@ -171,6 +172,11 @@ class RecordBatch:
         expected: int = _CRC.unpack_from(self.data, _CRC_AT)[0]
         return crc32c(self.data[_ATTRIBUTES_AT:]) == expected
 
+    @property
+    def timely(self) -> bool:
+        """True if the timestamps are so far from the ends of an int64 that their sums do not overflow."""
+        return -1 <= self.first_timestamp < _MOST_TIMESTAMP and self.latest_timestamp < _MOST_TIMESTAMP
+
     # --- what the records may be -------------------------------------------------------------------------------------
 
     def fits(self, limit: int) -> bool:
@@ -196,6 +202,10 @@ class RecordBatch:
         except CompressionError:
             return _MOST_LOOKED_AT_BYTES + 1
 
+    def forget(self) -> None:
+        """Lets go of the uncompressed records, which are kept from one question to the next."""
+        self._records = None
+
     def may_hold(self, octets: bytes) -> bool:
         """False if these bytes are nowhere in the records; True if they are, or that cannot be found out."""
         records = self._plain()
@@ -206,12 +216,11 @@ class RecordBatch:
         if self._records is None and not self._huge:
             packed, codec = bytes(self.data[BATCH_OVERHEAD_BYTES:]), CODECS[self.codec]
             if codec is None:
-                self._records = packed
-            else:
-                try:
-                    self._records = unpacked(codec, packed, _MOST_LOOKED_AT_BYTES)
-                except CompressionError:
-                    self._huge = True
+                return packed
+            try:
+                self._records = unpacked(codec, packed, _MOST_LOOKED_AT_BYTES)
+            except CompressionError:
+                self._huge = True
         return self._records
 
     @property

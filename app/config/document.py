@@ -29,6 +29,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, PEM files",
     "ssl.keystore.password": "ssl.key.password",
     "ssl.truststore.location": "ssl.ca.location, a PEM file",
+    "transaction.boundary": "transaction.boundary.type",
 }
 
 
@@ -95,6 +96,8 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
     known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
     worker = {key.name for key in WORKER_KEYS}
     for name in handed:
+        if name in _ELSEWHERE:
+            raise _unknown(name, known)
         if name in worker:
             raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
         nested = re.fullmatch(r"(.+)\.(?:topics|output\.topic|transforms)", name)

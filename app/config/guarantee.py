@@ -41,9 +41,9 @@ class Guarantee:
         _BOUNDARY,
         "string",
         "`poll`: a transaction is committed as soon as all that is at hand is written in it: the source partition is "
-        "read to its end, and no stage works on its records. A pipeline ends up to 150 transactions a second this way; "
-        "`producer.linger.ms` does not delay them. `interval`: only age and size count, which makes fewer "
-        "transactions. The values are those of Connect's `transaction.boundary`.",
+        "read to its end, and no stage works on its records. In each worker a pipeline ends up to 150 transactions a "
+        "second this way; `producer.linger.ms` does not delay them. `interval`: only age and size count, which makes "
+        "fewer transactions. The values are those of Connect's `transaction.boundary`.",
         default="poll",
         allowed=("poll", "interval"),
     )

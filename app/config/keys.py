@@ -156,8 +156,8 @@ PRODUCER_KEYS: Sequence[Key] = (
         "producer.linger.ms",
         0,
         "How long a batch that is not full waits for more records. It does not wait while `in.flight.bytes` is used "
-        "up, nor when the pipeline stops or loses partitions. Kafka's default is 5; with 0 a batch is filled while "
-        "the one before it is being sent, and waits no longer.",
+        "up, nor when a transaction ends, nor when the pipeline stops or loses partitions. Kafka's default is 5; with "
+        "0 a batch is filled while the one before it is being sent, and waits no longer.",
         minimum=0,
     ),
     _int32(

@@ -196,7 +196,8 @@ class Settings:
         "in.flight.bytes",
         "int",
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
-        "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too.",
+        "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
+        "records that pass are on their way.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )

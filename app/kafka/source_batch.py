@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
@@ -55,10 +56,23 @@ class SourceBatch:
         codec: the number of the codec that the records came with; 0 for none.
         size: bytes of the batch; of records, those of keys and values.
         offsets: of the records of the batch, if it is `whole`.
+        passes: whether each of its records passes; None if that was not asked yet.
         merged_from: the number of batches that it was made of; 0 if it is one as it was read.
     """
 
-    __slots__ = ("_records", "_rows", "batch", "codec", "merged_from", "offset", "offsets", "partition", "size")
+    __slots__ = (
+        "_plain_bytes",
+        "_records",
+        "_rows",
+        "batch",
+        "codec",
+        "merged_from",
+        "offset",
+        "offsets",
+        "partition",
+        "passes",
+        "size",
+    )
 
     def __init__(
         self,
@@ -72,6 +86,8 @@ class SourceBatch:
         self.batch = batch
         self.codec = 0 if batch is None else batch.codec
         self.merged_from = 0
+        self.passes: bool | None = None
+        self._plain_bytes: int | None = None
         self._records = records
         self._rows: list[Any] | None = None
         if batch is not None:
@@ -96,7 +112,7 @@ class SourceBatch:
     @property
     def mergeable(self) -> bool:
         """True if it may be merged with others: it is small, and could go whole."""
-        return self.whole and not self.worth_a_request
+        return self.whole and self.batch is not None and self.batch.timely and not self.worth_a_request
 
     @property
     def plain_bytes(self) -> int:
@@ -108,7 +124,9 @@ class SourceBatch:
         if self.batch is None:
             return self.size
         try:
-            return self.batch.plain_bytes
+            if self._plain_bytes is None:
+                self._plain_bytes = self.batch.plain_bytes
+            return self._plain_bytes
         except MalformedError as exc:
             raise CorruptRecordException(f"{self.partition}, offset {self.batch.base_offset}: {exc}") from exc
 
@@ -149,7 +167,7 @@ class SourceBatch:
             return True
         try:
             rows = iter(DefaultRecordBatch(self._uncompressed(self.batch)))
-            if self.size <= _READ_ONCE_BYTES:
+            if self.plain_bytes <= _READ_ONCE_BYTES:
                 self._rows = list(rows)
             else:
                 deque(rows, maxlen=0)
@@ -165,6 +183,12 @@ class SourceBatch:
         except MalformedError as exc:
             raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
 
+    def forget(self) -> None:
+        """Lets go of what was kept of the uncompressed records: a batch that waits takes its own bytes alone."""
+        self._rows = None
+        if self.batch is not None:
+            self.batch.forget()
+
     def rows(self) -> Sequence[SourceRecord]:
         """The records that are wanted, if `plain`: each has an offset, but neither topic nor partition.
 
@@ -178,22 +202,29 @@ class SourceBatch:
             rows = [row for row in rows if row.offset >= self.offset]
         return rows
 
-    def records(self) -> Sequence[SourceRecord]:
-        """The records that are wanted.
+    def records(self) -> Iterator[SourceRecord]:
+        """The records that are wanted, each made when it is asked for.
 
         Raises:
             CorruptRecordException: the batch cannot be read.
         """
         if self.batch is None:
-            return self._records
-        topic, number = self.partition.topic, self.partition.partition
+            yield from self._records
+            return
+        topic, number, read = self.partition.topic, self.partition.partition, 0
+        partly = self.offset > self.batch.base_offset
         try:
-            rows = self.rows()
+            for row in DefaultRecordBatch(self._uncompressed(self.batch)):
+                read += 1
+                if not partly or row.offset >= self.offset:
+                    yield ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers)
         except (UnicodeDecodeError, CorruptRecordException) as exc:
             if not _is_undecodable(exc):
                 raise
-            return [record for record in self._decoded(self.batch) if record.offset >= self.offset]
-        return [ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers) for row in rows]
+        else:
+            return
+        rest = islice(self._decoded(self.batch), read, None)
+        yield from (record for record in rest if not partly or record.offset >= self.offset)
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, if the name of a header is not UTF-8: the name has its bytes by `surrogateescape`."""

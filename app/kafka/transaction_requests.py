@@ -17,7 +17,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import CoordinationType
-from aiokafka.errors import ConcurrentTransactions
+from aiokafka.errors import ConcurrentTransactions, GroupAuthorizationFailedError
 from aiokafka.producer.sender import AddOffsetsToTxnHandler, AddPartitionsToTxnHandler
 
 __all__ = ["TransactionRequests"]
@@ -34,13 +34,14 @@ class TransactionRequests:
         group_id: the group whose offsets are in the transactions.
     """
 
-    # State that changes: `wait_s`, with each response.
+    # State that changes: `_wait_s`, with each response; `_waits_for_offsets`, with each for a group.
 
     def __init__(self, producer: AIOKafkaProducer, group_id: str) -> None:
         self._worker: Any = producer._sender
         self._transactions: Any = producer._txn_manager
         self._group_id = group_id
         self._wait_s = _FIRST_WAIT_S
+        self._waits_for_offsets = False
         self._asked = self._transactions.consumer_group_to_add
         self._worker._do_add_partitions_to_txn = self._add_partitions
         self._worker._do_add_offsets_to_txn = self._add_offsets
@@ -49,10 +50,10 @@ class TransactionRequests:
     def _group_to_add(self) -> str | None:
         """The group, once the coordinator has a partition of the transaction."""
         manager = self._transactions
-        if manager.is_in_transaction() and manager.txn_partitions and manager._txn_consumer_group is None:
-            return self._group_id
         group: str | None = self._asked()
-        return group
+        if group is not None or self._waits_for_offsets or not manager.is_in_transaction():
+            return group
+        return self._group_id if manager.txn_partitions and manager._txn_consumer_group is None else None
 
     async def _add_partitions(self, partitions: AbstractSet[TopicPartition]) -> bool:
         added: bool = await _AddPartitions(self, self._worker, partitions).do(await self._coordinator())
@@ -64,6 +65,16 @@ class TransactionRequests:
 
     async def _coordinator(self) -> Any:
         return await self._worker._find_coordinator(CoordinationType.TRANSACTION, self._transactions.transactional_id)
+
+    def refuses_early(self, code: int) -> bool:
+        """True if the group is refused while it is asked for beside the batches.
+
+        For aiokafka that would end the transaction, and it would send batches of partitions that are not added yet. So
+        the group is asked for again with the offsets, when all batches are acknowledged.
+        """
+        early = not self._transactions._pending_txn_offsets
+        self._waits_for_offsets = early and code == GroupAuthorizationFailedError.errno
+        return self._waits_for_offsets
 
     def wait_s(self, codes: AbstractSet[int], otherwise_s: float | None) -> float | None:
         """How long to wait before a request is sent again; None if it need not be.
@@ -95,4 +106,6 @@ class _AddOffsets(AddOffsetsToTxnHandler):  # type: ignore[misc]  # aiokafka has
         self._requests = requests
 
     def handle_response(self, resp: Any) -> float | None:
+        if self._requests.refuses_early(resp.error_code):
+            return None
         return self._requests.wait_s({resp.error_code}, super().handle_response(resp))

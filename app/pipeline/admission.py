@@ -9,12 +9,14 @@ one of its kind, with work or without, or a large record could wait for ever.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
 
 from app.kafka.source_batch import SourceBatch
 from app.pipeline.budget import Share
@@ -30,6 +32,8 @@ from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
+_MADE_AT_ONCE = 500
+_PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
 
@@ -39,15 +43,18 @@ class _Read:
     """What was read of one partition and waits, in order: the records of a batch that was taken apart, then batches.
 
     Attributes:
-        opened: bytes of the batch that was taken apart.
+        records: the next ones of the batch that was taken apart.
+        source: gives those behind them.
+        opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
     """
 
     records: deque[SourceRecord] = field(default_factory=deque)
+    source: Iterator[SourceRecord] = field(default_factory=lambda: iter(()))
     batches: deque[SourceBatch] = field(default_factory=deque)
     opened: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.records or self.batches)
+        return bool(self.opened or self.batches)
 
     @property
     def size(self) -> int:
@@ -59,7 +66,8 @@ class Admission:
     """Admits records of a partition in the order in which they were read. Belongs to one event loop.
 
     `assembler` is None if the pipeline assembles no chunks. `turn` is the most records that are looked at one by one
-    before other tasks have their turn; `limit_bytes` is the most that small batches become together.
+    before other tasks have their turn; `limit_bytes` is the most that small batches become together;
+    `codec` is the number of the codec with which all records leave, None if each keeps its own.
     """
 
     # State that changes: `_waiting`, by the poll loop and by rebalances. No method awaits, so there is no lock.
@@ -76,6 +84,7 @@ class Admission:
         stats: PipelineStats,
         turn: int,
         limit_bytes: int,
+        codec: int | None,
     ) -> None:
         self._chain = chain
         self._lanes = lanes
@@ -86,6 +95,7 @@ class Admission:
         self._stats = stats
         self._turn = turn
         self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
+        self._codec = codec
         self._left = turn
         self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
 
@@ -153,27 +163,41 @@ class Admission:
         """
         while True:
             if read.opened:
-                refused = self._admit_records(lane, read.records, full=full)
-                if read.records:
+                refused = self._admit_opened(lane, read, full=full)
+                if read.opened:
                     return refused
-                self._share.fetched(-read.opened)
-                read.opened = 0
             if not read.batches or self._left <= 0:
                 return False
             passing = self._passing(lane, read.batches)
             if passing:
-                found_none = self._refused(lane, sum(map(_held, passing)), full=full)
+                found_none = self._refused(lane, sum(map(self._held, passing)), full=full)
                 if found_none is not None:
+                    for batch in passing:
+                        batch.forget()
                     return found_none
-                if self._pass(lane, passing):
-                    for _ in passing:
-                        self._share.fetched(-read.batches.popleft().size)
+                passed = self._pass(lane, passing)
+                for _ in range(passed):
+                    self._share.fetched(-read.batches.popleft().size)
+                if passed:
                     continue
             batch = read.batches.popleft()
-            read.records.extend(batch.records())
-            read.opened = batch.size
+            read.opened, read.source = batch.plain_bytes, batch.records()
+            self._share.fetched(read.opened - batch.size)
             lane.codec = batch.codec
             self._stats.batches_taken_apart += 1
+
+    def _admit_opened(self, lane: Lane, read: _Read, *, full: bool) -> bool:
+        """As `_admit`, for the batch that was taken apart: no object is made of a record before it is needed."""
+        while True:
+            if not read.records:
+                read.records.extend(itertools.islice(read.source, _MADE_AT_ONCE))
+            if not read.records:
+                self._share.fetched(-read.opened)
+                read.opened, read.source = 0, iter(())
+                return False
+            refused = self._admit_records(lane, read.records, full=full)
+            if read.records or self._left <= 0:
+                return refused
 
     def _refused(self, lane: Lane, size: int, *, full: bool) -> bool | None:
         """None if there is room for batches that pass; else whether none but work has room."""
@@ -198,23 +222,43 @@ class Admission:
                 passing.append(batch)
         return passing
 
-    def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> bool:
-        """Lets batches go on as one; False if a record of them must be looked at."""
-        batch = passing[0] if len(passing) == 1 else SourceBatch.merged(passing)
+    def _pass(self, lane: Lane, passing: Sequence[SourceBatch]) -> int:
+        """Lets batches go on as one, up to the first that has a record which must be looked at.
+
+        Returns:
+            How many have gone on.
+        """
+        batch = _together(passing)
         if not batch.plain:
-            return False
-        held = _held(batch)
+            passing = list(itertools.takewhile(lambda each: each.plain, passing))
+            if not passing:
+                return 0
+            batch = _together(passing)
+        held = self._held(batch)
         if lane.slots:
             self._dispatcher.follow(lane, batch, held)
         else:
             self._share.take(held)
             self._delivery.forward(lane, batch, held)
+        batch.forget()
         assert batch.batch is not None
+        self._left -= 1 + batch.batch.count // _PASSING_FOR_ONE
         self._stats.records_in += batch.batch.count
         self._stats.bytes_in += batch.size - BATCH_OVERHEAD_BYTES
-        return True
+        return max(1, batch.merged_from)
+
+    def _held(self, batch: SourceBatch) -> int:
+        """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
+        goes_whole = batch.whole and self._codec in (None, batch.codec)
+        return RECORD_OVERHEAD_BYTES + (batch.size if goes_whole or batch.merged_from else batch.plain_bytes)
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
+        # A batch that finds no room is asked for again and again. Neither the chain nor what was delivered changes.
+        if batch.passes is None:
+            batch.passes = self._may_pass(lane, batch)
+        return batch.passes
+
+    def _may_pass(self, lane: Lane, batch: SourceBatch) -> bool:
         if batch.batch is None or lane.sink_partition is None:
             return False  # in an old format, or the key decides on the partition
         if batch.offset > batch.batch.base_offset:
@@ -300,6 +344,9 @@ class Admission:
         return self._assembler.pending < pending
 
 
-def _held(batch: SourceBatch) -> int:
-    """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
-    return RECORD_OVERHEAD_BYTES + (batch.size if batch.whole else batch.plain_bytes)
+def _together(batches: Sequence[SourceBatch]) -> SourceBatch:
+    """One batch of several; the first alone if they cannot be merged."""
+    if len(batches) > 1:
+        with contextlib.suppress(CorruptRecordException):
+            return SourceBatch.merged(batches)
+    return batches[0]

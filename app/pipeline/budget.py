@@ -36,6 +36,11 @@ class Budget:
         self.next_freed = asyncio.Event()
         """Set when bytes come free the next time, and then replaced by another event. So no waiter can miss it."""
 
+    @property
+    def full(self) -> bool:
+        """True if nothing more may be fetched until records that pass are durable."""
+        return self.used + self.ahead >= self.limit and self.used > self.work
+
     def admits(self, size: int) -> bool:
         """True if `size` more bytes may be taken now."""
         return self.used == 0 or self.used + size <= self.limit
@@ -160,9 +165,13 @@ class Share:
                 self.budget.wake()
 
     async def may_fetch(self) -> None:
-        """Waits until there is room for more than has been fetched. A share that holds nothing need not wait."""
+        """Waits while the budget is used up, and records that pass are on their way: they come free by themselves.
+
+        Records with work may be stuck for hours. Then more is fetched, so that those of other partitions pass; what
+        waits of each partition is one response at most. A share that holds nothing need not wait either.
+        """
         budget = self.budget
-        while not self._closed and self.used + self.ahead > 0 and budget.used + budget.ahead >= budget.limit:
+        while not self._closed and self.used + self.ahead > 0 and budget.full:
             await budget.next_freed.wait()
 
     def pass_on(self, size: int) -> None:

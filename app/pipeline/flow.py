@@ -26,7 +26,7 @@ from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.kafka.broker_health import BrokerHealth
-from app.kafka.clients import ClusterError, batch_settings, translated
+from app.kafka.clients import ClusterError, batch_settings, codec_number, translated
 from app.kafka.consumer import GroupConsumer
 from app.pipeline.admission import Admission
 from app.pipeline.at_least_once import AtLeastOnce
@@ -124,6 +124,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             dispatcher=dispatcher,
             stats=stats,
             limit_bytes=min([plan.sink.max_message_bytes, *([settings.guarantee.size] if exactly_once else [])]),
+            codec=codec_number(settings),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
@@ -146,7 +147,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @property
     def in_flight_bytes(self) -> int:
-        return self._share.used + self._share.ahead
+        return self._share.used
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        return self._share.ahead
 
     @property
     def pending_messages(self) -> int:

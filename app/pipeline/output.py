@@ -144,7 +144,7 @@ class Output:
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
         fits = batch.whole and batch.size <= self._limit_bytes
-        if fits and (batch.merged_from or (batch.codec in (codec, 0) and batch.worth_a_request)):
+        if fits and (batch.merged_from or (batch.codec == codec and batch.worth_a_request)):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, batch.offsets, tracker, held, codec)
             stats.batches_whole += not batch.merged_from

@@ -92,10 +92,10 @@ class PollLoop:
             case Mode.READ_OTHERS:
                 await self._poll_others()
             case Mode.GO_ON:
-                pass
+                await self._consumer.keep_membership()
         if self._delivery.offsets.may_admit:
             self._admission.admit()
-        if self._admission.expire(reading=mode in (Mode.READ, Mode.GO_ON)):
+        if self._admission.expire(reading=mode is Mode.READ):
             self._delivery.due()
         self._delivery.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.
@@ -158,8 +158,8 @@ class PollLoop:
     async def _await_room(self) -> None:
         """Waits for bytes to come free. The client is not polled, so it reads no further and keeps what it has read."""
         self._delivery.press()  # nothing comes in that could fill batches
-        if not await self._share.freed(_POLL_MS / 1000):
-            await self._consumer.keep_membership()
+        await self._share.freed(_POLL_MS / 1000)
+        await self._consumer.keep_membership()
 
     async def _await_offsets(self) -> None:
         await self._delivery.offsets.known_within(_POLL_MS / 1000)

@@ -17,7 +17,8 @@ class FlowReport(Protocol):
     """The report of a flow.
 
     Attributes:
-        in_flight_bytes: bytes of the budget that the flow holds, those that were read ahead too.
+        in_flight_bytes: bytes of the budget that the flow holds.
+        read_ahead_bytes: bytes that were fetched and wait beside them.
         pending_messages: messages that the commit waits for: chunks are missing, or come again after they were
             delivered.
         pending_bytes: bytes of the chunks of messages that are not whole; the budget does not count them.
@@ -25,6 +26,8 @@ class FlowReport(Protocol):
 
     @property
     def in_flight_bytes(self) -> int: ...
+    @property
+    def read_ahead_bytes(self) -> int: ...
     @property
     def pending_messages(self) -> int: ...
     @property

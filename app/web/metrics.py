@@ -59,8 +59,9 @@ _GAUGES: Sequence[tuple[str, str, str]] = (
     (
         "wideload_in_flight_bytes",
         "in_flight_bytes",
-        "Bytes of the budget that the pipeline uses, read ahead ones too.",
+        "Bytes of the budget that the pipeline uses.",
     ),
+    ("wideload_read_ahead_bytes", "read_ahead_bytes", "Bytes fetched that wait to be admitted to the budget."),
     ("wideload_pending_chunked_messages", "pending_messages", "Messages whose chunks hold back the commit."),
     ("wideload_pending_chunked_bytes", "pending_bytes", "Bytes of chunks of pending messages, outside the budget."),
 )

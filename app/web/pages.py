@@ -87,6 +87,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
         "group_id": settings.group_id,
         "processing_guarantee": settings.guarantee.name,
         "in_flight_bytes": pipeline.flow.in_flight_bytes if pipeline.flow else 0,
+        "read_ahead_bytes": pipeline.flow.read_ahead_bytes if pipeline.flow else 0,
         **{name: getattr(stats, name) for name in _COUNTS},
         # Names from seed 004, "Best practices for debugging".
         "msgChunkPublished": stats.chunks_published > 0,

@@ -25,6 +25,7 @@ class Flow:
     """A `FlowReport` that says what it is told to say."""
 
     in_flight_bytes: int = 0
+    read_ahead_bytes: int = 0
     pending_messages: int = 0
     pending_bytes: int = 0
     partitions: dict[TopicPartition, tuple[int | None, int | None, int | None]] = field(default_factory=dict)

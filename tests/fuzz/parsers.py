@@ -222,7 +222,7 @@ def _read_batch(piece: memoryview) -> bool:
     wanted = [wants for wants_any, wants in _WANTING if not wants_any(batch)]
     try:
         plain = source.plain
-        records = source.records()
+        records = list(source.records())
     except CorruptRecordException:
         return False
     assert len(records) <= batch.count

@@ -103,6 +103,7 @@ NAMES = (
     PrivateName(
         "app.kafka.subscriptions", SubscriptionState, "_subscription", "commit what was delivered, not fetched"
     ),
+    PrivateName("app.kafka.transaction_requests", TransactionManager, "_pending_txn_offsets", "tell an early refusal"),
     PrivateName("app.kafka.transaction_requests", AIOKafkaProducer, "_sender", "send what begins a transaction sooner"),
     PrivateName("app.kafka.transaction_requests", AIOKafkaProducer, "_txn_manager", "see how far a transaction is"),
     PrivateName("app.kafka.transaction_requests", Sender, "_do_add_offsets_to_txn", "ask again sooner"),

@@ -54,6 +54,7 @@ class Let:
             stats=self.stats,
             turn=turn,
             limit_bytes=1_000_000,
+            codec=None,
         )
 
     def add(self, partition: int, *records: tuple[int, bytes, int]) -> None:

@@ -277,15 +277,16 @@ def test_part_is_given_back_once() -> None:
 
 
 async def test_fetch_waits_for_room() -> None:
-    """What is fetched counts beside what is held: no fetch begins while they are the budget, but for an empty share."""
+    """What is fetched counts beside what is held: while they are the budget, the next fetch waits for what passes."""
     budget = Budget(100)
     share, other = Share(budget), Share(budget)
     await share.may_fetch()
-    share.fetched(60)
+    share.take(30)
+    share.fetched(30)
     await share.may_fetch()
     other.fetched(40)
-    assert (budget.ahead, budget.used) == (100, 0)
-    await asyncio.wait_for(Share(budget).may_fetch(), 2.0)
+    assert (budget.ahead, budget.used) == (70, 30)
+    await asyncio.wait_for(Share(budget).may_fetch(), 2.0)  # an empty share
     waiting = asyncio.create_task(share.may_fetch())
     await asyncio.sleep(0)
     share.take(30)
@@ -295,6 +296,15 @@ async def test_fetch_waits_for_room() -> None:
     assert not waiting.done()
     other.fetched(-1)
     await asyncio.wait_for(waiting, 2.0)
+
+
+async def test_fetch_does_not_wait_for_work() -> None:
+    """Work may be stuck for hours. Records of other partitions are fetched all the same."""
+    budget = Budget(100)
+    share = Share(budget)
+    share.take_work(80)
+    share.fetched(40)
+    await asyncio.wait_for(share.may_fetch(), 2.0)
 
 
 @pytest.mark.parametrize("let", ["give", "poll", "close", "close the other"])

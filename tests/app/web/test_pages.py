@@ -103,7 +103,9 @@ def test_pipeline_page_says_where_it_stands() -> None:
             last_error="x",
             last_error_at=0.5,
             degraded=STORE_DOWN,
-            flow=Flow(in_flight_bytes=8, pending_messages=3, pending_bytes=4, partitions=partitions),
+            flow=Flow(
+                in_flight_bytes=8, read_ahead_bytes=6, pending_messages=3, pending_bytes=4, partitions=partitions
+            ),
             stats=stats,
         )
     )
@@ -119,6 +121,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
         "group_id": "wideload-p",
         "processing_guarantee": "at_least_once",
         "in_flight_bytes": 8,
+        "read_ahead_bytes": 6,
         "records_in": 1,
         "records_out": 2,
         "batches_whole": 0,
