@@ -142,6 +142,8 @@ class _Reader:
                 if records:
                     yield SourceBatch(self._partition, records[0].offset, None, records)
                 return  # what is behind them is fetched again
+            # It and its iterator hold each other, and the bytes, which would stay until cycles are collected.
+            self._own._records_iterator = None
             for piece in pieces:
                 if is_old(piece):
                     return

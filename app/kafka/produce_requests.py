@@ -24,18 +24,26 @@ def join_once(client: AIOKafkaClient) -> None:
 
 
 async def _sent(_: str, request: Any, send: Send) -> Any:
-    if isinstance(request, ProduceRequest):
-        prepare = request.prepare
+    if not isinstance(request, ProduceRequest):
+        return await send()
+    prepare = request.prepare
 
-        def prepared(versions: Any) -> Any:
-            struct = prepare(versions)
-            struct.encode = lambda: _Pieces(
-                *_pieces(struct.SCHEMA, [getattr(struct, name) for name in struct.SCHEMA.names])
-            )
-            return struct
+    def prepared(versions: Any) -> Any:
+        struct = prepare(versions)
 
-        request.prepare = prepared
-    return await send()
+        def encoded() -> _Pieces:
+            del struct.encode
+            return _Pieces(*_pieces(struct.SCHEMA, [getattr(struct, name) for name in struct.SCHEMA.names]))
+
+        struct.encode = encoded
+        return struct
+
+    request.prepare = prepared
+    try:
+        return await send()
+    finally:
+        # Here and above: the batches would stay in memory until the next collection of cycles.
+        del request.prepare
 
 
 def _pieces(kind: Any, value: Any) -> Iterator[bytes]:

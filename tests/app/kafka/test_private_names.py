@@ -80,6 +80,7 @@ NAMES = (
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_subscription", "commit what was delivered, not fetched"),
     PrivateName("app.kafka.delivering", SubscriptionState, "_last_fetch_ended", "count a download as a poll"),
     PrivateName("app.kafka.fetched", FetchResult, "_partition_records", "poll batches in the place of records"),
+    PrivateName("app.kafka.fetched", PartitionRecords, "_records_iterator", "let go of the bytes of a response"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_aborted_transactions", "leave out aborted batches"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_check_crcs", "the consumer's settings"),
     PrivateName("app.kafka.fetched", PartitionRecords, "_isolation_level", "the consumer's settings"),
