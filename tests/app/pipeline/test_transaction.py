@@ -118,10 +118,10 @@ async def test_it_waits_for_what_is_at_hand(what: str) -> None:
 async def test_it_waits_for_its_turn_and_looks_again() -> None:
     """What has come while the pace let it wait is waited for, too; then it asks anew."""
     pace = Pace(per_second=100, at_once=1, under_way=1)
-    pace.ask(lambda: True)
     async with made(pace=pace) as (transaction, lane):
         with ends(transaction) as ended:
             transaction.append(RECORD, 0, 1, 0)
+            pace.ask(lambda: True)
             transaction.flush()
             lane.read = True
             asked = asyncio.Event()
