@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,34 +28,15 @@ def ensure() -> Sequence[Path]:
     Raises:
         BakdataUnavailableError: they cannot be had, for instance without a network, or are not those of the lock.
     """
-    text = _LOCK.read_text()
-    wanted = [jars.Jar(each[0], each[1], int(each[2]), each[3]) for each in map(str.split, text.splitlines())]
-    folder = jars.cache_folder() / "jars" / f"{_SET}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    if not folder.exists():
-        try:
-            with tempfile.TemporaryDirectory(dir=jars.cache_folder()) as scratch:
-                found = Path(scratch, "jars")
-                # Ivy with the same settings, proxies and limits as in the set-up.
-                jars._ivy(_SET, [jar.coordinates for jar in wanted], Path(scratch), transitive=False, say=None)  # noqa: SLF001
-                for jar in wanted:
-                    jars._verify(found / jar.file, jar)  # noqa: SLF001
-                shutil.move(found, folder)
-        except (WideloadError, OSError) as exc:
-            raise BakdataUnavailableError(str(exc)) from exc
-    clients = [jar for jar in jars.ensure("kafka") if jar.name.startswith(_CLIENTS)]
-    return [*(folder / jar.file for jar in wanted), *clients]
+    try:
+        found = jars.ensure(_SET, lock=_LOCK)
+    except WideloadError as exc:
+        raise BakdataUnavailableError(str(exc)) from exc
+    return [*found, *(jar for jar in jars.ensure("kafka") if jar.name.startswith(_CLIENTS))]
 
 
 def _resolve() -> list[jars.Jar]:
-    with tempfile.TemporaryDirectory() as scratch:
-        jars._ivy(_SET, _ROOTS, Path(scratch), transitive=True, say=None)  # noqa: SLF001
-        found = []
-        for path in sorted(Path(scratch, "jars").glob("*/*/*/*.jar")):
-            organisation, module, revision = path.parts[-4:-1]
-            data = path.read_bytes()
-            coordinates = f"{organisation}:{module}:{revision}"
-            found.append(jars.Jar(_SET, coordinates, len(data), hashlib.sha256(data).hexdigest()))
-        return [jar for jar in found if not jar.coordinates.rpartition(":")[0].endswith(_UNUSED)]
+    return [jar for jar in jars.resolve(_SET, _ROOTS) if not jar.coordinates.rpartition(":")[0].endswith(_UNUSED)]
 
 
 if __name__ == "__main__":

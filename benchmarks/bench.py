@@ -6,7 +6,7 @@ import fnmatch
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from rich.console import Console
 
 from benchmarks.machine import load_average
 from benchmarks.race import Run
+from benchmarks.result import Result
 from benchmarks.topics import Topics
 from tests.s3_server import free_port
 
-__all__ = ["Bench", "matches", "median", "turned"]
+__all__ = ["Bench", "compared", "matches", "median", "turned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +102,16 @@ def turned(names: Sequence[str], number: int) -> Sequence[str]:
     """The names in the order of a round: each begins once before one begins again."""
     first = number % len(names)
     return [*names[first:], *names[:first]]
+
+
+def compared(
+    name: str, unit: str, figure: Callable[[Run], float], ours: Sequence[Run], theirs: Sequence[Run]
+) -> Result:
+    """Medians of a figure of our runs and of theirs; the ratio is that of the runs of one round each."""
+    return Result(
+        name,
+        median(map(figure, ours)),
+        unit,
+        median(map(figure, theirs)),
+        median(figure(a) / figure(b) for a, b in zip(ours, theirs, strict=True)),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.bench import Bench, median, turned
+from benchmarks.bench import Bench, compared, turned
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
 from benchmarks.source import Batches
@@ -53,20 +53,8 @@ async def _compared(bench: Bench, name: str, partitions: int, count: int) -> lis
     await bench.topics.delete(source)
     ours, theirs = (runs[guarantee] for guarantee in _GUARANTEES)
     return [
-        Result(
-            f"{name}.vs_at_least_once",
-            median(run.per_second for run in ours),
-            "records/s",
-            median(run.per_second for run in theirs),
-            median(a.per_second / b.per_second for a, b in zip(ours, theirs, strict=True)),
-        ),
-        Result(
-            f"{name}.peak_mib",
-            median(run.peak_rss_bytes for run in ours) / 2**20,
-            "MiB",
-            median(run.peak_rss_bytes for run in theirs) / 2**20,
-            median(a.peak_rss_bytes / b.peak_rss_bytes for a, b in zip(ours, theirs, strict=True)),
-        ),
+        compared(f"{name}.vs_at_least_once", "records/s", lambda run: run.per_second, ours, theirs),
+        compared(f"{name}.peak_mib", "MiB", lambda run: run.peak_rss_bytes / 2**20, ours, theirs),
     ]
 
 

@@ -10,11 +10,11 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
-from app.config.keys import PRODUCER_KEYS
 from app.local import jars
-from benchmarks.bench import Bench, median, turned
+from benchmarks.bench import Bench, compared, turned
 from benchmarks.java import compiled
 from benchmarks.race import BenchmarkError, Run, race
 from benchmarks.result import Result
@@ -86,7 +86,7 @@ async def passthrough(bench: Bench) -> list[Result]:
         name, cell = "passthrough.vs_faust_agent", CELLS["none.16k.4p"]
         commands = {"worker": _commands(bench, cell, java)["worker"], _FAUST: _script(bench, "forward_agent.py")}
         runs = await _raced(bench, name, cell, commands, min(count, _FAUST_RECORDS))
-        results.append(_speeds(name, runs["worker"], runs[_FAUST]))
+        results.append(compared(name, "records/s", attrgetter("per_second"), runs["worker"], runs[_FAUST]))
     return results
 
 
@@ -125,7 +125,6 @@ def _commands(bench: Bench, cell: Cell, java: Sequence[str]) -> Mapping[str, Com
             "group.id": f"{sink}-worker",
             "large.message.payload.store.class": "filesystem",
             "filesystem.root": str(bench.folder / "passthrough-store"),
-            **_kept(cell.codec),
         }
         return bench.worker(f"passthrough-{sink}", {"passthrough": pipeline})
 
@@ -148,34 +147,12 @@ def _script(bench: Bench, name: str, *settings: str) -> Command:
     return command
 
 
-def _kept(codec: str) -> Mapping[str, object]:
-    """What keeps the codec of the source: nothing where that is the default, else the codec itself."""
-    (key,) = (key for key in PRODUCER_KEYS if key.name == "producer.compression.type")
-    return {} if key.default == "source" else {key.name: codec}
-
-
 def _results(name: str, runs: Mapping[str, list[Run]]) -> list[Result]:
-    ours = runs["worker"]
-    compared = [_speeds(f"{name}.vs_{loop.lower()}", ours, runs[loop]) for loop in ("Java", "librdkafka", "aiokafka")]
-    compared.append(_cpu(f"{name}.cpu_vs_librdkafka", ours, runs["librdkafka"]))
-    return compared
-
-
-def _speeds(name: str, ours: list[Run], theirs: list[Run]) -> Result:
-    return Result(
-        name,
-        median(run.per_second for run in ours),
-        "records/s",
-        median(run.per_second for run in theirs),
-        median(a.per_second / b.per_second for a, b in zip(ours, theirs, strict=True)),
-    )
-
-
-def _cpu(name: str, ours: list[Run], theirs: list[Run]) -> Result:
-    return Result(
-        name,
-        median(run.cpu_us for run in ours),
-        "µs/record",
-        median(run.cpu_us for run in theirs),
-        median(a.cpu_us / b.cpu_us for a, b in zip(ours, theirs, strict=True)),
-    )
+    ours, speed = runs["worker"], attrgetter("per_second")
+    return [
+        *(
+            compared(f"{name}.vs_{loop.lower()}", "records/s", speed, ours, runs[loop])
+            for loop in ("Java", "librdkafka", "aiokafka")
+        ),
+        compared(f"{name}.cpu_vs_librdkafka", "µs/record", attrgetter("cpu_us"), ours, runs["librdkafka"]),
+    ]

@@ -96,33 +96,35 @@ def cache_folder() -> Path:
     return Path(os.environ.get("WIDELOAD_CACHE") or "~/.cache/wideload").expanduser().absolute()
 
 
-def read_lock(name: str | None = None) -> tuple[Jar, ...]:
+def read_lock(name: str | None = None, lock: Path = _LOCK_FILE) -> tuple[Jar, ...]:
     """The jars of one set, or of all sets."""
-    fields = (line.split() for line in _LOCK_FILE.read_text().splitlines() if line and not line.startswith("#"))
+    fields = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     jars = (Jar(group, coordinates, int(size), sha256) for group, coordinates, size, sha256 in fields)
     return tuple(jar for jar in jars if name is None or jar.set == name)
 
 
 def missing() -> tuple[str, ...]:
     """The sets that are not complete in the cache; takes a millisecond."""
-    return tuple(name for name in SETS if not _complete(_folder(name), read_lock(name)))
+    return tuple(name for name in SETS if not _complete(_folder(name, jars := read_lock(name)), jars))
 
 
-def ensure(name: str, say: Say | None = None) -> tuple[Path, ...]:
+def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[Path, ...]:
     """The jars of a set ("kafka", "spark"), fetched if they are not in the cache.
 
     Makes no request if the set is complete. The cache has a set whole and verified, or not at all. If several processes
     call this at the same time, one of them fetches the jars.
 
     Args:
-        name: one of `SETS`.
+        name: of the set in the lock.
         say: called with a short line of progress for each jar.
+        lock: has the jars of the set; by default that of `SETS`.
 
     Raises:
         JarsError: no network, wrong bytes, no PySpark, or no space for the cache folder.
         JavaMissingError: Ivy needs Java.
     """
-    jars, folder = read_lock(name), _folder(name)
+    jars = read_lock(name, lock)
+    folder = _folder(name, jars)
     if not _complete(folder, jars):
         try:
             with _locked(folder.parent, say):
@@ -136,9 +138,9 @@ def ensure(name: str, say: Say | None = None) -> tuple[Path, ...]:
     return tuple(folder / jar.file for jar in jars)
 
 
-def _folder(name: str) -> Path:
+def _folder(name: str, jars: Iterable[Jar]) -> Path:
     # The name depends on the lock, so that two checkouts can share the cache.
-    digest = hashlib.sha256("".join(jar.line() for jar in read_lock(name)).encode()).hexdigest()
+    digest = hashlib.sha256("".join(jar.line() for jar in jars).encode()).hexdigest()
     return cache_folder() / "jars" / f"{name}-{digest[:12]}"
 
 
@@ -280,11 +282,16 @@ def _java_network_options(environ: Mapping[str, str]) -> list[str]:
     return options
 
 
-def _resolve(name: str) -> list[Jar]:
-    """A set with all its dependencies, except the jars that are part of PySpark."""
+def resolve(name: str, roots: Iterable[str]) -> list[Jar]:
+    """A set with all dependencies of its roots; for "spark" without the jars that are part of PySpark.
+
+    Raises:
+        JarsError: Ivy does not get them.
+        JavaMissingError: Ivy needs Java.
+    """
     shipped = {path.name for path in _ivy_jar().parent.iterdir()} if name == "spark" else set()
     with tempfile.TemporaryDirectory() as scratch:
-        _ivy(name, SETS[name], Path(scratch), transitive=True, say=None)
+        _ivy(name, roots, Path(scratch), transitive=True, say=None)
         jars = []
         for path in sorted(Path(scratch, "jars").glob("*/*/*/*.jar")):
             organisation, module, revision = path.parts[-4:-1]
@@ -297,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     """See the docstring of the module; returns the exit status."""
     try:
         if list(arguments) == ["lock"]:
-            lines = [jar.line() for name in SETS for jar in _resolve(name)]
+            lines = [jar.line() for name, roots in SETS.items() for jar in resolve(name, roots)]
             _LOCK_FILE.write_text(_LOCK_HEADER + "".join(lines))
         else:
             for name in arguments or SETS:
