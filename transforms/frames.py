@@ -22,15 +22,15 @@ import cramjam
 
 from transforms.compression import Codec, CompressionError, compress, sized_buffer
 
-__all__ = ["OversizeError", "compress_frame", "decompress_frame", "most_bytes"]
+__all__ = ["MOST_SNAPPY_RATIO", "XERIAL_MAGIC", "OversizeError", "compress_frame", "decompress_frame", "most_bytes"]
 
 _GZIP = 16 + zlib.MAX_WBITS  # zlib's way to say: a gzip head and trailer
 _MOST_GZIP_RATIO = 1032  # zlib.net, "Maximum Compression Factor"
 
-_XERIAL_MAGIC = b"\x82SNAPPY\0"
-_XERIAL_HEAD = _XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"  # version 1, readable by version 1
+XERIAL_MAGIC = b"\x82SNAPPY\0"
+_XERIAL_HEAD = XERIAL_MAGIC + b"\0\0\0\x01\0\0\0\x01"  # version 1, readable by version 1
 _XERIAL_BLOCK_BYTES = 32 * 1024  # as snappy-java has it
-_MOST_SNAPPY_RATIO = 64  # a copy gives 64 bytes at most, and takes 2 at least
+MOST_SNAPPY_RATIO = 64  # a copy gives 64 bytes at most, and takes 2 at least
 
 _LZ4_MAGIC = 0x184D2204
 _LZ4_LARGEST_BLOCK: Mapping[int, int] = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
@@ -99,7 +99,7 @@ def most_bytes(codec: Codec, data: bytes) -> int:
     if codec == "gzip":
         return len(data) * _MOST_GZIP_RATIO
     if codec == "snappy":
-        return sum(size for _, size in _xerial_blocks(data, _MOST_SNAPPY_RATIO * len(data)))
+        return sum(size for _, size in _xerial_blocks(data, MOST_SNAPPY_RATIO * len(data)))
     return (_lz4_extent if codec == "lz4" else _zstd_extent)(data).most_bytes
 
 
@@ -143,7 +143,7 @@ def _xerial(data: bytes, limit: int) -> bytes:
 
 def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
     """Each block, and the length of its content according to its head."""
-    if not data.startswith(_XERIAL_MAGIC) or len(data) < len(_XERIAL_HEAD):
+    if not data.startswith(XERIAL_MAGIC) or len(data) < len(_XERIAL_HEAD):
         raise CompressionError("not a stream of xerial's snappy: its head is another one")
     view = memoryview(data)
     at, total = len(_XERIAL_HEAD), 0
@@ -158,7 +158,7 @@ def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
             raise CompressionError(f"a snappy block of {length} bytes, of which {max(len(data) - at, 0)} are there")
         block = view[at : at + length]
         size = _varint(block)
-        if not 0 < size <= _MOST_SNAPPY_RATIO * length:
+        if not 0 < size <= MOST_SNAPPY_RATIO * length:
             raise CompressionError(f"a snappy block of {length} bytes that promises {size}")
         total += size
         if total > limit:

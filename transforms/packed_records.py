@@ -13,9 +13,6 @@ from transforms.compression import Codec, CompressionError, decompress
 
 __all__ = ["most_bytes", "unpacked"]
 
-_XERIAL_MAGIC = b"\x82SNAPPY\0"
-_MOST_SNAPPY_RATIO = 64  # as transforms/frames.py
-
 
 def unpacked(codec: Codec, data: bytes, limit: int) -> bytes:
     """The records before compression; see `frames.decompress_frame`.
@@ -44,10 +41,10 @@ def most_bytes(codec: Codec, data: bytes) -> int:
         size = int(cramjam.snappy.decompress_raw_len(data))
     except cramjam.DecompressionError as exc:
         raise CompressionError(f"not a block of snappy: {exc}") from exc
-    if not 0 < size <= _MOST_SNAPPY_RATIO * len(data):
+    if not 0 < size <= frames.MOST_SNAPPY_RATIO * len(data):
         raise CompressionError(f"a snappy block of {len(data)} bytes that promises {size}")
     return size
 
 
 def _is_raw(codec: Codec, data: bytes) -> bool:
-    return codec == "snappy" and not data.startswith(_XERIAL_MAGIC)
+    return codec == "snappy" and not data.startswith(frames.XERIAL_MAGIC)

@@ -36,7 +36,7 @@ from transforms.packed_records import most_bytes, unpacked
 from transforms.record import RecordLike
 from transforms.record_format import serialized
 
-__all__ = ["CODECS", "RecordBatch", "Stamp", "is_old", "pack", "rebuilt", "restamp", "split"]
+__all__ = ["CODECS", "NO_STAMP", "RecordBatch", "Stamp", "is_old", "pack", "rebuilt", "restamp", "split"]
 
 CODECS: Sequence[Codec | None] = (None, "gzip", "snappy", "lz4", "zstd")
 """The codecs by their numbers."""
@@ -79,7 +79,7 @@ class Stamp(NamedTuple):
     sequence: int
 
 
-_NO_STAMP = Stamp(-1, -1, -1)
+NO_STAMP = Stamp(-1, -1, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -305,9 +305,8 @@ def pack(records: Sequence[RecordLike]) -> bytearray:
         pieces += serialized(record, offset, record.timestamp - first)
     data = bytearray().join(pieces)
     latest = max(record.timestamp for record in records)
-    count, length = len(records), len(data) - _START.size
-    _HEADER.pack_into(data, 0, 0, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *_NO_STAMP, count)
-    restamp(data, _NO_STAMP)
+    _head(data, 0, len(records), first, latest)
+    restamp(data, NO_STAMP)
     return data
 
 
@@ -320,10 +319,14 @@ def rebuilt(batch: RecordBatch, data: bytearray, count: int, latest_timestamp: i
         count: how many they are.
         latest_timestamp: the greatest of their timestamps.
     """
-    length = len(data) - _START.size
-    base, first = batch.base_offset, batch.first_timestamp
-    _HEADER.pack_into(data, 0, base, length, -1, _MAGIC, 0, 0, count - 1, first, latest_timestamp, *_NO_STAMP, count)
+    _head(data, batch.base_offset, count, batch.first_timestamp, latest_timestamp)
     return RecordBatch.read(memoryview(data))
+
+
+def _head(data: bytearray, base: int, count: int, first: int, latest: int) -> None:
+    """Writes the header of an uncompressed batch, but its checksum."""
+    length = len(data) - _START.size
+    _HEADER.pack_into(data, 0, base, length, -1, _MAGIC, 0, 0, count - 1, first, latest, *NO_STAMP, count)
 
 
 def split(data: memoryview) -> Iterator[memoryview]:

@@ -21,15 +21,19 @@ __all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "fla
 _TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
 
-# Keys of Kafka's Java clients and of Connect that have another name here: files are PEM, and logins need no Java class.
-_ELSEWHERE: Mapping[str, str] = {
-    "consumer.group.id": "group.id",
+# Keys of Connect that have another name here; none is handed to a store.
+_OF_CONNECT: Mapping[str, str] = {
     "errors.deadletterqueue.topic.replication.factor": "topic.creation.default.replication.factor",
+    "transaction.boundary": "transaction.boundary.type",
+}
+# So do keys of Kafka's Java clients: files are PEM, and logins need no Java class.
+_ELSEWHERE: Mapping[str, str] = {
+    **_OF_CONNECT,
+    "consumer.group.id": "group.id",
     "sasl.jaas.config": "sasl.username and sasl.password",
     "ssl.keystore.location": "ssl.certificate.location and ssl.key.location, PEM files",
     "ssl.keystore.password": "ssl.key.password",
     "ssl.truststore.location": "ssl.ca.location, a PEM file",
-    "transaction.boundary": "transaction.boundary.type",
 }
 
 
@@ -96,7 +100,7 @@ def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: obje
     known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
     worker = {key.name for key in WORKER_KEYS}
     for name in handed:
-        if name in _ELSEWHERE:
+        if name in _OF_CONNECT:
             raise _unknown(name, known)
         if name in worker:
             raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from transforms.errors import MalformedError
 from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.record_batch import CODECS, RecordBatch
 
-__all__ = ["ReadRecord", "SourceBatch", "decoded"]
+__all__ = ["ReadRecord", "SourceBatch", "decoded", "is_undecodable", "wrapped"]
 
 
 # Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
@@ -109,6 +110,16 @@ class SourceBatch:
             return False
         return self.batch.count * _RECORD_US + self.size / 1024 * _KB_US[CODECS[self.batch.codec]] >= _REQUEST_US
 
+    def goes_whole(self, codec: int | None, limit_bytes: int) -> bool:
+        """True if it goes on as it is: alone if that is worth a request, or as what was merged for one.
+
+        Args:
+            codec: the number of the codec with which all records leave; None if each keeps its own.
+            limit_bytes: the most bytes of a batch.
+        """
+        alone = codec in (None, self.codec) and self.worth_a_request
+        return self.whole and self.size <= limit_bytes and (self.merged_from > 0 or alone)
+
     @property
     def mergeable(self) -> bool:
         """True if it may be merged with others: it is small, and could go whole."""
@@ -123,12 +134,10 @@ class SourceBatch:
         """
         if self.batch is None:
             return self.size
-        try:
-            if self._plain_bytes is None:
+        if self._plain_bytes is None:
+            with _refused(self.partition, self.batch.base_offset):
                 self._plain_bytes = self.batch.plain_bytes
-            return self._plain_bytes
-        except MalformedError as exc:
-            raise CorruptRecordException(f"{self.partition}, offset {self.batch.base_offset}: {exc}") from exc
+        return self._plain_bytes
 
     @classmethod
     def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
@@ -140,12 +149,12 @@ class SourceBatch:
             CorruptRecordException: a batch cannot be read.
         """
         partition, first = batches[0].partition, batches[0].offset
-        try:
+        with _refused(partition, first):
             whole = cls(partition, first, merge([each.batch.plain() for each in batches if each.batch is not None]))
-        except MalformedError as exc:
-            raise CorruptRecordException(f"{partition}, from offset {first} on: {exc}") from exc
         whole.merged_from, whole.codec = len(batches), batches[0].codec
-        whole.offsets = [offset for each in batches for offset in each.offsets]
+        begin, end = batches[0].offsets[0], batches[-1].offsets[-1] + 1
+        gapless = sum(len(each.offsets) for each in batches) == end - begin
+        whole.offsets = range(begin, end) if gapless else [offset for each in batches for offset in each.offsets]
         return whole
 
     def kept(self) -> SourceBatch:
@@ -172,16 +181,14 @@ class SourceBatch:
             else:
                 deque(rows, maxlen=0)
         except (UnicodeDecodeError, CorruptRecordException) as exc:
-            if not _is_undecodable(exc):
+            if not is_undecodable(exc):
                 raise
             return False
         return True
 
     def _uncompressed(self, batch: RecordBatch) -> bytes | memoryview:
-        try:
+        with _refused(self.partition, batch.base_offset):
             return batch.uncompressed()
-        except MalformedError as exc:
-            raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
 
     def forget(self) -> None:
         """Lets go of what was kept of the uncompressed records: a batch that waits takes its own bytes alone."""
@@ -219,7 +226,7 @@ class SourceBatch:
                 if not partly or row.offset >= self.offset:
                     yield ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers)
         except (UnicodeDecodeError, CorruptRecordException) as exc:
-            if not _is_undecodable(exc):
+            if not is_undecodable(exc):
                 raise
         else:
             return
@@ -229,16 +236,24 @@ class SourceBatch:
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, if the name of a header is not UTF-8: the name has its bytes by `surrogateescape`."""
         topic, number = self.partition.topic, self.partition.partition
-        try:
+        with _refused(self.partition, batch.base_offset):
             for offset, record in decoded(batch):
                 yield ReadRecord(
                     topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
                 )
-        except MalformedError as exc:
-            raise CorruptRecordException(f"{self.partition}, offset {batch.base_offset}: {exc}") from exc
 
 
-def _is_undecodable(error: Exception) -> bool:
+@contextmanager
+def _refused(partition: TopicPartition, offset: int) -> Iterator[None]:
+    """Tells where the bytes are that break the format, as an error of aiokafka's."""
+    try:
+        yield
+    except MalformedError as exc:
+        raise CorruptRecordException(f"{partition}, offset {offset}: {exc}") from exc
+
+
+def is_undecodable(error: Exception) -> bool:
+    """True if aiokafka cannot read a record because the name of a header is not UTF-8."""
     # It is the cause if aiokafka runs without C.
     return any(isinstance(each, UnicodeDecodeError) for each in (error, error.__cause__))
 
@@ -252,10 +267,10 @@ def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
     records, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
     for _ in range(batch.count):
         record, delta, at = record_format.read(records, at)
-        timestamp = batch.latest_timestamp if batch.broker_time else _wrapped(batch.first_timestamp + record.timestamp)
+        timestamp = batch.latest_timestamp if batch.broker_time else wrapped(batch.first_timestamp + record.timestamp)
         yield batch.base_offset + delta, Record(record.key, record.value, record.headers, timestamp)
 
 
-def _wrapped(number: int) -> int:
+def wrapped(number: int) -> int:
     """As an int64: brokers let the sum of a batch's first timestamp and a record's overflow."""
     return (number + 2**63) % 2**64 - 2**63

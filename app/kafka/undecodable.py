@@ -19,6 +19,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.structs import ConsumerRecord
 
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.source_batch import is_undecodable, wrapped
 from transforms import record_format
 from transforms.errors import MalformedError
 
@@ -120,8 +121,7 @@ class _Fetched(OrderedDict[Any, Any]):
         try:
             yield from iterator
         except (UnicodeDecodeError, CorruptRecordException) as exc:
-            # It is the cause if aiokafka runs without C.
-            if not any(isinstance(each, UnicodeDecodeError) for each in (exc, exc.__cause__)):
+            if not is_undecodable(exc):
                 raise
             self._found[partition] = records.next_fetch_offset
 
@@ -182,7 +182,7 @@ def _records(
             partition.topic,
             partition.partition,
             batch.base_offset + delta,
-            batch.max_timestamp if appended else _wrapped(batch.first_timestamp + record.timestamp),
+            batch.max_timestamp if appended else wrapped(batch.first_timestamp + record.timestamp),
             batch.timestamp_type,
             record.key,
             record.value,
@@ -191,8 +191,3 @@ def _records(
             -1 if record.value is None else len(record.value),
             tuple(record.headers),
         )
-
-
-def _wrapped(number: int) -> int:
-    """As an int64: brokers let the sum of a batch's first timestamp and a record's overflow."""
-    return (number + 2**63) % 2**64 - 2**63

@@ -94,6 +94,7 @@ class Admission:
         self._dispatcher = dispatcher
         self._stats = stats
         self._turn = turn
+        self._limit_bytes = limit_bytes
         self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
         self._codec = codec
         self._left = turn
@@ -249,8 +250,8 @@ class Admission:
 
     def _held(self, batch: SourceBatch) -> int:
         """Bytes of the budget that a batch holds: if it does not go whole, its records leave their compression."""
-        goes_whole = batch.whole and self._codec in (None, batch.codec)
-        return RECORD_OVERHEAD_BYTES + (batch.size if goes_whole or batch.merged_from else batch.plain_bytes)
+        goes_whole = batch.goes_whole(self._codec, self._limit_bytes)
+        return RECORD_OVERHEAD_BYTES + (batch.size if goes_whole else batch.plain_bytes)
 
     def _passes_whole(self, lane: Lane, batch: SourceBatch) -> bool:
         # A batch that finds no room is asked for again and again. Neither the chain nor what was delivered changes.

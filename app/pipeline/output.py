@@ -143,8 +143,7 @@ class Output:
         assert partition is not None
         stats = self._stats
         codec = batch.codec if self._codec is None else self._codec
-        fits = batch.whole and batch.size <= self._limit_bytes
-        if fits and (batch.merged_from or (batch.codec == codec and batch.worth_a_request)):
+        if batch.goes_whole(self._codec, self._limit_bytes):
             assert batch.batch is not None
             self._sink.forward(partition, batch.batch, batch.offsets, tracker, held, codec)
             stats.batches_whole += not batch.merged_from

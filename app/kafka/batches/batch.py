@@ -13,11 +13,10 @@ from app.kafka.source_batch import decoded
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.batch_split import split
 from transforms.record import Header, RecordLike
-from transforms.record_batch import RecordBatch, Stamp, restamp
+from transforms.record_batch import NO_STAMP, RecordBatch, Stamp, restamp
 
 __all__ = ["Batch", "Builder", "Load", "WholeBuilder"]
 
-_NO_STAMP = Stamp(-1, -1, -1)
 _NO_TIMESTAMP = -1
 
 
@@ -153,7 +152,7 @@ class WholeBuilder(Builder):
     def built(self) -> bytearray:
         """The bytes of the batch; the first call compresses it, if need be."""
         if self._buffer is None:
-            self._forward(self.stamp or _NO_STAMP)
+            self._forward(self.stamp or NO_STAMP)
         assert self._buffer is not None
         return self._buffer
 

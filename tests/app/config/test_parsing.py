@@ -322,6 +322,10 @@ BAD_PIPELINES = [
         "errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
     ),
     (
+        OWN_CLASS + "transaction.boundary = 'interval'",
+        "transaction.boundary: is not a key that is known here; use instead: transaction.boundary.type",
+    ),
+    (
         OWN_CLASS + "consumer.max.pol.records = 1",
         "consumer.max.pol.records: is not a key that is known here; did you mean consumer.max.poll.records?",
     ),

@@ -304,6 +304,7 @@ async def test_fetch_does_not_wait_for_work() -> None:
     share = Share(budget)
     share.take_work(80)
     share.fetched(40)
+    assert budget.used + budget.ahead > budget.limit
     await asyncio.wait_for(share.may_fetch(), 2.0)
 
 
