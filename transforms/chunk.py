@@ -130,18 +130,25 @@ class Chunking:
     """Splits records that are too large.
 
     Attributes:
-        limit_bytes: the most bytes of a record, alone in an uncompressed batch: `max.message.bytes` of the sink topic,
-            or less.
+        limit_bytes: the most bytes of a record, alone in a batch: `max.message.bytes` of the sink topic, or less. Each
+            chunk is within it before it is compressed.
     """
 
     limit_bytes: int
 
-    def wants_any(self, batch: RecordBatch) -> bool:
-        """Whether a record of the batch may be over the limit; it looks at lengths alone."""
+    def wants_any(self, batch: RecordBatch, *, whole: bool = False) -> bool:
+        """Whether a record of the batch may be over the limit; it looks at lengths alone.
+
+        Args:
+            batch: to look at.
+            whole: whether the batch is sent as it is, so that its length counts and not that of its records.
+        """
+        if whole and len(batch.data) <= self.limit_bytes:
+            return False
         return not batch.fits(self.limit_bytes - BATCH_OVERHEAD_BYTES)
 
     def wants(self, record: RecordLike) -> bool:
-        """Whether the record is over the limit. A tombstone or an empty value is never split."""
+        """Whether the record is over the limit, uncompressed. A tombstone or an empty value is never split."""
         value = record.value
         if not value:
             return False

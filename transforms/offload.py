@@ -68,12 +68,17 @@ class Offload:
         """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
         return record.value is not None if self.format.marks else self.wants(record)
 
-    def wants_any(self, batch: RecordBatch) -> bool:
-        """Whether `changes` may be true for a record of the batch; it looks at lengths alone."""
+    def wants_any(self, batch: RecordBatch, *, whole: bool = False) -> bool:
+        """Whether `changes` may be true for a record of the batch; it looks at lengths alone.
+
+        Args:
+            batch: to look at.
+            whole: whether the batch is sent as it is, so that its length counts and not that of its records.
+        """
         if self.format.marks or self.measure is not None:
             return True
         limit = self.threshold_bytes
-        if self.sink_limit_bytes is not None:
+        if self.sink_limit_bytes is not None and not (whole and len(batch.data) <= self.sink_limit_bytes):
             limit = min(limit, self.sink_limit_bytes - BATCH_OVERHEAD_BYTES)
         return not batch.fits(limit)
 
@@ -92,6 +97,13 @@ class Offload:
         if not record.headers and len(value) + len(record.key or b"") + HEADERLESS_OVERHEAD_BYTES <= limit:
             return False  # nearly every record ends here, at a tenth of the cost of the exact size
         return batch_of_one_bytes(record) > limit
+
+    def limit_for(self, record: RecordLike) -> int | None:
+        """The limit that `wants` finds the record over if it is sent uncompressed; None if `wants` has another reason.
+
+        If compression brings the record within this limit, it need not be offloaded.
+        """
+        return self.sink_limit_bytes if len(record.value or b"") <= self.threshold_bytes else None
 
     def payload(self, value: bytes) -> Payload:
         """The payload of `value`, compressed if that makes it shorter."""

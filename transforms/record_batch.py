@@ -263,13 +263,18 @@ class RecordBatch:
         return RecordBatch.read(memoryview(self.uncompressed())) if self.codec else self
 
     def compressed(self, codec: int) -> RecordBatch:
-        """The batch, which is uncompressed, with its records compressed; without a checksum until it is `forwarded`."""
+        """The batch, which is uncompressed, with its records compressed; without a checksum until it is `forwarded`.
+
+        If they do not become shorter, the batch stays as it is, as with aiokafka's builder.
+        """
         name = CODECS[codec]
         assert not self.codec
         if name is None:
             return self
-        head = self.data[:BATCH_OVERHEAD_BYTES]
-        data = bytearray().join((head, compress_frame(name, bytes(self.data[BATCH_OVERHEAD_BYTES:]))))
+        packed = compress_frame(name, bytes(self.data[BATCH_OVERHEAD_BYTES:]))
+        if len(packed) >= len(self.data) - BATCH_OVERHEAD_BYTES:
+            return self
+        data = bytearray().join((self.data[:BATCH_OVERHEAD_BYTES], packed))
         _ATTRIBUTES.pack_into(data, _ATTRIBUTES_AT, self.attributes | codec)
         _START.pack_into(data, 0, self.base_offset, len(data) - _START.size)
         return self.read(memoryview(data))

@@ -30,7 +30,9 @@ def check_limits(pipeline: PipelineSettings, sink: Topic) -> None:
         ConfigurationError: one of them is.
     """
     limit = _limit_of(sink)
-    if pipeline.offloads and pipeline.threshold_bytes > sink.max_message_bytes:
+    # A compressed record may be within the limit whatever its length.
+    plain = pipeline.producer["producer.compression.type"] == "none" or sink.recompressed
+    if pipeline.offloads and plain and pipeline.threshold_bytes > sink.max_message_bytes:
         raise ConfigurationError(
             "large.message.threshold.bytes",
             f"found {pipeline.threshold_bytes:,}, which is above the sink's limit: {limit}; lower the threshold, or "

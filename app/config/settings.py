@@ -88,7 +88,8 @@ class PipelineSettings:
     threshold_bytes: int = keyed(
         "large.message.threshold.bytes",
         "int",
-        "A value longer than this is offloaded. So is a record that is over the sink topic's `max.message.bytes`.",
+        "A value longer than this is offloaded. So is a record whose batch, compressed as it is sent, would be over "
+        "the sink topic's `max.message.bytes`.",
         default=DEFAULT_THRESHOLD_BYTES,
         minimum=0,
     )

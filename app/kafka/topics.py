@@ -25,6 +25,7 @@ MAX_MESSAGE_BYTES = "max.message.bytes"
 
 _NO_ID = (0, 0)
 _NO_TIMESTAMP = -1
+_COMPRESSION, _OF_PRODUCER = "compression.type", "producer"
 _TIMESTAMP_TYPE = "message.timestamp.type"
 _OLDEST, _NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"  # from Kafka 3.6 on
 _EITHER_WAY = "message.timestamp.difference.max.ms"  # before
@@ -44,6 +45,7 @@ class Topic:
         id: of the topic; a later topic of the same name has another. None if the cluster gives none.
         oldest_ms: how old the timestamp of a record may be; None for no limit.
         newest_ms: how far ahead the timestamp of a record may be; None for no limit.
+        recompressed: whether brokers compress its batches anew: its `compression.type` is not `producer`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Topic:
     id: str | None = None
     oldest_ms: int | None = None
     newest_ms: int | None = None
+    recompressed: bool = False
 
     def check_partition(self, number: int | None) -> None:
         """Refuses the number of a partition that the topic does not have; None is taken.
@@ -114,6 +117,7 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
             id=identity.id if identity is not None else None,
             oldest_ms=_timestamp_bound_ms(config, _OLDEST),
             newest_ms=_timestamp_bound_ms(config, _NEWEST),
+            recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
         )
     return found
 
@@ -122,7 +126,9 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
     if not names:
         return {}
     timestamps = (_TIMESTAMP_TYPE, _OLDEST, _NEWEST, _EITHER_WAY)
-    wanted = dict.fromkeys([MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", *timestamps])
+    wanted = dict.fromkeys(
+        [MAX_MESSAGE_BYTES, "cleanup.policy", "retention.ms", "segment.ms", _COMPRESSION, *timestamps]
+    )
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, wanted) for name in names]
     configs: dict[str, Mapping[str, str]] = {}
     for response in await connection.describe_configs(resources):

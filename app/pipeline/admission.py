@@ -266,7 +266,7 @@ class Admission:
             return False  # some of its records are not wanted, or all: those behind may be gone by compaction
         if self._assembler is not None and self._assembler.takes_any(lane, batch):
             return False
-        return self._chain.passes_whole(batch.batch)
+        return self._chain.passes_whole(batch.batch, whole=batch.goes_whole(self._codec, self._limit_bytes))
 
     def _admit_records(self, lane: Lane, records: deque[SourceRecord], *, full: bool) -> bool:
         # Every record of a batch that was taken apart comes through here. One that passes costs the calls here and in
@@ -293,7 +293,7 @@ class Admission:
                 # Asked first: the work may make copies, and is not begun without room for the record itself.
                 if not self._admits_work(lane, held):
                     return False
-                work = self._chain.begin(record)
+                work = self._chain.begin(record, self._leaves_with(lane))
                 if work is not None:
                     held += work.reserve_bytes
                     if not self._admits_work(lane, held):
@@ -304,6 +304,10 @@ class Admission:
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
         return False
+
+    def _leaves_with(self, lane: Lane) -> int:
+        """The number of the codec with which the records of the lane leave."""
+        return lane.codec if self._codec is None else self._codec
 
     def _admits_work(self, lane: Lane, size: int) -> bool:
         share = self._share
@@ -319,7 +323,7 @@ class Admission:
         if whole is None:
             lane.skip(record)
         else:
-            work = self._chain.begin(whole)
+            work = self._chain.begin(whole, self._leaves_with(lane))
             self._dispatcher.enter(lane, whole, work, held_bytes(whole) + (0 if work is None else work.reserve_bytes))
         for event in discarded:
             self._dispatcher.give_up(event)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
+from app.kafka.batches.batch import sent_bytes
 from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage, unwrap_stage, wrap_stage
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
@@ -39,6 +40,9 @@ class Work:
         reserve_bytes: the most that a stage needs beside the record itself.
         blocks: True if the rest takes time, so that it belongs on a thread.
         asks_store: True if the next stage calls a store.
+        codec: the number of the codec with which the record leaves, which may bring it within a limit; 0 for none, or
+            if that was tried already.
+        fits: the one of `records` that was found to be within the limit of the sink; None if none was.
     """
 
     source: RecordLike
@@ -48,6 +52,8 @@ class Work:
     reserve_bytes: int = 0
     blocks: bool = False
     asks_store: bool = False
+    codec: int = 0
+    fits: RecordLike | None = None
 
 
 class Chain:
@@ -59,6 +65,8 @@ class Chain:
         limit_bytes: its `max.message.bytes`.
         falls_back: whether a record may go on without the `offload` stage.
         compacted: whether the sink topic is compacted, and takes no record without a key.
+        recompressed: whether the brokers of the sink topic compress anew, so that nobody here knows what they compare
+            with the limit: records are then judged by their uncompressed size.
     """
 
     def __init__(
@@ -69,27 +77,34 @@ class Chain:
         *,
         falls_back: bool = False,
         compacted: bool = False,
+        recompressed: bool = False,
     ) -> None:
         self.stages = tuple(stages)
         self.falls_back = falls_back
         self._topic = topic
         self._limit_bytes = limit_bytes
         self._compacted = compacted
+        self._recompressed = recompressed
         self._inflate = next((n for n, stage in enumerate(self.stages) if stage.name == "inflate"), 0)
         # No header-less record with so short a key and value can be over the limit.
         self._surely_fits = limit_bytes - HEADERLESS_OVERHEAD_BYTES
 
-    def passes_whole(self, batch: RecordBatch) -> bool:
+    def passes_whole(self, batch: RecordBatch, *, whole: bool = False) -> bool:
         """True if each record of the batch goes to the sink as it is; False if that cannot be told cheaply.
 
         Brokers check the keys of a compacted topic, but refuse the whole batch for one record.
+
+        Args:
+            batch: to look at.
+            whole: whether the batch is sent as it is. Then it is the batch that must be within the limit of the sink.
         """
-        if self._compacted or any(stage.wants_any(batch) for stage in self.stages):
+        whole = whole and not self._recompressed and len(batch.data) <= self._limit_bytes
+        if self._compacted or any(stage.wants_any(batch, whole=whole) for stage in self.stages):
             return False
-        return batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES)
+        return whole or batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES)
 
     def passes(self, record: RecordLike) -> bool:
-        """True if the record goes to the sink as it is."""
+        """True if the record goes to the sink as it is, even if it is not compressed."""
         if self._compacted and record.key is None:
             return False
         try:
@@ -102,14 +117,20 @@ class Chain:
         except UnicodeEncodeError:
             return False  # the name of a header; `finish` raises the error
 
-    def begin(self, record: RecordLike) -> Work | None:
+    def begin(self, record: RecordLike, codec: int = 0) -> Work | None:
         """Begins the work on a record: applies the stages that take no time, up to the first that does.
+
+        Args:
+            record: as it was read.
+            codec: the number of the codec with which it leaves.
 
         Returns:
             The rest of the work, which is `finish`'s; None if the record passes.
         """
         if self.passes(record):
             return None
+        if self._recompressed:
+            codec = 0
         records: Sequence[RecordLike] = (record,)
         applied: tuple[str, ...] = ()
         position = reserve_bytes = 0
@@ -125,12 +146,17 @@ class Chain:
                 if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
                     reserve_bytes = max(reserve_bytes, self._reserve_behind(position, made))
                     asks_store = stage.asks_store(made)
-                    return Work(record, records, position, applied, reserve_bytes, blocks, asks_store)
+                    if codec and blocks and stage.limit_for(made) is not None:
+                        # It is compressed before the store is asked for anything.
+                        asks_store, reserve_bytes = False, reserve_bytes + _copies_bytes(made)
+                    return Work(record, records, position, applied, reserve_bytes, blocks, asks_store, codec)
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
         except Exception:  # noqa: BLE001  # `finish` fails in the same way, and its caller knows with which record
             return Work(record, records, position, applied, reserve_bytes)
-        return Work(record, records, len(self.stages), applied, reserve_bytes)
+        blocks = codec != 0 and batch_of_one_bytes(records[0]) > self._limit_bytes
+        reserve_bytes += _copies_bytes(records[0]) if blocks else 0
+        return Work(record, records, len(self.stages), applied, reserve_bytes, blocks, codec=codec)
 
     def _reserve_behind(self, position: int, record: RecordLike) -> int:
         """What the stages behind a stage need for a record, which may come to them as it is."""
@@ -162,7 +188,11 @@ class Chain:
         self._check(work.source)
         work = self._apply(work, offloading=offloading)
         for record in work.records:
+            if record is work.fits:
+                continue
             size = batch_of_one_bytes(record)
+            if size > self._limit_bytes and work.codec:
+                size = sent_bytes(record, work.codec)
             if size > self._limit_bytes:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
@@ -173,17 +203,43 @@ class Chain:
         check_names(record)
 
     def _apply(self, work: Work, *, to_store: bool = False, offloading: bool = True) -> Work:
-        records, applied = work.records, work.applied
+        records, applied, codec, fits = work.records, work.applied, work.codec, work.fits
         for position in range(work.position, len(self.stages)):
             stage = self.stages[position]
             if len(records) > 1 or not stage.wants(records[0]) or not (offloading or stage.name != "offload"):
                 continue
+            if codec and stage.moves(records[0]) and (limit := stage.limit_for(records[0])) is not None:
+                kept = stage.keep(records[0])
+                if self._sent_bytes(position, kept, work) <= limit:
+                    records, fits = (kept,), kept
+                    continue
+                codec = 0
             if to_store and stage.asks_store(records[0]):
-                return dataclasses.replace(work, records=records, position=position, applied=applied, asks_store=True)
+                return dataclasses.replace(
+                    work, records=records, position=position, applied=applied, asks_store=True, codec=codec
+                )
             if stage.moves(records[0]):
                 applied = (*applied, stage.name)
             records = stage.apply(records[0], work.source)
-        return dataclasses.replace(work, records=records, position=len(self.stages), applied=applied, asks_store=False)
+        return dataclasses.replace(
+            work, records=records, position=len(self.stages), applied=applied, asks_store=False, codec=codec, fits=fits
+        )
+
+    def _sent_bytes(self, position: int, record: RecordLike, work: Work) -> int:
+        """Bytes of a batch with the record alone, if the stage at `position` keeps it, behind the stages that follow.
+
+        Raises:
+            TransformError: a stage that follows cannot take the record.
+        """
+        for stage in self.stages[position + 1 :]:
+            if stage.limit_for(record) is None and stage.wants(record):
+                (record,) = stage.apply(record, work.source)
+        return sent_bytes(record, work.codec)
+
+
+def _copies_bytes(record: RecordLike) -> int:
+    """Bytes that it may take to compress a record: a batch before compression, and after it."""
+    return 2 * len(record.value or b"")
 
 
 def build(
@@ -193,6 +249,7 @@ def build(
     stats: PipelineStats,
     *,
     compacted: bool = False,
+    recompressed: bool = False,
     unfit: UnfitStage | None = None,
 ) -> Chain:
     """The chain of a pipeline, without the assembler, which goes before it.
@@ -203,6 +260,7 @@ def build(
         limit_bytes: `max.message.bytes` of the sink topic.
         stats: counts the times of store calls.
         compacted: whether the sink topic is compacted.
+        recompressed: whether the brokers of the sink topic compress anew.
         unfit: knows the records that the sink refuses; None if it has refused none.
     """
     form = FORMATS[settings.reference_format]
@@ -227,4 +285,11 @@ def build(
         chunking = Chunking(settings.chunks.limit_bytes(limit_bytes))
         stages.append(ChunkStage(chunking, chunks.limits.message_bytes, settings.group_id))
     falls_back = settings.offloads and chunks.strategy == "auto"
-    return Chain(stages, settings.output_topic, limit_bytes, falls_back=falls_back, compacted=compacted)
+    return Chain(
+        stages,
+        settings.output_topic,
+        limit_bytes,
+        falls_back=falls_back,
+        compacted=compacted,
+        recompressed=recompressed,
+    )

@@ -195,6 +195,7 @@ class Pipeline(Service):
                 plan.sink.max_message_bytes,
                 self.stats,
                 compacted="compact" in plan.sink.cleanup_policy,
+                recompressed=plan.sink.recompressed,
                 unfit=UnfitStage(self._learned_limits.unfit, plan.sink) if self._learned_limits.unfit else None,
             ),
             store=self._store,

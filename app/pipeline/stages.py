@@ -44,11 +44,23 @@ class Stage(Protocol):
     def wants(self, record: RecordLike) -> bool:
         """True if the record needs this stage. Costs next to nothing, as it is called for every record."""
 
-    def wants_any(self, batch: RecordBatch) -> bool:
-        """False if it wants no record of the batch. Costs next to nothing; True if that cannot be told cheaply."""
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
+        """False if it wants no record of the batch. Costs next to nothing; True if that cannot be told cheaply.
+
+        `whole` says that the batch is sent as it is, so that its length is compared with the limit of the sink.
+        """
 
     def moves(self, record: RecordLike) -> bool:
         """True if `apply` is counted. Some formats also change records whose values stay where they are."""
+
+    def limit_for(self, record: RecordLike) -> int | None:
+        """The most bytes of a batch with this record alone, if `moves` is true for its uncompressed size only.
+
+        None if there is another reason. The size is that behind the stages that follow; see `keep`.
+        """
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        """The record as it goes on if compression brings it within `limit_for`."""
 
     def blocks(self, record: RecordLike) -> bool:
         """True if `apply` takes time. If not, it makes one record of one, and the same one each time."""
@@ -88,14 +100,20 @@ class OffloadStage:
         self._stats = stats
         self._by_digest = by_digest
 
-    def wants_any(self, batch: RecordBatch) -> bool:
-        return self._offload.wants_any(batch)
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
+        return self._offload.wants_any(batch, whole=whole)
 
     def moves(self, record: RecordLike) -> bool:
         return self._offload.wants(record)
 
     blocks = moves
     asks_store = moves
+
+    def limit_for(self, record: RecordLike) -> int | None:
+        return self._offload.limit_for(record)
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        return self._offload.keep(record)
 
     def reserve_bytes(self, record: RecordLike) -> int:
         """A second copy of the value, if it is compressed or marked."""
@@ -112,7 +130,17 @@ class OffloadStage:
         return (self._offload.refer(record, reference),)
 
 
-class UnfitStage:
+class _NoLimit:
+    """A stage that moves no record for its size alone."""
+
+    def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
+        return None
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        return record
+
+
+class UnfitStage(_NoLimit):
     """Fails the records that the sink has refused for what they are. Goes before all other stages.
 
     Each refusal lets the pipeline begin again. So this stage fails other records beforehand: those with a timestamp
@@ -127,7 +155,7 @@ class UnfitStage:
         self._refused = refused
         self._sink = sink
 
-    def wants_any(self, batch: RecordBatch) -> bool:
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         # The header of a batch does not have the least timestamp.
         if self._refused or self._sink.oldest_ms is not None:
             return True
@@ -155,7 +183,7 @@ def _place(record: RecordLike) -> tuple[str, int, int]:
     return source.topic, source.partition, source.offset
 
 
-class InflateStage:
+class InflateStage(_NoLimit):
     """Downloads the payloads of references, verifies them, and restores the records.
 
     `reference_scope` refuses paths that the store itself would take; None if there is no need.
@@ -173,7 +201,7 @@ class InflateStage:
         self._stats = stats
         self._reference_scope = reference_scope
 
-    def wants_any(self, batch: RecordBatch) -> bool:
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         return self._inflate.format.wants_any(batch)
 
     def moves(self, record: RecordLike) -> bool:
@@ -213,8 +241,14 @@ class ChunkStage:
         self._message_limit_bytes = message_limit_bytes
         self._group_id = group_id
 
-    def wants_any(self, batch: RecordBatch) -> bool:
-        return self._chunking.wants_any(batch)
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
+        return self._chunking.wants_any(batch, whole=whole)
+
+    def limit_for(self, record: RecordLike) -> int | None:  # noqa: ARG002
+        return self._chunking.limit_bytes
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        return record
 
     def asks_store(self, record: RecordLike) -> bool:  # noqa: ARG002
         return False
@@ -238,7 +272,7 @@ class ChunkStage:
         return self._chunking.uuid(record, digest, origin)
 
 
-class WrapperStage:
+class WrapperStage(_NoLimit):
     """Wraps or unwraps. It asks no store, but the copy of a long value takes time."""
 
     def __init__(
@@ -254,7 +288,7 @@ class WrapperStage:
         self.reserve_bytes = reserve_bytes
         self._transform = transform
 
-    def wants_any(self, batch: RecordBatch) -> bool:  # noqa: ARG002
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
         """True: nearly every record has a value to wrap, or a wrapper."""
         return True
 

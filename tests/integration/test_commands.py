@@ -421,7 +421,7 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
         {}, {"output.topic": "{raw}-nix"}, "[pipeline.orders] output.topic: topic {raw}-nix does not exist",
     ),
     "threshold above the sink's limit": (
-        {}, {"large.message.threshold.bytes": 2_000_000},
+        {}, {"large.message.threshold.bytes": 2_000_000, "producer.compression.type": "none"},
         "[pipeline.orders] large.message.threshold.bytes: found 2,000,000, which is above the sink's limit",
     ),
     "secret of the wrong kind": (

@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from app.kafka.batches.batch import sent_bytes
 from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, MakeTopic, Way
 from tests.integration.worker_process import WorkerProcess, until
 from transforms.batch_size import batch_of_one_bytes
 from transforms.record import Record
+from transforms.record_batch import CODECS
 
 MakeWay = Callable[..., Way]
 
@@ -235,3 +237,35 @@ def test_worker_does_not_linger_without_room(make_way: MakeWay) -> None:
         came(way, way.orders, 20)
         assert worker.terminate() == 0
     assert values_of(way, way.orders) == [(key, value) for _, key, value, _, _ in sent]
+
+
+def test_worker_judges_a_record_by_its_compressed_batch(make_way: MakeWay, make_topic: MakeTopic) -> None:
+    """A record that the broker takes compressed stays in the log, one byte over the limit it is offloaded.
+
+    The limits are the very sizes, for each codec, and nothing is refused.
+    """
+    way = make_way(1)
+    value = b",".join(b'{"id": %d, "name": "a name that repeats"}' % number for number in range(20_000))
+    record = Record(b"text", value, (("h", b"1"),), STAMP)
+    noise: Sent = (0, b"noise", random.Random(7).randbytes(400_000), [], STAMP)
+    send(way.broker, way.raw, [(0, b"text", value, [("h", b"1")], STAMP), noise])
+    pipelines: dict[str, dict[str, object]] = {}
+    fits: dict[str, bool] = {}
+    for number, codec in enumerate(CODECS[1:], 1):
+        size = sent_bytes(record, number)
+        assert 10_000 < size < 300_000
+        for spare in (0, -1):
+            sink = make_topic(1, **{"max.message.bytes": size + spare, "retention.ms": -1})
+            fits[sink] = spare == 0
+            keys: dict[str, object] = {"producer.compression.type": codec, "large.message.threshold.bytes": 10_000_000}
+            keys |= {"producer.batch.size": 10_000, "output.topic": sink, "group.id": sink}
+            pipelines |= {sink: way.offload(**keys)["offload"]}
+    with WorkerProcess(way.folder, way.settings(), pipelines) as worker:
+        for sink in fits:
+            came(way, sink, 2)
+        pages = {page["name"]: page for page in worker.get("/pipelines")[1]}
+        assert worker.terminate() == 0
+    for sink, stays in fits.items():
+        assert [each == value for _, each in values_of(way, sink)] == [stays, False]
+        assert pages[sink]["offloaded_records"] == (1 if stays else 2)
+        assert (pages[sink]["restarts"], pages[sink]["producer"]["batch-split-total"]) == (0, 0)

@@ -90,9 +90,16 @@ class Careless:
         """Every record."""
         return True
 
-    def wants_any(self, batch: RecordBatch) -> bool:
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         """Yes."""
         return True
+
+    def limit_for(self, record: RecordLike) -> int | None:
+        """None."""
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        """As it is."""
+        return record
 
     def moves(self, record: RecordLike) -> bool:
         """None."""

@@ -129,6 +129,33 @@ def test_codec_of_the_configuration_wins(make_way: MakeWay) -> None:
         assert {batch.codec for batch in batches_of(way.broker, sink)[0] if batch.count > 3} == {CODECS[codec]}
 
 
+def test_values_that_producers_compress_are_not_split(make_way: MakeWay, make_topic: MakeTopic) -> None:
+    """A value far over the limit of the sink goes on as it came, if its batch is within; alone and beside others."""
+    way = make_way(1)
+    text = Record(b"text", b",".join(b'{"id": %d}' % number for number in range(30_000)), (), STAMP)
+    noise = Record(b"noise", random.Random(3).randbytes(100_000), (), STAMP)
+    feed = Feed(way.broker, way.raw)
+
+    async def write() -> None:
+        async with feed.open():
+            await feed.write(0, "zstd", [text])
+            await feed.write(0, "zstd", [text, noise])
+            await feed.write(0, "none", [text])
+
+    asyncio.run(write())
+    sink = make_topic(1, **{"max.message.bytes": 90_000, "retention.ms": -1})
+    keys = {"topics": [way.raw], "output.topic": sink, "transforms": ["chunk"], "producer.batch.size": 10_000}
+    with WorkerProcess(way.folder, way.settings(), {"chunk": {**keys, "group.id": way.group("chunk")}}) as worker:
+        all_read(way, "chunk", way.raw)
+        page = worker.get("/pipelines")[1][0]
+        assert worker.terminate() == 0
+    found = read_all(way.broker, sink)[0]
+    pieces = -(-len(text.value or b"") // 90_000)
+    assert [each.value == text.value for each in found] == [True, True] + [False] * (2 + pieces)
+    assert (page["batches_whole"], page["batches_taken_apart"], page["restarts"]) == (1, 2, 0)
+    assert (page["chunked_messages"], page["producer"]["batch-split-total"]) == (2, 0)
+
+
 def chunked(rng: random.Random, made: list[Record]) -> tuple[list[Record], list[Row]]:
     """Records with chunks of messages among them; and what comes of it: a message where its last chunk is."""
     chunking = Chunking(3_000)

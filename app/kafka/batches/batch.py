@@ -15,7 +15,7 @@ from transforms.batch_split import split
 from transforms.record import Header, RecordLike
 from transforms.record_batch import NO_STAMP, RecordBatch, Stamp, restamp
 
-__all__ = ["Batch", "Builder", "Load", "WholeBuilder"]
+__all__ = ["Batch", "Builder", "Load", "WholeBuilder", "sent_bytes"]
 
 _NO_TIMESTAMP = -1
 
@@ -110,9 +110,18 @@ class Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
         return self.built()
 
     def built(self) -> bytearray:
-        """The bytes of the batch; the first call compresses it."""
-        buffer: bytearray = super()._build()
-        return buffer
+        """The bytes of the batch; the first call compresses it.
+
+        If it does not become shorter, it stays as it is: a chunk that just fits its topic would no longer do so.
+        """
+        if self._buffer is None:
+            plain_bytes = self.size()
+            buffer: bytearray = super()._build()
+            if self.codec and len(buffer) >= plain_bytes:
+                buffer = bytearray(RecordBatch.read(memoryview(buffer)).uncompressed())
+                restamp(buffer, self.stamp or NO_STAMP)
+            self._buffer = buffer
+        return self._buffer
 
 
 class WholeBuilder(Builder):
@@ -164,6 +173,18 @@ class WholeBuilder(Builder):
 def _append(builder: Builder, record: RecordLike) -> object | None:
     headers = list(record.headers) if record.headers else []
     return builder.append(timestamp=record.timestamp, key=record.key, value=record.value, headers=headers)
+
+
+def sent_bytes(record: RecordLike, codec: int) -> int:
+    """Bytes of a batch with this record alone, as it is sent with the codec of this number; takes time.
+
+    The broker compares them with the topic's `max.message.bytes`.
+    """
+    builder = Builder(0, codec, transactional=False)
+    appended = _append(builder, record)
+    assert appended is not None, "a batch takes its first record whatever its size"
+    builder.close()
+    return len(builder.built())
 
 
 L = TypeVar("L", bound=Load)

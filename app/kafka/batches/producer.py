@@ -62,7 +62,7 @@ class RecordRefusedError(WideloadError):
 
     Attributes:
         topic, partition: of the sink.
-        size: bytes of the record as a batch of one, uncompressed.
+        size: bytes of the record as a batch of one, as it was sent.
     """
 
     def __init__(self, topic: str, partition: int, size: int) -> None:
@@ -276,7 +276,7 @@ class Batches:
 
     def _refused(self, error: KafkaError, place: TopicPartition, batch: Batch[Any]) -> Exception:
         if isinstance(error, _TOO_LARGE):
-            return RecordRefusedError(place.topic, place.partition, batch.uncompressed_bytes + BATCH_OVERHEAD_BYTES)
+            return RecordRefusedError(place.topic, place.partition, batch.wire_bytes + BATCH_OVERHEAD_BYTES)
         if isinstance(error, _UNFIT):
             clock = "its timestamp is further from the broker's clock than message.timestamp.after.max.ms or "
             told = f"INVALID_TIMESTAMP: {clock}message.timestamp.before.max.ms allows"

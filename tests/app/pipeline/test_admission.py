@@ -41,9 +41,9 @@ class Let:
             cast(
                 Any,
                 SimpleNamespace(
-                    passes_whole=lambda batch: not batch.may_hold(b"work"),
+                    passes_whole=lambda batch, whole: not batch.may_hold(b"work"),
                     passes=lambda record: record.key != b"work",
-                    begin=lambda record: None,
+                    begin=lambda record, codec: None,
                 ),
             ),
             self.lanes,

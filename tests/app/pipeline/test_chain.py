@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import random
 import uuid
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
+from app.kafka.batches.batch import sent_bytes
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
@@ -39,6 +41,7 @@ from transforms.errors import (
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
 from transforms.record import Header, Record, RecordLike
+from transforms.record_batch import RecordBatch, pack
 from transforms.reference import Reference
 from transforms.wrapper import MessageWrapper, Unwrap
 
@@ -132,6 +135,123 @@ def test_passes_at_the_limit_of_the_sink(spare: int, passes: bool) -> None:  # n
     limit = batch_of_one_bytes(record) + spare
     chain = offload_chain(10_000, limit)
     assert chain.passes(record) is passes
+
+
+# --- records that compress -------------------------------------------------------------------------------------------
+
+ZSTD = 4
+TEXT = Record(
+    b"k", random.Random(2).randbytes(500) + b'{"id": 1, "name": "a name"}' * 1_982, (("h", b"x"),), 1_700_000_000_000
+)  # 54,014 bytes
+NOISE = Record(b"k", random.Random(1).randbytes(54_000), (), 1_700_000_000_000)
+
+
+def roomy_chain(transforms: list[str], store: PayloadStore, limit: int, **keys: Any) -> Chain:
+    """A chain with a threshold that no record of the test reaches."""
+    if not transforms:
+        return Chain([], "orders", limit)
+    if "offload" not in transforms:
+        table = {"topics": ["raw"], "output.topic": "orders", "transforms": transforms}
+        table |= {name.replace("_", "."): value for name, value in keys.items()}
+        parsed = parse({"bootstrap.servers": "localhost:1", "pipeline": {"p": table}}, {})
+        return build(parsed.pipelines[0], None, limit, PipelineStats())
+    return chain_of(transforms, store, limit, large_message_threshold_bytes=1_000_000, **keys)
+
+
+@pytest.mark.parametrize("transforms", [["offload"], ["chunk"], []])
+def test_record_that_compresses_stays(transforms: list[str]) -> None:
+    """A record over the limit goes on as it is if its compressed batch is within the limit, and only then."""
+    store = PlainStore()
+    size = sent_bytes(TEXT, ZSTD)
+    assert size < 1_000
+    for limit in (size, 20_000):
+        chain = roomy_chain(transforms, cast(PayloadStore, store), limit)
+        work = begun(chain, TEXT, ZSTD)
+        assert (work.blocks, work.asks_store) == (True, False)
+        assert work.reserve_bytes >= 2 * 54_000
+        assert apply(chain, TEXT, ZSTD) == ((TEXT,), ())
+    assert not store.payloads
+
+
+@pytest.mark.parametrize(("record", "codec"), [(TEXT, 0), (NOISE, ZSTD)])
+def test_record_that_does_not_compress_is_moved(record: Record, codec: int) -> None:
+    """Compression that does not help changes nothing, nor does a codec that the record does not leave with."""
+    store = memory()
+    (made,), applied = apply(roomy_chain(["offload"], store, 20_000), record, codec)
+    assert applied == ("offload",)
+    assert header(made, "large-message.size") == b"%d" % len(record.value or b"")
+    chunks, applied = apply(roomy_chain(["chunk"], store, 20_000), record, codec)
+    assert (len(chunks), applied) == (3, ("chunk",))
+    with pytest.raises(RecordTooLargeError) as caught:
+        apply(Chain([], "orders", 20_000), record, codec)
+    assert caught.value.size > 54_000
+
+
+def test_compression_is_tried_before_the_store_is_asked() -> None:
+    """It is tried once: what `advance` has found too large is offloaded, or split while the store is down."""
+    chain = roomy_chain(["offload"], memory(), 20_000, large_message_strategy="auto")
+    advanced = chain.advance(begun(chain, NOISE, ZSTD))
+    assert (advanced.asks_store, advanced.codec) == (True, 0)
+    assert chain.finish(advanced)[1] == ("offload",)
+    assert chain.finish(advanced, offloading=False)[1] == ("chunk",)
+    advanced = chain.advance(begun(chain, TEXT, ZSTD))
+    assert (advanced.asks_store, advanced.fits) == (False, TEXT)
+    assert chain.finish(advanced) == ((TEXT,), ())
+
+
+def test_threshold_counts_before_compression() -> None:
+    """A value over the threshold is offloaded however well it compresses; without the store it need not be split."""
+    chain = chain_of(["offload"], memory(), 20_000, large_message_strategy="auto")
+    assert begun(chain, TEXT, ZSTD).asks_store
+    assert apply(chain, TEXT, ZSTD)[1] == ("offload",)
+    assert apply(chain, TEXT, ZSTD, offloading=False) == ((TEXT,), ())
+
+
+def test_brokers_that_compress_anew_get_the_uncompressed_size() -> None:
+    """Nobody here knows what they compare with the limit."""
+    settings = settings_of(["offload"], large_message_threshold_bytes=1_000_000)
+    chain = build(settings, memory(), 20_000, PipelineStats(), recompressed=True)
+    assert begun(chain, TEXT, ZSTD).asks_store
+    assert apply(chain, TEXT, ZSTD)[1] == ("offload",)
+    batch = RecordBatch.read(memoryview(pack([TEXT]))).compressed(ZSTD)
+    assert not chain.passes_whole(batch, whole=True)
+
+
+def test_batch_that_goes_whole_is_judged_by_its_length() -> None:
+    """A batch within the limit goes as it is, whatever its records are before compression; the threshold holds."""
+    batch = RecordBatch.read(memoryview(pack([TEXT] * 3))).compressed(ZSTD)
+    size = len(batch.data)
+    for transforms in (["offload"], ["chunk"], []):
+        for limit, passes in ((size, True), (size - 1, False)):
+            chain = roomy_chain(transforms, memory(), limit)
+            assert chain.passes_whole(batch, whole=True) == passes
+            assert not chain.passes_whole(batch)
+    assert not chain_of(["offload"], memory(), size).passes_whole(batch, whole=True)
+    assert not roomy_chain(["chunk"], memory(), size, chunk_max_bytes=size - 1).passes_whole(batch, whole=True)
+
+
+def test_compressed_size_is_that_behind_the_wrapper() -> None:
+    """What `wrap` makes of the record is what the sink takes."""
+    wrapping = [("chunk", ["wrap", "chunk"]), ("offload", ["offload", "wrap"])]
+    for mover, transforms in wrapping:
+        plain = dataclasses.replace(TEXT, headers=())
+        size = sent_bytes(Record(b"k", MessageWrapper({}, TEXT.value).serialize(), (), TEXT.timestamp), ZSTD)
+        (made,), applied = apply(roomy_chain(transforms, memory(), size), plain, ZSTD)
+        assert applied == ("wrap",)
+        assert made.value == MessageWrapper({}, TEXT.value).serialize()
+        if mover == "offload":
+            assert apply(roomy_chain(transforms, memory(), size - 1), plain, ZSTD)[1] == ("offload", "wrap")
+
+
+@pytest.mark.parametrize("form", ["bakdata-flag", "bakdata-headers"])
+def test_record_that_compresses_keeps_the_mark(form: FormatName) -> None:
+    """A format that marks values marks those that stay, too."""
+    offload = Offload(1_000_000, 20_000, format=FORMATS[form])
+    stage = OffloadStage(offload, memory(), "orders", PipelineStats(), by_digest=True)
+    chain = Chain([stage], "orders", 20_000)
+    assert not chain.passes(TEXT)
+    (made,), applied = apply(chain, TEXT, ZSTD)
+    assert (made, applied) == (offload.keep(TEXT), ())
 
 
 # --- bytes beside the record -----------------------------------------------------------------------------------------

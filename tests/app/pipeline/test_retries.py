@@ -40,9 +40,16 @@ class Storing:
     name: str = "offload"
     asks: bool = True
 
-    def wants_any(self, batch: RecordBatch) -> bool:
+    def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:
         """See `Stage`."""
         return True
+
+    def limit_for(self, record: RecordLike) -> int | None:
+        """None."""
+
+    def keep(self, record: RecordLike) -> RecordLike:
+        """As it is."""
+        return record
 
     def wants(self, record: RecordLike) -> bool:
         """Every record."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.kafka.batches.batch import Batch, Builder, WholeBuilder
+from app.kafka.batches.batch import Batch, Builder, WholeBuilder, sent_bytes
 from tests.built_batches import PACKERS, built, record, repacked
 from tests.strategies import records
-from transforms.batch_size import BATCH_OVERHEAD_BYTES, record_bytes
+from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes, record_bytes
 from transforms.record import Record
-from transforms.record_batch import RecordBatch, Stamp
+from transforms.record_batch import RecordBatch, Stamp, pack
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -48,6 +50,34 @@ def parsed(builder: Builder) -> tuple[Stamp, list[Record]]:
     assert batch.validate_crc()
     stamp = Stamp(batch.producer_id, batch.producer_epoch, batch.base_sequence)
     return stamp, [Record(each.key, each.value, each.headers, each.timestamp) for each in batch]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_batch_does_not_grow(codec: str) -> None:
+    """What does not compress is sent as it is, with its stamp: chunks are as long as their topic allows."""
+    noise = Record(b"k", random.Random(1).randbytes(100_000), (("h", b"1"),), 7)
+    plain = batch_of_one_bytes(noise)
+    builder = builder_of(codec)
+    assert Batch(builder, Count(0), 0.0).append(noise)
+    builder.stamped(Stamp(5, 1, 10))
+    whole = WholeBuilder(RecordBatch.read(memoryview(pack([noise]))), transactional=False, codec=CODECS[codec])
+    whole.stamped(Stamp(5, 1, 10))
+    for each in (builder, whole):
+        assert len(each.built()) == each.size() == plain
+        assert parsed(each) == (Stamp(5, 1, 10), [Record(b"k", noise.value, [("h", b"1")], 7)])
+        each.stamped(Stamp(6, 2, 11))
+        assert parsed(each)[0] == Stamp(6, 2, 11)
+    assert sent_bytes(noise, CODECS[codec]) == plain
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_sent_bytes_are_those_of_the_outbox(codec: str) -> None:
+    """A record that is judged alone is as long when it is sent."""
+    text = Record(b"k", b"a text that repeats itself, " * 9_000, (("h", b"1"),), 7)
+    builder = builder_of(codec, 100)
+    assert Batch(builder, Count(0), 0.0).append(text)
+    builder.stamped(Stamp(5, 1, 10))
+    assert sent_bytes(text, CODECS[codec]) == len(builder.built())
 
 
 @pytest.mark.parametrize("codec", CODECS)
