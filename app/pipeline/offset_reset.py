@@ -104,8 +104,11 @@ class OffsetReset:
     async def _find_first(self, partition: TopicPartition) -> None:
         lane = self._lanes.get(partition)
         first, end = await self._consumer.bounds(partition)
+        committed = await self._consumer.commits([partition])
         if lane is None or not self._lanes.holds(lane):
             return  # the group has moved on; the new owner of the partition looks for itself
+        if committed:
+            return  # by another owner, after the poll that found none; the next poll finds it
         if self._consumer.position(partition) is not None:
             return  # found meanwhile: a transaction that held the offset has ended
         if self._reset == "earliest":
