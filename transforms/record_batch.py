@@ -286,8 +286,9 @@ class RecordBatch:
 
         Base offset and leader's epoch are for the broker to set. If `data` can be written, it is changed and returned.
         """
-        # A batch of our own making is nobody else's.
-        data = self.data.obj if isinstance(self.data.obj, bytearray) else bytearray(self.data)
+        # A batch of our own making is nobody else's; one that was fetched is read-only.
+        made = self.data.obj
+        data = made if isinstance(made, bytearray) and not self.data.readonly else bytearray(self.data)
         attributes = self.attributes & ~_TRANSACTIONAL | (_TRANSACTIONAL if transactional else 0)
         _BASE_OFFSET.pack_into(data, 0, 0)
         _LEADER_EPOCH.pack_into(data, _LEADER_EPOCH_AT, -1)

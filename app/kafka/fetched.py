@@ -7,6 +7,7 @@ positions, leaders, errors, and what a rebalance lets go.
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
@@ -18,14 +19,18 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.memory_records import MemoryRecords
 
 from app.kafka.consumer_controls import ConsumerControls
+from app.kafka.fetch_responses import viewed
 from app.kafka.source_batch import SourceBatch, decoded
 from app.kafka.watched_client import Send, watch_requests
 from transforms.errors import MalformedError
-from transforms.record_batch import RecordBatch, is_old, split
+from transforms.record import Record
+from transforms.record_batch import RecordBatch, is_old, pack, split
 
 __all__ = ["FetchedBatches", "ReadAhead"]
 
 _NONE = 0
+_WHOLE = struct.Struct(">qi")  # offset and length of a batch
+_NO_RECORDS = bytes(pack([Record(None, None)]))
 _ABORT = b"\0\0\0\0"  # the key of a control record: version 0, type 0; a commit has type 1
 
 
@@ -49,7 +54,7 @@ class FetchedBatches:
 
     def __init__(self, controls: ConsumerControls, read_ahead: ReadAhead) -> None:
         self._read_ahead = read_ahead
-        self._fetched: dict[TopicPartition, bytes] = {}
+        self._fetched: dict[TopicPartition, bytes | memoryview] = {}
         watch_requests(controls.client, self._watched)
         controls.keep_fetched_in(_Readers(self._take, read_ahead.fetched))
 
@@ -57,16 +62,19 @@ class FetchedBatches:
         if not isinstance(request, FetchRequest):
             return await send()
         await self._read_ahead.may_fetch()
-        response = await send()
+        with viewed(request):
+            response = await send()
         # What an earlier response had, and the fetcher did not take up, is of no use any more.
         self._fetched.clear()
         for topic, partitions in response.topics:
-            for number, code, *rest in partitions:
+            for at, (number, code, *rest) in enumerate(partitions):
                 if code == _NONE and rest[-1]:
                     self._fetched[TopicPartition(topic, number)] = rest[-1]
+                if isinstance(rest[-1], memoryview):
+                    partitions[at] = (number, code, *rest[:-1], _stand_in(rest[-1]))
         return response
 
-    def _take(self, partition: TopicPartition) -> bytes:
+    def _take(self, partition: TopicPartition) -> bytes | memoryview:
         """The bytes of the response that the fetcher is at: it takes it up as soon as the handler has ended."""
         return self._fetched.pop(partition)
 
@@ -74,7 +82,7 @@ class FetchedBatches:
 class _Readers(OrderedDict[Any, Any]):
     """The readers of partitions, where aiokafka keeps them until they are polled; their bytes are counted."""
 
-    def __init__(self, take: Callable[[TopicPartition], bytes], ahead: Callable[[int], None]) -> None:
+    def __init__(self, take: Callable[[TopicPartition], bytes | memoryview], ahead: Callable[[int], None]) -> None:
         super().__init__()
         self._take = take
         self._ahead = ahead
@@ -113,7 +121,7 @@ class _Reader:
         next_fetch_offset: the offset behind the last batch that was given or skipped; aiokafka reads it.
     """
 
-    def __init__(self, partition: TopicPartition, own: Any, data: bytes) -> None:
+    def __init__(self, partition: TopicPartition, own: Any, data: bytes | memoryview) -> None:
         self.next_fetch_offset: int = own.next_fetch_offset
         self._partition = partition
         self._own = own
@@ -129,7 +137,7 @@ class _Reader:
     def __next__(self) -> SourceBatch:
         return next(self._batches)
 
-    def _read(self, data: bytes) -> Iterator[SourceBatch]:
+    def _read(self, data: bytes | memoryview) -> Iterator[SourceBatch]:
         given = False
         try:
             pieces, broken = _pieces(data)
@@ -183,7 +191,13 @@ class _Reader:
         return not batch.transactional
 
 
-def _pieces(data: bytes) -> tuple[Sequence[memoryview], MalformedError | None]:
+def _stand_in(data: memoryview) -> bytes:
+    """What aiokafka's own reader gets: it takes bytes only, and looks whether the first batch is whole."""
+    complete = len(data) > _WHOLE.size and _WHOLE.size + _WHOLE.unpack_from(data)[1] <= len(data)
+    return _NO_RECORDS if complete else bytes(data)
+
+
+def _pieces(data: bytes | memoryview) -> tuple[Sequence[memoryview], MalformedError | None]:
     """The batches of a response, up to its end or an error."""
     pieces: list[memoryview] = []
     try:

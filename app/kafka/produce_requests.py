@@ -72,7 +72,8 @@ class _Pieces:
     def __len__(self) -> int:
         return sum(map(len, self._pieces))
 
-    def __radd__(self, before: bytes) -> bytes | _Pieces:
+    def __radd__(self, before: bytes) -> memoryview | _Pieces:
         if self._headed:
-            return b"".join((before, *self._pieces))
+            # The transport cuts off what it has sent: of a view it makes no copy.
+            return memoryview(b"".join((before, *self._pieces)))
         return _Pieces(before, *self._pieces, headed=True)

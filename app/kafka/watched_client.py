@@ -7,13 +7,13 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Send", "watch_connections", "watch_requests"]
+__all__ = ["Send", "close_late_connections", "watch_connections", "watch_requests"]
 
 Send = Callable[[], Awaitable[Any]]
 
 
-def watch_connections(client: AIOKafkaClient, tell: Callable[[str, bool], None]) -> None:
-    """Calls `tell` after each try to connect, with the address of the broker, and whether it was reached.
+def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) -> None:
+    """Calls `tell` after each try to connect, with the broker's address, and the connection; None without one.
 
     Args:
         client: of a consumer or producer that has not been started.
@@ -26,10 +26,29 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, bool], None])
         address = _address(client, node_id)  # asked first: the next metadata may forget it
         connection = await connect(node_id, **options)
         if connection is None or connection is not before:
-            tell(address, connection is not None)
+            tell(address, connection)
         return connection
 
     client._get_conn = watched
+
+
+def close_late_connections(client: AIOKafkaClient) -> None:
+    """Closes a connection that opens when the client has been closed: it would stay open, and end with a traceback."""
+    connect, close = client._get_conn, client.close
+    ended: list[bool] = []
+
+    async def closing() -> None:
+        ended.append(True)
+        await close()
+
+    async def connected(node_id: Any, **options: Any) -> Any:
+        connection = await connect(node_id, **options)
+        if ended and connection is not None:
+            connection.close()
+            return None
+        return connection
+
+    client._get_conn, client.close = connected, closing
 
 
 def watch_requests(client: AIOKafkaClient, handle: Callable[[str, Any, Send], Awaitable[Any]]) -> None:

@@ -19,6 +19,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import Assignment, Subscription, SubscriptionState, TopicPartitionState
@@ -115,6 +116,9 @@ NAMES = (
     PrivateName(
         "app.kafka.undecodable", PartitionRecords, "_records_iterator", "end before a batch that cannot be read"
     ),
+    PrivateName("app.kafka.receiver", AIOKafkaConnection, "_handle_frame", "receive responses with one copy"),
+    PrivateName("app.kafka.receiver", AIOKafkaConnection, "_requests", "see whether a connection is at rest"),
+    PrivateName("app.kafka.receiver", AIOKafkaConnection, "_writer", "give its transport another protocol"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_conns", "tell a new connection from an old one"),
     PrivateName("app.kafka.watched_client", AIOKafkaClient, "_get_conn", "see connections that fail"),
 )

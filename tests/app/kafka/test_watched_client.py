@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
-from app.kafka.watched_client import Send, watch_connections, watch_requests
+from app.kafka.watched_client import Send, close_late_connections, watch_connections, watch_requests
 
 
 async def test_handlers_are_around_each_other() -> None:
@@ -35,7 +36,7 @@ async def test_connections_are_told_once() -> None:
     """A connection that is open already is not told again."""
     client: Any = AIOKafkaClient()
     client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
-    told: list[tuple[str, bool]] = []
+    told: list[tuple[str, object | None]] = []
     connection: object | None = None
 
     async def connect(node_id: int, *, group: int = 0) -> object | None:
@@ -48,4 +49,28 @@ async def test_connections_are_told_once() -> None:
     connection = object()
     for _ in range(2):
         assert await client._get_conn(1, group=1) is connection
-    assert told == [("b1:9", False), ("b1:9", True)]
+    assert told == [("b1:9", None), ("b1:9", connection)]
+
+
+async def test_connection_that_comes_too_late_is_closed() -> None:
+    """A client that is closed while it connects leaves no open connection behind."""
+    client: Any = AIOKafkaClient()
+    began, opened, closed = asyncio.Event(), asyncio.Event(), []
+
+    class Connection:
+        def close(self) -> None:
+            closed.append(self)
+
+    async def connect(node_id: int) -> Connection:
+        began.set()
+        await opened.wait()
+        return Connection()
+
+    client._get_conn = connect
+    close_late_connections(client)
+    opening = asyncio.create_task(client._get_conn(1))
+    await began.wait()
+    await client.close()
+    opened.set()
+    assert await opening is None
+    assert len(closed) == 1

@@ -1,0 +1,133 @@
+"""Receives the responses of brokers with one copy: from the socket into the bytes of the response.
+
+aiokafka reads through an `asyncio.StreamReader`: each piece of a response is copied into a buffer, and the whole out of
+it; the socket is paused and resumed between them. For a response of 4 MB that is a quarter of the CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import weakref
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import CloseReason
+
+from app.kafka.fetch_responses import handed_over
+from app.kafka.watched_client import watch_connections
+
+__all__ = ["receive_at_once"]
+
+log = logging.getLogger(__name__)
+
+_SIZE = struct.Struct(">i")
+_SMALL_BYTES = 65_536  # most responses; several may come in one piece
+_MOST_AT_ONCE_BYTES = 64 * 1_048_576  # what a size may claim before its bytes are there
+
+
+def receive_at_once(client: AIOKafkaClient) -> None:
+    """Lets a client that has not been started receive so, on each connection that it opens from now on."""
+    watch_connections(client, _take_over)
+
+
+def _take_over(_: str, connection: Any) -> None:
+    """So far nothing was asked on the connection but versions and login, and all of it has been answered."""
+    if connection is not None and connection._writer is not None and not connection._requests:
+        transport = connection._writer.transport
+        transport.set_protocol(_Receiver(connection, transport.get_protocol()))
+
+
+class _Receiver(asyncio.BufferedProtocol):
+    """Takes the place of the protocol of a connection, which still hears of all but the bytes.
+
+    Args:
+        connection: of aiokafka; it handles each response. It may go before the transport does.
+        own: its protocol.
+    """
+
+    def __init__(self, connection: Any, own: Any) -> None:
+        self._connection = weakref.ref(connection)
+        self._own = own
+        self._small = memoryview(bytearray(_SMALL_BYTES))
+        self._held = 0  # bytes in `_small` that are no whole response yet
+        self._large: bytearray | None = None  # room for a response that is longer
+        self._size = 0  # of that response
+        self._received = 0
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        if self._large is None:
+            return self._small[self._held :]
+        return memoryview(self._large)[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if self._large is None:
+                self._held += nbytes
+                self._take_small()
+            else:
+                self._received += nbytes
+                self._take_large(self._large)
+        except Exception as exc:
+            log.exception("a response of a broker cannot be read")
+            self._close(exc)
+
+    def _take_small(self) -> None:
+        at = 0
+        while self._held - at >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._small, at)
+            if size < 0:
+                raise ValueError(f"a response of {size} bytes")
+            begin, end = at + _SIZE.size, at + _SIZE.size + size
+            if end > self._held:
+                if _SIZE.size + size > _SMALL_BYTES:
+                    self._begin_large(size, self._small[begin : self._held])
+                    self._held = 0
+                    return
+                break
+            self._handle(self._small[begin:end])
+            at = end
+        rest = self._held - at
+        if at and rest:
+            self._small[:rest] = bytes(self._small[at : self._held])
+        self._held = rest
+
+    def _begin_large(self, size: int, first: memoryview) -> None:
+        self._large, self._size, self._received = bytearray(min(size, _MOST_AT_ONCE_BYTES)), size, len(first)
+        self._large[: len(first)] = first
+
+    def _take_large(self, large: bytearray) -> None:
+        if self._received < len(large):
+            return
+        if self._received < self._size:
+            # Who calls still holds a view of the old one, so it cannot grow.
+            self._large = bytearray(min(self._size, 2 * self._received))
+            self._large[: self._received] = large
+            return
+        self._large = None
+        self._handle(memoryview(large).toreadonly())
+
+    def _handle(self, response: memoryview) -> None:
+        connection = self._connection()
+        if connection is None or connection._writer is None:
+            return  # it has been closed
+        request = connection._requests[0][1] if connection._requests and response.readonly else None
+        connection._handle_frame(handed_over(request, response))
+
+    def _close(self, error: Exception) -> None:
+        connection = self._connection()
+        if connection is not None:
+            connection.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)
+
+    def eof_received(self) -> Any:
+        return self._own.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._own.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._own.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._own.resume_writing()
