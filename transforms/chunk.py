@@ -25,8 +25,9 @@ from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTE
 from transforms.errors import ChunkError, MalformedChunkError
 from transforms.record import Header, Record, RecordLike
 from transforms.record_batch import RecordBatch
+from transforms.text import printable
 
-__all__ = ["Chunk", "Chunking", "checksum", "is_chunk", "may_hold_chunks"]
+__all__ = ["Chunk", "Chunking", "checksum", "is_chunk", "may_hold_chunks", "piece_text"]
 
 _UUID = "large-message.chunk.uuid"
 _ID = "large-message.chunk.id"
@@ -52,6 +53,13 @@ def may_hold_chunks(batch: RecordBatch) -> bool:
 def is_chunk(headers: Sequence[Header]) -> bool:
     """Whether the record is a chunk: it has a uuid header."""
     return any(name == _UUID for name, _ in headers)
+
+
+def piece_text(headers: Sequence[Header]) -> str:
+    """Which chunk of which message a record with these headers is, for an error message; they may be anything."""
+    found = dict(headers)
+    number, count, uuid = (printable(found.get(name), 64) for name in (_ID, _COUNT, _UUID))
+    return f"chunk.id {number} of chunk.count {count}, chunk.uuid {uuid}"
 
 
 def checksum(value: bytes) -> str:

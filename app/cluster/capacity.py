@@ -23,7 +23,7 @@ def warnings(pipeline: PipelineSettings, plan: Plan) -> list[str]:
 def _assembled(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
     """Warns if the sink does not take the largest message that may be assembled."""
     chunks = pipeline.chunks
-    if not chunks.assembles or chunks.splits or pipeline.offloads:
+    if not chunks.expects_chunks or chunks.splits or pipeline.offloads:
         return
     largest = chunks.limits.message_bytes + HEADERLESS_OVERHEAD_BYTES
     sink = plan.sink
@@ -39,7 +39,8 @@ def _assembled(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
 
 def _inflated(pipeline: PipelineSettings, plan: Plan) -> Iterator[str]:
     """Warns if the sink takes no inflated value at all, as when nobody has raised its limit."""
-    if "inflate" not in pipeline.transforms or pipeline.chunks.assembles or pipeline.chunks.splits or pipeline.offloads:
+    chunks = pipeline.chunks
+    if "inflate" not in pipeline.transforms or chunks.expects_chunks or chunks.splits or pipeline.offloads:
         return
     sink, threshold = plan.sink, pipeline.threshold_bytes
     if sink.max_message_bytes > threshold + HEADERLESS_OVERHEAD_BYTES:

@@ -59,7 +59,7 @@ def check_chunks(pipeline: PipelineSettings, sources: Sequence[Topic], sink: Top
         ConfigurationError: a topic of chunks is compacted, or a chunk or the threshold does not fit the limit.
     """
     chunks = pipeline.chunks
-    if chunks.assembles:
+    if chunks.expects_chunks:
         for source in sources:
             _check_kept("topics", source)
     if not chunks.splits:

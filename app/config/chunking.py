@@ -36,18 +36,21 @@ class ChunkSettings:
     Attributes:
         splits: whether large values are split: all of them, or (`strategy` is `auto`) while the store is down.
         assembles: whether chunks are assembled.
+        expects_chunks: whether the configuration says that the source has chunks. `inflate` assembles those that come
+            unexpected, too: to pass pieces on as values would be silent corruption.
         max_bytes: None for the sink's own limit.
     """
 
     splits: bool
     assembles: bool
+    expects_chunks: bool
     strategy: Strategy = keyed(
         "large.message.strategy",
         "string",
         "What `offload` does with large values. `offload`: it puts them into the store. `chunk`: it splits them into "
         "chunks, as the transform `chunk` does, and needs no store. `auto`: it puts them into the store, and splits "
-        "them into chunks while the store is down, up to `chunk.max.message.bytes`. With `chunk` or `auto`, `inflate` "
-        "reads references and chunks.",
+        "them into chunks while the store is down, up to `chunk.max.message.bytes`. `inflate` reads references and "
+        "chunks in any case; with `chunk` or `auto` the topics are checked for it.",
         default="offload",
         allowed=("offload", "chunk", "auto"),
     )
@@ -125,7 +128,8 @@ def chunk_settings(
     strategy: Strategy = values[_STRATEGY]
     _check_strategy(strategy, values[_FORMAT], transforms)
     splits = "chunk" in transforms or ("offload" in transforms and strategy != "offload")
-    assembles = "assemble" in transforms or ("inflate" in transforms and strategy != "offload")
+    expects_chunks = "assemble" in transforms or ("inflate" in transforms and strategy != "offload")
+    assembles = expects_chunks or "inflate" in transforms
     if splits and _THRESHOLD in given and (strategy == "chunk" or "offload" not in transforms):
         raise ConfigurationError(
             _THRESHOLD,
@@ -143,7 +147,13 @@ def chunk_settings(
             _MESSAGE_BYTES, f"found {message:,}, allowed is no more than {_PENDING_BYTES}, which is {pending:,}"
         )
     return settings_of(
-        ChunkSettings, values, splits=splits, assembles=assembles, message_bytes=message, pending_bytes=pending
+        ChunkSettings,
+        values,
+        splits=splits,
+        assembles=assembles,
+        expects_chunks=expects_chunks,
+        message_bytes=message,
+        pending_bytes=pending,
     )
 
 

@@ -312,7 +312,8 @@ class Replay:
         limit = topic.max_message_bytes
         size = _batch_of_one_bytes(record)
         if size > limit:
-            if self.to is not None or not self.settings.chunks.assembles or not record.value or not is_writable(record):
+            splits = self.to is None and self.settings.chunks.expects_chunks
+            if not splits or not record.value or not is_writable(record):
                 raise RecordTooLargeError(topic.name, size, limit)
             # It was assembled from chunks: split it into chunks again.
             chunking, digest = Chunking(limit), checksum(record.value)

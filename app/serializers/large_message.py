@@ -26,6 +26,7 @@ from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
 from stores.user import UserStore
+from transforms.chunk import is_chunk, piece_text
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.offload import Offload, Payload
@@ -226,12 +227,16 @@ class LargeMessageDeserializer(_LargeMessage):
 
         Raises:
             SerializationError: the payload is missing (`__cause__` is a `PayloadNotFoundError`), the store failed or
-                refused the reference (another `PayloadStoreError`), or the reference or the payload is wrong (a
-                `TransformError`).
+                refused the reference (another `PayloadStoreError`), the reference or the payload is wrong (a
+                `TransformError`), or the value is a chunk: a piece of a message.
             ConfigurationError: it was not configured, or is closed.
         """
         store = self.store
-        if data is None or not headers or not is_reference(headers, self._part):
+        if data is None or not headers:
+            return data
+        if self._part is VALUE and is_chunk(headers):
+            raise self._piece(topic, headers)
+        if not is_reference(headers, self._part):
             return data
         try:
             reference, own = Reference.read(data, headers, self._part)
@@ -245,6 +250,16 @@ class LargeMessageDeserializer(_LargeMessage):
         if isinstance(headers, list):
             headers[:] = own
         return restored
+
+    def _piece(self, topic: str, headers: Sequence[Header]) -> SerializationError:
+        return SerializationError(
+            topic,
+            self._part.name,
+            f"LargeMessageDeserializer: the value is a piece of a message, {piece_text(headers)}, and a deserializer "
+            "sees one record at a time; read the topic with app.chunks.AssemblingConsumer, or behind a pipeline with "
+            "the transform inflate or assemble",
+            deserializing=True,
+        )
 
     def wants(self, headers: Sequence[Header]) -> bool:
         """Whether `deserialize` calls the store for data that is not null."""

@@ -472,7 +472,7 @@ def test_chunks_assembled_are_offloaded(make_chunks: MakeChunks) -> None:
 
 
 def test_chunks_by_strategy(make_chunks: MakeChunks) -> None:
-    """With the strategy `chunk` nothing is asked of a store, and `inflate` reads what comes."""
+    """With the strategy `chunk` nothing is asked of a store; `inflate` reads what comes, and need not be told of it."""
     chunks = make_chunks()
     (chunks.folder / "store").mkdir()
     store = {"large.message.payload.store.class": "filesystem", "filesystem.root": str(chunks.folder / "store")}
@@ -480,7 +480,7 @@ def test_chunks_by_strategy(make_chunks: MakeChunks) -> None:
     send(chunks.broker, chunks.raw, records)
     strategy = {"large.message.strategy": "chunk"}
     split = chunks.split(**{"transforms": ["offload"], **strategy})
-    join = chunks.join(**{"transforms": ["inflate"], **strategy, **store})
+    join = chunks.join(**{"transforms": ["inflate"], **store})
     with chunks.worker(split, join) as worker:
         until(lambda: chunks.arrived(2), "both have arrived")
         assert worker.terminate() == 0

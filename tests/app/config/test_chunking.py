@@ -37,12 +37,12 @@ MEANINGS: list[tuple[list[str], str, tuple[bool, bool, bool, bool]]] = [
     (["offload"], "offload", (False, False, True, True)),
     (["offload"], "chunk", (True, False, False, False)),
     (["offload"], "auto", (True, False, True, True)),
-    (["inflate"], "offload", (False, False, False, True)),
+    (["inflate"], "offload", (False, True, False, True)),
     (["inflate"], "chunk", (False, True, False, True)),
     (["inflate"], "auto", (False, True, False, True)),
     (["assemble", "offload"], "auto", (True, True, True, True)),
     (["assemble", "inflate"], "offload", (False, True, False, True)),
-    (["inflate", "chunk"], "offload", (True, False, False, True)),
+    (["inflate", "chunk"], "offload", (True, True, False, True)),
 ]
 
 
@@ -54,6 +54,7 @@ def test_transforms_and_strategy_decide(
     pipeline = settings_of(transforms, large_message_strategy=strategy, **STORE)
     chunks = pipeline.chunks
     assert (chunks.splits, chunks.assembles, pipeline.offloads, bool(pipeline.store)) == expected
+    assert chunks.expects_chunks == ("assemble" in transforms or ("inflate" in transforms and strategy != "offload"))
     if not pipeline.store:
         assert settings_of(transforms, large_message_strategy=strategy) == pipeline
     else:

@@ -42,6 +42,7 @@ def test_defaults_are_those_of_the_design() -> None:
         chunks=ChunkSettings(
             splits=False,
             assembles=False,
+            expects_chunks=False,
             strategy="offload",
             max_bytes=None,
             message_bytes=67_108_864,

@@ -19,6 +19,7 @@ from transforms.record import Header, Record
 SETTINGS = ChunkSettings(
     splits=False,
     assembles=True,
+    expects_chunks=True,
     strategy="offload",
     max_bytes=None,
     message_bytes=50_000,

@@ -21,6 +21,7 @@ from app.serializers import (
 from stores.memory import MemoryStore
 from tests import strategies
 from tests.app.serializers.conftest import Config
+from transforms.chunk import Chunking
 from transforms.compression import CODECS
 from transforms.errors import (
     ConfigurationError,
@@ -33,6 +34,7 @@ from transforms.errors import (
     SerializationError,
     SignatureError,
 )
+from transforms.record import Record
 
 LARGE = b"l" * 101
 STORE = "large.message.payload.store.class"
@@ -400,6 +402,22 @@ def test_a_reference_that_is_not_right_is_the_cause(
         LargeMessageDeserializer(config_of()).deserialize("orders", [("large-message", b"true"), *headers], value)
     assert isinstance(caught.value.__cause__, cause)
     assert not caught.value.retriable
+
+
+@pytest.mark.parametrize("beside", [[], [("large-message", b"true")]])
+def test_a_piece_is_no_value(config_of: Config, beside: list[Any]) -> None:
+    """A deserializer sees one record: it says what reads the whole message, and gives no piece of it to anybody."""
+    (first, *_) = Chunking(1_000).split(Record(b"k", b"v" * 5_000, beside), "an-id")
+    with pytest.raises(SerializationError) as caught:
+        LargeMessageDeserializer(config_of()).deserialize("orders", list(first.headers), first.value)
+    told = "piece of a message, chunk.id 0 of chunk.count 8, chunk.uuid an-id, .* app.chunks.AssemblingConsumer"
+    assert re.search(told, str(caught.value))
+    assert (caught.value.deserializing, caught.value.retriable) == (True, False)
+    keys = LargeMessageDeserializer(config_of(), is_key=True)
+    assert keys.deserialize("orders", list(first.headers), first.key) == b"k"
+    hostile = [("large-message.chunk.uuid", b"\x1b[2J"), ("large-message.chunk.id", None)]
+    with pytest.raises(SerializationError, match=r"chunk.id - of chunk.count -, chunk.uuid \\x1b"):
+        LargeMessageDeserializer(config_of()).deserialize("orders", hostile, b"")
 
 
 def test_a_payload_that_was_changed_is_the_cause(config_of: Config) -> None:
