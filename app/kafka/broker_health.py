@@ -15,7 +15,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
-from app.kafka.watched_client import Send, close_late_connections, watch_connections, watch_requests
+from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
 
 __all__ = ["UNANSWERED_S", "BrokerHealth", "ago"]
 
@@ -52,7 +52,7 @@ class BrokerHealth:
     def watch(self, client: AIOKafkaClient) -> None:
         """Watches a client that has not been started, for as long as it lives."""
         self._clients.append(client)
-        close_late_connections(client)
+        leave_no_connection(client)
         watch_connections(
             client, lambda address, reached: (self._missed if reached is None else self._answered)(address)
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Send", "close_late_connections", "watch_connections", "watch_requests"]
+__all__ = ["Send", "leave_no_connection", "watch_connections", "watch_requests"]
+
+_START_S = 1.0
 
 Send = Callable[[], Awaitable[Any]]
 
@@ -32,9 +35,14 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) 
     client._get_conn = watched
 
 
-def close_late_connections(client: AIOKafkaClient) -> None:
-    """Closes a connection that opens when the client has been closed: it would stay open, and end with a traceback."""
-    connect, close = client._get_conn, client.close
+def leave_no_connection(client: AIOKafkaClient) -> None:
+    """Lets no connection stay open when the client, which has not been started, is closed in the middle of something.
+
+    aiokafka forgets the connection of a start that is cancelled, and keeps one that opens behind the close. Either ends
+    with a traceback when its memory is freed. So a start that is cancelled goes on until it has its answer, for a
+    second at most.
+    """
+    connect, close, bootstrap = client._get_conn, client.close, client.bootstrap
     ended: list[bool] = []
 
     async def closing() -> None:
@@ -48,7 +56,19 @@ def close_late_connections(client: AIOKafkaClient) -> None:
             return None
         return connection
 
-    client._get_conn, client.close = connected, closing
+    async def started() -> None:
+        start = asyncio.get_running_loop().create_task(bootstrap())
+        try:
+            await asyncio.shield(start)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([start], timeout=_START_S)
+            finally:
+                if not start.cancel() and not start.cancelled():
+                    start.exception()  # nobody else looks at it
+            raise
+
+    client._get_conn, client.close, client.bootstrap = connected, closing, started
 
 
 def watch_requests(client: AIOKafkaClient, handle: Callable[[str, Any, Send], Awaitable[Any]]) -> None:

@@ -6,13 +6,16 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import NoOffsetForPartitionError, TopicAuthorizationFailedError
 from aiokafka.producer.sender import Sender
+from aiokafka.protocol.metadata import MetadataRequest
 
 from app.cluster import coordinator
 from app.cluster.preflight import plan_pipeline
@@ -20,6 +23,7 @@ from app.kafka.broker_health import BrokerHealth
 from app.kafka.clients import ClusterError, admin
 from app.kafka.consumer import GroupConsumer
 from app.kafka.topics import topics
+from app.kafka.watched_client import leave_no_connection
 from app.local.broker import EmbeddedBroker
 from app.pipeline import transaction
 from app.pipeline.exactly_once import ExactlyOnce
@@ -321,3 +325,29 @@ async def test_fewer_brokers_than_replicas(tmp_path: Path, monkeypatch: pytest.M
                     await asyncio.sleep(0.05)
         with pytest.raises(ConfigurationError, match=r"lower that and transaction\.state\.log\.min\.isr"):
             await plan_pipeline(line.settings.client, line.pipeline)
+
+
+async def test_start_that_is_cancelled_leaves_no_connection(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose start is cancelled while a broker answers is closed with all its connections."""
+    opened: list[AIOKafkaConnection] = []
+    asked = asyncio.Event()
+    send = AIOKafkaConnection.send
+
+    def noted(connection: AIOKafkaConnection, request: Any, *args: Any, **options: Any) -> Any:
+        if connection not in opened:
+            opened.append(connection)
+        if isinstance(request, MetadataRequest):
+            asked.set()
+        return send(connection, request, *args, **options)
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", noted)
+    client = AIOKafkaClient(bootstrap_servers=broker)
+    leave_no_connection(client)
+    starting = asyncio.create_task(client.bootstrap())
+    await asyncio.wait_for(asked.wait(), 30)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await client.close()
+    assert len(opened) == 1
+    assert not opened[0].connected()

@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v5
 
-from app.kafka.watched_client import Send, close_late_connections, watch_connections, watch_requests
+from app.kafka.watched_client import Send, leave_no_connection, watch_connections, watch_requests
 
 
 async def test_handlers_are_around_each_other() -> None:
@@ -67,7 +67,7 @@ async def test_connection_that_comes_too_late_is_closed() -> None:
         return Connection()
 
     client._get_conn = connect
-    close_late_connections(client)
+    leave_no_connection(client)
     opening = asyncio.create_task(client._get_conn(1))
     await began.wait()
     await client.close()
