@@ -189,6 +189,11 @@ class RecordBatch:
         records = self.data[BATCH_OVERHEAD_BYTES:] if not self.codec else self._plain()
         return records is not None and (len(records) <= limit or _all_within(records, self.count, limit))
 
+    @property
+    def modest(self) -> bool:
+        """True if the records take no more than 64 MiB before compression; nobody decompresses more just to look."""
+        return self._most_record_bytes() <= _MOST_LOOKED_AT_BYTES
+
     def _most_record_bytes(self) -> int:
         if self._records is not None:
             return len(self._records)

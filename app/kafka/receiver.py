@@ -34,9 +34,12 @@ def receive_at_once(client: AIOKafkaClient) -> None:
 
 def _take_over(_: str, connection: Any) -> None:
     """So far nothing was asked on the connection but versions and login, and all of it has been answered."""
-    if connection is not None and connection._writer is not None and not connection._requests:
-        transport = connection._writer.transport
-        transport.set_protocol(_Receiver(connection, transport.get_protocol()))
+    if connection is None or connection._writer is None or connection._requests:
+        return
+    transport = connection._writer.transport
+    own = transport.get_protocol()
+    if not isinstance(own, _Receiver):  # several tasks may have waited for the connection
+        transport.set_protocol(_Receiver(connection, own))
 
 
 class _Receiver(asyncio.BufferedProtocol):

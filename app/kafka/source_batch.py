@@ -175,7 +175,9 @@ class SourceBatch:
         if self.batch is None:
             return True
         try:
-            rows = iter(DefaultRecordBatch(self._uncompressed(self.batch)))
+            data = self._uncompressed(self.batch)
+            self._plain_bytes = len(data)
+            rows = iter(DefaultRecordBatch(data))
             if self.plain_bytes <= _READ_ONCE_BYTES:
                 self._rows = list(rows)
             else:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from app.config.reference_scope import reference_scope
 from app.config.settings import PipelineSettings
 from app.kafka.batches.batch import sent_bytes
-from app.pipeline.stages import ChunkStage, InflateStage, OffloadStage, Stage, UnfitStage, unwrap_stage, wrap_stage
+from app.pipeline.stages import (
+    ChunkStage,
+    InflateStage,
+    OffloadStage,
+    Stage,
+    UnfitStage,
+    WrapperStage,
+    unwrap_stage,
+    wrap_stage,
+)
 from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
@@ -40,9 +49,8 @@ class Work:
         reserve_bytes: the most that a stage needs beside the record itself.
         blocks: True if the rest takes time, so that it belongs on a thread.
         asks_store: True if the next stage calls a store.
-        codec: the number of the codec with which the record leaves, which may bring it within a limit; 0 for none, or
-            if that was tried already.
-        fits: the one of `records` that was found to be within the limit of the sink; None if none was.
+        codec: the number of the codec with which the record leaves, which may bring it within a limit; 0 for none.
+        sent: the one of `records` that was compressed to find out, and its size, as it is sent; None if none was.
     """
 
     source: RecordLike
@@ -53,7 +61,7 @@ class Work:
     blocks: bool = False
     asks_store: bool = False
     codec: int = 0
-    fits: RecordLike | None = None
+    sent: tuple[RecordLike, int] | None = None
 
 
 class Chain:
@@ -98,7 +106,7 @@ class Chain:
             batch: to look at.
             whole: whether the batch is sent as it is. Then it is the batch that must be within the limit of the sink.
         """
-        whole = whole and not self._recompressed and len(batch.data) <= self._limit_bytes
+        whole = whole and not self._recompressed and len(batch.data) <= self._limit_bytes and batch.modest
         if self._compacted or any(stage.wants_any(batch, whole=whole) for stage in self.stages):
             return False
         return whole or batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES)
@@ -146,9 +154,10 @@ class Chain:
                 if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
                     reserve_bytes = max(reserve_bytes, self._reserve_behind(position, made))
                     asks_store = stage.asks_store(made)
-                    if codec and blocks and stage.limit_for(made) is not None:
-                        # It is compressed before the store is asked for anything.
-                        asks_store, reserve_bytes = False, reserve_bytes + _copies_bytes(made)
+                    if codec and batch_of_one_bytes(made) > self._limit_bytes:
+                        # It may be compressed, and is so before the store is asked for anything.
+                        blocks, reserve_bytes = True, reserve_bytes + _copies_bytes(made)
+                        asks_store = asks_store and stage.limit_for(made) is None
                     return Work(record, records, position, applied, reserve_bytes, blocks, asks_store, codec)
                 applied += (stage.name,) if stage.moves(made) else ()
                 records = stage.apply(made, record)
@@ -188,11 +197,9 @@ class Chain:
         self._check(work.source)
         work = self._apply(work, offloading=offloading)
         for record in work.records:
-            if record is work.fits:
-                continue
             size = batch_of_one_bytes(record)
             if size > self._limit_bytes and work.codec:
-                size = sent_bytes(record, work.codec)
+                size = self._sent_bytes(len(self.stages), record, work)
             if size > self._limit_bytes:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
@@ -203,26 +210,30 @@ class Chain:
         check_names(record)
 
     def _apply(self, work: Work, *, to_store: bool = False, offloading: bool = True) -> Work:
-        records, applied, codec, fits = work.records, work.applied, work.codec, work.fits
+        records, applied, sent = work.records, work.applied, work.sent
         for position in range(work.position, len(self.stages)):
             stage = self.stages[position]
             if len(records) > 1 or not stage.wants(records[0]) or not (offloading or stage.name != "offload"):
                 continue
-            if codec and stage.moves(records[0]) and (limit := stage.limit_for(records[0])) is not None:
-                kept = stage.keep(records[0])
-                if self._sent_bytes(position, kept, work) <= limit:
-                    records, fits = (kept,), kept
+            (record,) = records
+            if work.codec and stage.moves(record) and (limit := stage.limit_for(record)) is not None:
+                kept = stage.keep(record)
+                size = self._sent_bytes(position, kept, dataclasses.replace(work, sent=sent))
+                if size <= limit:
+                    records, sent = (kept,), (kept, size)
                     continue
-                codec = 0
-            if to_store and stage.asks_store(records[0]):
+                sent = (record, size)
+            if to_store and stage.asks_store(record):
                 return dataclasses.replace(
-                    work, records=records, position=position, applied=applied, asks_store=True, codec=codec
+                    work, records=records, position=position, applied=applied, asks_store=True, sent=sent
                 )
-            if stage.moves(records[0]):
+            if stage.moves(record):
                 applied = (*applied, stage.name)
-            records = stage.apply(records[0], work.source)
+            records = stage.apply(record, work.source)
+            if sent is not None and sent[0] is record and isinstance(stage, WrapperStage):
+                sent = (records[0], sent[1])
         return dataclasses.replace(
-            work, records=records, position=len(self.stages), applied=applied, asks_store=False, codec=codec, fits=fits
+            work, records=records, position=len(self.stages), applied=applied, asks_store=False, sent=sent
         )
 
     def _sent_bytes(self, position: int, record: RecordLike, work: Work) -> int:
@@ -231,15 +242,17 @@ class Chain:
         Raises:
             TransformError: a stage that follows cannot take the record.
         """
+        if work.sent is not None and work.sent[0] is record:
+            return work.sent[1]
         for stage in self.stages[position + 1 :]:
-            if stage.limit_for(record) is None and stage.wants(record):
+            if isinstance(stage, WrapperStage) and stage.wants(record):
                 (record,) = stage.apply(record, work.source)
         return sent_bytes(record, work.codec)
 
 
 def _copies_bytes(record: RecordLike) -> int:
-    """Bytes that it may take to compress a record: a batch before compression, and after it."""
-    return 2 * len(record.value or b"")
+    """Bytes that it takes to compress a record: it is put into a batch, copied from there, and compressed."""
+    return 3 * len(record.value or b"")
 
 
 def build(

@@ -125,6 +125,22 @@ async def test_what_is_no_response_closes_the_connection(caplog: pytest.LogCaptu
     assert "a response of a broker cannot be read" in caplog.text
 
 
+async def test_it_is_taken_over_once() -> None:
+    """Several tasks may have waited for one connection, and each sees a new one."""
+    client: Any = AIOKafkaClient()
+    connection = Connection(Transport())
+
+    async def connect(node_id: int, **options: object) -> Connection:
+        await asyncio.sleep(0)
+        return connection
+
+    client._get_conn = connect
+    receive_at_once(client)
+    await asyncio.gather(*(client._get_conn(1) for _ in range(3)))
+    receiver = connection._writer.transport.protocol
+    assert type(receiver._own) is asyncio.Protocol
+
+
 async def test_the_connection_hears_of_all_else() -> None:
     """Its own protocol is told that the connection ends, and when to write."""
     heard: list[object] = []

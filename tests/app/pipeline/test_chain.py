@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.kafka.batches.batch import sent_bytes
+from app.pipeline import chain as chain_module
 from app.pipeline.chain import Chain, build
 from app.pipeline.stages import OffloadStage, unwrap_stage
 from app.pipeline.stats import PipelineStats
@@ -187,16 +188,49 @@ def test_record_that_does_not_compress_is_moved(record: Record, codec: int) -> N
     assert caught.value.size > 54_000
 
 
-def test_compression_is_tried_before_the_store_is_asked() -> None:
+def test_compression_is_tried_before_the_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried once: what `advance` has found too large is offloaded, or split while the store is down."""
     chain = roomy_chain(["offload"], memory(), 20_000, large_message_strategy="auto")
     advanced = chain.advance(begun(chain, NOISE, ZSTD))
-    assert (advanced.asks_store, advanced.codec) == (True, 0)
+    assert advanced.asks_store
+    assert advanced.sent == (NOISE, batch_of_one_bytes(NOISE))
+    monkeypatch.setattr(chain_module, "sent_bytes", lambda *_: pytest.fail("it is tried once"))
     assert chain.finish(advanced)[1] == ("offload",)
     assert chain.finish(advanced, offloading=False)[1] == ("chunk",)
+    monkeypatch.undo()
     advanced = chain.advance(begun(chain, TEXT, ZSTD))
-    assert (advanced.asks_store, advanced.fits) == (False, TEXT)
+    assert not advanced.asks_store
+    assert advanced.sent == (TEXT, sent_bytes(TEXT, ZSTD))
+    monkeypatch.setattr(chain_module, "sent_bytes", lambda *_: pytest.fail("it is tried once"))
     assert chain.finish(advanced) == ((TEXT,), ())
+
+
+def test_reference_with_headers_that_compress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was tried in vain is offloaded; what comes of it is judged compressed, too."""
+    noise = dataclasses.replace(NOISE, headers=(("h", b"a" * 60_000),))
+    (made,), applied = apply(roomy_chain(["offload"], memory(), 20_000), noise, ZSTD)
+    assert applied == ("offload",)
+    assert batch_of_one_bytes(made) > 60_000
+    tried: list[RecordLike] = []
+
+    def noted(record: RecordLike, _: int) -> int:
+        tried.append(record)
+        return 1
+
+    monkeypatch.setattr(chain_module, "sent_bytes", noted)
+    for transforms in (["offload", "wrap"], ["offload"], ["chunk"], ["wrap", "chunk"]):
+        tried.clear()
+        apply(roomy_chain(transforms, memory(), 20_000), dataclasses.replace(TEXT, headers=()), ZSTD)
+        assert len(tried) == 1, transforms
+
+
+def test_what_may_be_compressed_is_not_on_the_event_loop() -> None:
+    """Also if it is a key or a header that is long, and the stage itself takes no time."""
+    long = Record(b"k" * 50_000, b"v", (), 1)
+    for transforms in (["wrap"], ["unwrap"], ["offload", "wrap"]):
+        chain = roomy_chain(transforms, memory(), 20_000)
+        assert begun(chain, long, ZSTD).blocks
+        assert not begun(chain, dataclasses.replace(long, key=b"k"), ZSTD).blocks
 
 
 def test_threshold_counts_before_compression() -> None:
