@@ -16,6 +16,7 @@ import click
 from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
+from app.commands.restorer import Restored, Restorer
 from app.config.parsing import load
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings
@@ -23,7 +24,8 @@ from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
-from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WideloadError
+from transforms.chunk import is_chunk
+from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.record import Header, RecordLike, SourceRecord
@@ -80,16 +82,19 @@ class _Printer:
         self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
         self._values = values
 
-    def show(
-        self, source: SourceRecord, record: RecordLike, *, inflated: bool, file: str | None, error: str | None
-    ) -> None:
-        """Prints one record: `record` is `source` after inflating."""
-        reference = error is not None or (record.value is not None and is_reference(record.headers))
+    def show(self, found: Restored, file: str | None) -> None:
+        """Prints one record, and the file that its value was written to."""
+        source, record, error = found.source, found.record, found.error
+        chunk = is_chunk(record.headers) and not found.assembled
+        reference = (error is not None and not chunk) or (record.value is not None and is_reference(record.headers))
         if self._rows is None:
-            self._json(source, record, {"reference": reference, "inflated": inflated}, file, error)
+            flags = {"reference": reference, "inflated": found.inflated, "chunk": chunk, "assembled": found.assembled}
+            self._json(source, record, flags, file, error)
             return
         value = record.value
-        kind = "tombstone" if value is None else "reference" if reference else "inflated" if inflated else "value"
+        kinds = {"tombstone": value is None, "chunk": chunk, "reference": reference, "inflated": found.inflated}
+        kinds |= {"assembled": found.assembled, "value": True}
+        kind = next(name for name, holds in kinds.items() if holds)
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
         note = f"! {error}" if error else printable(headers)
@@ -125,26 +130,26 @@ class _Printer:
 
 
 class _Run:
-    """One run of `consume`: inflates, writes and prints each record."""
+    """One run of `consume`: restores, writes and prints each record."""
 
-    def __init__(self, printer: _Printer, folder: Folder | None, inflate: InflateStage | None) -> None:
+    def __init__(self, printer: _Printer, folder: Folder | None, restorer: Restorer | None) -> None:
         self.totals = _Totals()
+        self.restorer = restorer
         self._printer = printer
         self._folder = folder
-        self._inflate = inflate
 
     async def take(self, source: SourceRecord) -> None:
-        """Inflates, writes and prints one record. A record that cannot be inflated is printed as failed."""
-        record: RecordLike = source
-        inflated, error = False, None
-        if self._inflate is not None and self._inflate.wants(source):
-            try:
-                (record,) = await asyncio.to_thread(self._inflate.apply, source, source)
-                inflated = self._inflate.moves(source)
-            except (TransformError, PayloadStoreError) as exc:
-                error = str(exc)
+        """Restores, writes and prints one record. A record that cannot be restored is printed as failed."""
+        if self.restorer is None:
+            await self._put(Restored(source, source))
+            return
+        for found in await self.restorer.restore(source):
+            await self._put(found)
+
+    async def _put(self, found: Restored) -> None:
+        source, record = found.source, found.record
         file = None
-        if self._folder is not None and record.value is not None and error is None:
+        if self._folder is not None and record.value is not None and found.error is None:
             fallback = f"{source.topic}-{source.partition}-{source.offset}"
             try:
                 file = str(await asyncio.to_thread(self._folder.write, record.value, record.key, fallback))
@@ -152,13 +157,14 @@ class _Run:
                 raise WideloadError(f"--output: {fallback} cannot be written: {exc.strerror}") from exc
         self.totals.messages += 1
         self.totals.size += len(record.value or b"")
-        self.totals.failed += error is not None
-        self._printer.show(source, record, inflated=inflated, file=file, error=error)
+        self.totals.failed += found.error is not None
+        self._printer.show(found, file)
 
 
 async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, advance: Advance) -> None:
     topic = await find_topic(client, topic_name)
-    async with open_reader(client, topic, selection) as reader:
+    safe_offset = None if run.restorer is None else run.restorer.safe_offset
+    async with open_reader(client, topic, selection, safe_offset) as reader:
         async for records in reader.batches():
             for record in records:
                 await run.take(record)
@@ -186,13 +192,14 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
         ) from None
 
 
-def _stage(config: str | None, pipeline: str | None, stack: ExitStack) -> InflateStage:
+def _restorer(config: str | None, pipeline: str | None, stack: ExitStack) -> Restorer:
     if config is None:
         raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
     settings = pipeline_of(load(config), pipeline)
     store = opened_store(settings, stack)
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
-    return InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
+    stage = InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
+    return Restorer(stage, settings.chunks.limits)
 
 
 @click.command("consume")
@@ -206,7 +213,7 @@ def _stage(config: str | None, pipeline: str | None, stack: ExitStack) -> Inflat
 @click.option("--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives for this time.")
 @click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
 @click.option("--output", metavar="DIR", help="Write each value to a file, named after the key if that is safe.")
-@click.option("--inflate", is_flag=True, help="Replace each reference by its payload; needs -c.")
+@click.option("--inflate", is_flag=True, help="Give whole values: of references, and of chunks; needs -c.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
 @click.option("--values", is_flag=True, help="Put the values into the JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on a terminal too.")
@@ -234,8 +241,8 @@ def command(
     The output is a table on a terminal and JSON lines elsewhere.
 
     Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
-    no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. The status is 1 if a
-    reference could not be inflated.
+    no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. With --inflate, a value
+    that came as chunks has the offset of the last one. The status is 1 if a value could not be given whole.
 
     \b
     Examples:
@@ -254,10 +261,10 @@ def command(
     )
     _check(selection)
     with ExitStack() as stack:
-        stage = _stage(config, pipeline, stack) if inflate else None
+        restorer = _restorer(config, pipeline, stack) if inflate else None
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
-        run = _Run(_Printer(as_json=not rows, values=values), folder, stage)
+        run = _Run(_Printer(as_json=not rows, values=values), folder, restorer)
         # No bar beside the rows of a table.
         advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
         return _run(client, topic, selection, run, advance)
@@ -285,7 +292,9 @@ def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, ad
         interrupted = True
     sys.stdout.flush()
     totals = run.totals
-    if totals.failed or sys.stderr.isatty():
+    pending = 0 if run.restorer is None else run.restorer.pending
+    if totals.failed or pending or sys.stderr.isatty():
         failed = f", {totals.failed:,} of them could not be inflated" if totals.failed else ""
-        click.echo(f"{totals.messages:,} messages ({bytes_text(totals.size)}) from {topic}{failed}", err=True)
-    return 130 if interrupted else 1 if totals.failed else 0
+        begun = f"; {pending:,} more came in part: their last chunks were not read" if pending else ""
+        click.echo(f"{totals.messages:,} messages ({bytes_text(totals.size)}) from {topic}{failed}{begun}", err=True)
+    return 130 if interrupted else 1 if totals.failed or pending else 0

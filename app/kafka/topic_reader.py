@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +21,8 @@ from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
 __all__ = ["Reader", "Selection", "open_reader", "topic_consumer"]
+
+SafeOffset = Callable[[TopicPartition, int], int]
 
 _POLL_MS = 200
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
@@ -76,8 +78,15 @@ def topic_consumer(
 class Reader:
     """Reads the selected records, in order by partition. Use `open_reader`."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, selection: Selection, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        selection: Selection,
+        partitions: Sequence[TopicPartition],
+        safe_offset: SafeOffset | None,
+    ) -> None:
         self._consumer = consumer
+        self._safe_offset = safe_offset
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
@@ -129,7 +138,9 @@ class Reader:
                     records = found[:left]
                     yield records
                     if self._selection.group is not None:
-                        await self._consumer.commit({partition: records[-1].offset + 1})
+                        position = records[-1].offset + 1
+                        safe = position if self._safe_offset is None else self._safe_offset(partition, position)
+                        await self._consumer.commit({partition: safe})
                     if left is not None:
                         left -= len(records)
                     heard = time.monotonic()
@@ -150,8 +161,16 @@ class Reader:
 
 
 @asynccontextmanager
-async def open_reader(client: ClientSettings, topic: Topic, selection: Selection) -> AsyncIterator[Reader]:
+async def open_reader(
+    client: ClientSettings, topic: Topic, selection: Selection, safe_offset: SafeOffset | None = None
+) -> AsyncIterator[Reader]:
     """A reader for the length of a block.
+
+    Args:
+        client: how to reach the cluster.
+        topic: to read.
+        selection: of its records.
+        safe_offset: the offset to commit when all records before a position were given; None for the position itself.
 
     Raises:
         ConfigurationError: there is no such partition or offset.
@@ -170,7 +189,7 @@ async def open_reader(client: ClientSettings, topic: Topic, selection: Selection
     try:
         try:
             await consumer.start()
-            reader = Reader(consumer, selection, partitions)
+            reader = Reader(consumer, selection, partitions, safe_offset)
             await reader.begin()
         except (KafkaError, OSError, TimeoutError) as exc:
             raise translated(exc, f"topic {topic.name}") from exc

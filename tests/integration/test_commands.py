@@ -21,6 +21,8 @@ from tests.forks import run
 from tests.integration.topics import committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
+from transforms.chunk import Chunking
+from transforms.record import Record
 
 MakeTopic = Callable[..., str]
 
@@ -200,7 +202,8 @@ def test_consume_shows_records_as_json_lines(place: Place) -> None:
     by_place = {(line["partition"], line["offset"]): line for line in found}
     assert by_place[0, 0] == {
         "topic": place.raw, "partition": 0, "offset": 0, "timestamp": 5, "key": "k", "size": 1,
-        "headers": [["a", {"base64": "/w=="}], ["a", None]], "reference": False, "inflated": False, "value": "v",
+        "headers": [["a", {"base64": "/w=="}], ["a", None]], "reference": False, "inflated": False,
+        "chunk": False, "assembled": False, "value": "v",
     }  # fmt: skip
     assert by_place[1, 0]["value"] == {"base64": "/w=="}
     assert (by_place[1, 1]["size"], by_place[1, 1]["value"]) == (None, None)
@@ -307,6 +310,42 @@ def test_inspect_and_inflate_what_the_worker_wrote(place: Place) -> None:
     failed = wideload("consume", place.orders, "--from-beginning", "-e", "--inflate", "-c", config)
     assert {line["key"] for line in lines(failed, status=1) if "error" in line} == {"large", "second", "f", "m"}
     assert "4 of them could not be inflated" in failed.stderr
+
+
+def test_consume_gives_whole_values_whatever_they_came_as(place: Place) -> None:
+    """Plain, as a reference, as chunks between others: each is one value, and no piece of one becomes a file."""
+    whole, torn = Record(b"whole", os.urandom(9_000), (("own", b"1"),), 1), Record(b"torn", os.urandom(5_000), (), 1)
+    pieces = [(0, each.key, each.value, list(each.headers), 1) for each in Chunking(4_000).split(whole, "w")]
+    begun = [(0, each.key, each.value, list(each.headers), 1) for each in Chunking(4_000).split(torn, "t")]
+    path = place.folder / "store" / place.orders / "id"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"payload")
+    reference = (0, b"reference", f"file://{path}".encode(), [("large-message", b"true")], 1)
+    send(place.broker, place.orders, [*begun[1:], pieces[0], (0, b"plain", b"v", [], 1), *pieces[1:], reference])
+    config, out, group = place.config(), place.folder / "out", place.group + "-c"
+    options = ("--from-beginning", "-e", "--inflate", "-c", config, "--json")
+    done = wideload("consume", place.orders, *options, "--group", group, "--output", out)
+    broken, plain, made, inflated = lines(done, status=1)
+    assert "missing-first" in broken["error"]
+    assert (broken["chunk"], broken["assembled"], plain["chunk"], plain["assembled"]) == (True, False, False, False)
+    assert (made["assembled"], made["offset"], made["size"], made["headers"]) == (True, 4, 9_000, [["own", "1"]])
+    assert (inflated["inflated"], inflated["assembled"]) == (True, False)
+    assert {each.name: each.read_bytes() for each in out.iterdir()} == {
+        "plain": b"v", "whole": whole.value, "reference": b"payload",
+    }  # fmt: skip
+
+    # One that is begun waits for its rest, also beyond the end of the command.
+    send(place.broker, place.orders, begun[:1])
+    done = wideload("consume", place.orders, *options, "--group", group)
+    assert lines(done, status=1) == []
+    assert "1 more came in part: their last chunks were not read" in done.stderr
+    send(place.broker, place.orders, begun[1:])
+    (found,) = lines(wideload("consume", place.orders, *options, "--group", group))
+    assert (found["key"], found["size"], found["assembled"]) == ("torn", 5_000, True)
+
+    # Without --inflate a chunk is shown as what it is.
+    shown = lines(wideload("consume", place.orders, "--from-beginning", "-e", "-b", place.broker))
+    assert [line["chunk"] for line in shown] == [each["key"] in {"whole", "torn"} for each in shown]
 
 
 def test_inspect_refuses_what_is_not_signed(place: Place) -> None:
