@@ -77,7 +77,8 @@ COMMON_KEYS: Sequence[Key] = (
     Key(
         "large.message.max.bytes",
         "int",
-        "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read.",
+        "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read. "
+        "Nor is a larger value offloaded, as readers with this limit would refuse it.",
         default=268_435_456,
         minimum=1,
     ),

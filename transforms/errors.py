@@ -16,6 +16,7 @@ WideloadError
 │   ├── RecordTooLargeError       the record is over the sink topic's `max.message.bytes`
 │   ├── RecordUnfitError          the sink topic refuses the record, for instance for its timestamp
 │   ├── SignatureError            the reference is not signed with a key that is known
+│   ├── ValueTooLargeError        the value is over `large.message.max.bytes`, and would not be read again
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
 ├── PayloadStoreError             the store; `retriable` says whether to try again
 │   ├── PayloadStoreAccessError   the store refuses this caller: permission, credentials, bucket; somebody must act
@@ -58,6 +59,7 @@ __all__ = [
     "SerializationError",
     "SignatureError",
     "TransformError",
+    "ValueTooLargeError",
     "WideloadError",
     "WrapError",
 ]
@@ -312,6 +314,25 @@ class SignatureError(TransformError):
         return (
             f"reference {shown(self.path)} is refused: {self.reason}; writers need large.message.signing.key, and "
             "readers the same key, there or in large.message.signing.previous.keys"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class ValueTooLargeError(TransformError):
+    """A value is over the `large.message.max.bytes` of its writer: readers with this limit would refuse its payload.
+
+    Attributes:
+        size: bytes of the value.
+        limit: the limit in bytes.
+    """
+
+    size: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the value has {self.size:,} bytes, and large.message.max.bytes is {self.limit:,}: readers with this "
+            "limit would refuse its payload; raise it here and in the readers if such values are meant to pass"
         )
 
 

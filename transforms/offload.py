@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.compression import Codec
+from transforms.errors import ValueTooLargeError
 from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch
@@ -55,6 +56,7 @@ class Offload:
         format: of the records.
         measure: the size of a record, alone in a batch, after the stages behind this one; None if they keep it.
         signing: signs references; None if they are not signed.
+        max_bytes: the longest value that readers take; None if it is not known.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
@@ -63,6 +65,7 @@ class Offload:
     format: Format = WIDELOAD
     measure: Callable[[RecordLike], int] | None = None
     signing: Signing | None = None
+    max_bytes: int | None = None
 
     def changes(self, record: RecordLike) -> bool:
         """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
@@ -106,7 +109,13 @@ class Offload:
         return self.sink_limit_bytes if len(record.value or b"") <= self.threshold_bytes else None
 
     def payload(self, value: bytes) -> Payload:
-        """The payload of `value`, compressed if that makes it shorter."""
+        """The payload of `value`, compressed if that makes it shorter.
+
+        Raises:
+            ValueTooLargeError: the value has more than `max_bytes`.
+        """
+        if self.max_bytes is not None and len(value) > self.max_bytes:
+            raise ValueTooLargeError(len(value), self.max_bytes)
         checksum = hashlib.sha256(value).hexdigest()
         if self.codec is not None:
             compressed = self.format.compress(self.codec, value)

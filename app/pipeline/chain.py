@@ -290,7 +290,9 @@ def build(
     if settings.offloads:
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
-        offload = Offload(settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing)
+        offload = Offload(
+            settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing, settings.max_bytes
+        )
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
     if wrapper.wraps:
         stages.append(wrap_stage(wrapper.wrap))

@@ -16,6 +16,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     ReferenceRefusedError,
     SerializationError,
+    ValueTooLargeError,
 )
 from transforms.wrapper import MessageWrapper
 
@@ -34,6 +35,7 @@ __all__ = [
     "PayloadTooLargeError",
     "ReferenceRefusedError",
     "SerializationError",
+    "ValueTooLargeError",
     "WrapperDeserializer",
     "WrapperSerializer",
 ]

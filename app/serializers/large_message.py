@@ -114,7 +114,8 @@ class LargeMessageSerializer(_LargeMessage):
         codec = values["large.message.compression.type"]
         # Equal keys need equal references, whoever writes them, and two compressors seldom agree to the byte.
         codec = None if is_key or codec == "none" else codec
-        self._offload = Offload(values["large.message.threshold.bytes"], limit_bytes, codec)
+        threshold_bytes, max_bytes = values["large.message.threshold.bytes"], values["large.message.max.bytes"]
+        self._offload = Offload(threshold_bytes, limit_bytes, codec, max_bytes=max_bytes)
         self._signing = Signing.of(values)
         self._by_digest = generator == "sha256"
         self._store = open_store({**store, GENERATOR: generator})
@@ -133,8 +134,9 @@ class LargeMessageSerializer(_LargeMessage):
             data: bytes of an earlier serializer, or None.
 
         Raises:
-            SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` is not bytes, or it is
-                large and there is no list of headers.
+            SerializationError: the store failed (`__cause__` is a `PayloadStoreError`), `data` has more than
+                `large.message.max.bytes` (a `ValueTooLargeError`), it is not bytes, or it is large and there is no list
+                of headers.
             ConfigurationError: it was not configured, or is closed.
         """
         store = self.store

@@ -25,6 +25,7 @@ from transforms.errors import (
     ResourceIdentifierTooLargeError,
     SerializationError,
     TransformError,
+    ValueTooLargeError,
     WideloadError,
     of_pipeline,
     shown,
@@ -74,6 +75,13 @@ MESSAGES: list[tuple[WideloadError, str]] = [
     (
         KeyMissingError("orders"),
         "the record has no key, and topic orders is compacted and takes only records with a key",
+    ),
+    (
+        ValueTooLargeError(1_048_577, 1_048_576),
+        (
+            "the value has 1,048,577 bytes, and large.message.max.bytes is 1,048,576: readers with this limit would "
+            "refuse its payload; raise it here and in the readers if such values are meant to pass"
+        ),
     ),
     (
         RecordTooLargeError("orders", 1_048_589, 1_048_588),

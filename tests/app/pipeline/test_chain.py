@@ -38,6 +38,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     RecordTooLargeError,
     ReferenceRefusedError,
+    ValueTooLargeError,
 )
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import Offload
@@ -136,6 +137,16 @@ def test_passes_at_the_limit_of_the_sink(spare: int, passes: bool) -> None:  # n
     limit = batch_of_one_bytes(record) + spare
     chain = offload_chain(10_000, limit)
     assert chain.passes(record) is passes
+
+
+def test_offload_refuses_what_readers_would_refuse() -> None:
+    """A value over `large.message.max.bytes` never reaches the store; one of that length does."""
+    store = PlainStore()
+    chain = chain_of(["offload"], cast(PayloadStore, store), large_message_max_bytes=200)
+    with pytest.raises(ValueTooLargeError, match="201 bytes"):
+        apply(chain, Record(b"k", b"v" * 201))
+    assert store.payloads == {}
+    assert apply(chain, Record(b"k", b"v" * 200))[1] == ("offload",)
 
 
 # --- records that compress -------------------------------------------------------------------------------------------

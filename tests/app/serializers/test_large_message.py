@@ -33,6 +33,7 @@ from transforms.errors import (
     ReferenceRefusedError,
     SerializationError,
     SignatureError,
+    ValueTooLargeError,
 )
 from transforms.record import Record
 
@@ -95,6 +96,16 @@ def test_what_is_over_the_threshold_is_offloaded(config_of: Config, length: int,
     assert ((value or b"").startswith(b"memory://"), len(headers) > 1) == (large, large)
     if not large:
         assert value == b"x" * length
+
+
+def test_what_readers_would_refuse_is_not_stored(config_of: Config) -> None:
+    """A value over `large.message.max.bytes` is an error of its writer; one of that length is stored and read."""
+    given = config_of(**{"large.message.max.bytes": 200})
+    value, headers = sent(given, b"x" * 200)
+    assert LargeMessageDeserializer(given).deserialize("orders", headers, value) == b"x" * 200
+    with pytest.raises(SerializationError, match=r"201 bytes, and large\.message\.max\.bytes is 200") as caught:
+        sent(given, b"x" * 201)
+    assert isinstance(caught.value.__cause__, ValueTooLargeError)
 
 
 def test_the_default_threshold_is_one_mebibyte(config_of: Config) -> None:
