@@ -1,23 +1,25 @@
 """confluent-kafka's own clients, made from one configuration that has the serializers and their store in it.
 
-    producer = SerializingProducer(producer_config({"bootstrap.servers": ..., "value.serializers": [...], ...}))
+    producer = SerializingProducer({"bootstrap.servers": ..., "value.serializers": [...], ...})
     consumer = DeserializingConsumer(consumer_config({...}))
 
-The result is a configuration as these clients take it. They do not close the serializers in it; the application does:
-`config["value.serializer"].close()`.
+`producer_config` and `consumer_config` make a configuration as confluent-kafka's classes take it. These do not close
+the serializers in it; the application does: `config["value.serializer"].close()`. Our producer closes its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import confluent_kafka
+
 from app.serializers import config as taken
-from app.serializers.composable import ComposableDeserializer
+from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.librdkafka import KEYS
 from app.serializers.threads import Threads
 
-__all__ = ["AwaitedDeserializer", "async_consumer_config", "consumer_config", "producer_config"]
+__all__ = ["AwaitedDeserializer", "SerializingProducer", "async_consumer_config", "consumer_config", "producer_config"]
 
 _LIMIT = "message.max.bytes"
 _LIMIT_BYTES = 1_000_000  # librdkafka's default
@@ -68,6 +70,52 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
         key: AwaitedDeserializer(value) if isinstance(value, ComposableDeserializer) else value
         for key, value in made.items()
     }
+
+
+class SerializingProducer(confluent_kafka.SerializingProducer[Any, Any]):
+    """confluent-kafka's `SerializingProducer`, with the serializers and their store in its configuration.
+
+    A record without headers gets a place for those of a reference. All else is as there, errors too.
+
+    Args:
+        conf: as for `producer_config`.
+
+    Raises:
+        ConfigurationError: as there.
+    """
+
+    def __init__(self, conf: Mapping[str, object]) -> None:
+        made = producer_config(conf)
+        self._serializers = [made[name] for name in ("key.serializer", "value.serializer") if name in made]
+        try:
+            super().__init__(made)
+        except BaseException:
+            self._close_serializers()
+            raise
+
+    def produce(  # type: ignore[override]  # as confluent-kafka's own class has it
+        self,
+        topic: str,
+        key: Any = None,
+        value: Any = None,
+        partition: int = -1,
+        on_delivery: Callable[..., None] | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """As there."""
+        super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
+
+    def close(self) -> bool:
+        """As there; then closes the serializers and their stores. May be called twice."""
+        closed = super().close()
+        self._close_serializers()
+        return closed
+
+    def _close_serializers(self) -> None:
+        for serializer in self._serializers:
+            if isinstance(serializer, ComposableSerializer):
+                serializer.close()
 
 
 class AwaitedDeserializer:

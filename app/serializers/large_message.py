@@ -149,7 +149,8 @@ class LargeMessageSerializer(_LargeMessage):
         if headers is None:
             raise self._error(
                 topic,
-                f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[]",
+                f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[], or use "
+                "the SerializingProducer of app.serializers.confluent",
             )
         if self._cluster is not None and topic not in self._asked:
             self._ask(self._cluster, topic)

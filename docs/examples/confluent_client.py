@@ -12,18 +12,11 @@ import os
 import sys
 import time
 
-from confluent_kafka import (
-    DeserializingConsumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    SerializingProducer,
-    TopicPartition,
-)
+from confluent_kafka import DeserializingConsumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
-from app.serializers.confluent import consumer_config, producer_config
+from app.serializers.confluent import SerializingProducer, consumer_config
 
 COMMON = {
     "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),
@@ -78,12 +71,9 @@ def main(topic: str) -> None:
     """Sends 5 MB, and reads until they come."""
     order = {"id": os.getpid(), "scan": "x" * 5_000_000}
 
-    config = producer_config(PRODUCER)
-    producer = SerializingProducer(config)
-    # A reference goes into the headers.
-    producer.produce(topic, key=b"order", value=order, headers=[], on_delivery=delivered)
-    producer.flush()
-    config["value.serializer"].close()
+    with SerializingProducer(PRODUCER) as producer:
+        producer.produce(topic, key=b"order", value=order, on_delivery=delivered)
+        producer.flush()
 
     config = consumer_config(CONSUMER)
     consumer = DeserializingConsumer(config)

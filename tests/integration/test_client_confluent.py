@@ -17,7 +17,7 @@ from confluent_kafka.aio import AsyncDeserializingConsumer
 from confluent_kafka.error import KeyDeserializationError, ValueDeserializationError, ValueSerializationError
 from confluent_kafka.serialization import StringDeserializer, StringSerializer
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
+from app.serializers import ConfigurationError, LargeMessageDeserializer, LargeMessageSerializer, confluent
 from app.serializers.confluent import async_consumer_config, consumer_config, producer_config
 from tests.integration.client_config import LARGE, MIXED, Config, on_s3, to_json, worker_both_ways
 from tests.integration.client_stores import CuttableWay, delete_payload, delete_payloads, run_example
@@ -86,6 +86,29 @@ def produce(broker: str, store: Config, topic: str, values: list[bytes | None], 
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_of_ours_needs_no_headers(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """Drop-in for confluent-kafka's: the same calls and errors, and a large record without headers is sent, too."""
+    topic, reports, store = make_topic(1), list[Any](), on_s3(versitygw)
+    conf = {"bootstrap.servers": broker, "value.serializers": [to_json, LargeMessageSerializer], **store}
+    with confluent.SerializingProducer(conf) as producer:
+        for size in (5, 2_000_000):
+            producer.produce(topic, b"k", "x" * size, on_delivery=lambda *report: reports.append(report))
+        producer.produce(topic, key=b"k", value="own", headers={"h": b"1"})
+        with pytest.raises(ValueSerializationError):
+            producer.produce(topic, value=object())
+        assert producer.flush(_LONG_S) == 0
+    assert [error for error, _ in reports] == [None, None]
+    with consuming(broker, store, topic) as consumer:
+        found = [one(consumer) for _ in range(3)]
+    assert [len(message.value() or b"") for message in found] == [7, 2_000_002, 5]
+    assert [message.headers() or None for message in found] == [None, None, [("h", b"1")]]
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce(topic, value="late")
+    assert producer.close() in (True, False)
+    with pytest.raises(ConfigurationError, match=r"bootstrap\.server: .*bootstrap\.servers"):
+        confluent.SerializingProducer({"bootstrap.server": broker, **conf})
 
 
 def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
