@@ -1,4 +1,4 @@
-"""`wideload inspect`: lists the references in a topic and checks that their payloads exist."""
+"""`wideload inspect`: lists the references and the chunks in a topic, and checks what they lead to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import click
 
+from app.commands.chunk_check import ChunkCheck, ChunkChecks
 from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.consume import json_line, text_json
@@ -22,6 +23,8 @@ from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from stores.store import Stat
+from transforms.assembly import Limits
+from transforms.chunk import is_chunk
 from transforms.errors import (
     ConfigurationError,
     MalformedReferenceError,
@@ -138,10 +141,12 @@ class _Totals:
     referred_bytes: int = 0
     stored_bytes: int = 0
     states: Counter[str] = field(default_factory=Counter)
+    chunks: int = 0
+    messages: Counter[str] = field(default_factory=Counter)
 
     @property
     def bad(self) -> int:
-        return sum(self.states[state] for state in _BAD)
+        return sum(self.states[state] for state in _BAD) + self.messages["broken"]
 
 
 class _Printer:
@@ -171,18 +176,43 @@ class _Printer:
             printable(path or "", 500),
         )
 
+    def show_chunks(self, check: ChunkCheck) -> None:
+        """Prints one message of chunks."""
+        if self._only_bad and not check.bad:
+            return
+        if self._rows is None:
+            sys.stdout.write(json_line(_chunk_line(check)))
+            return
+        chunk = check.chunk
+        named = "" if chunk is None else f"{chunk.count:,} chunks, uuid {chunk.uuid}"
+        self._rows.add(
+            str(check.record.partition),
+            str(check.record.offset),
+            VALUE.name,
+            check.state,
+            "-" if chunk is None else bytes_text(chunk.size),
+            bytes_text(check.have),
+            "-",
+            printable(check.record.key, 24),
+            printable("; ".join(filter(None, (named, check.detail))), 500),
+        )
+
     def total(self, topic: str, totals: _Totals) -> None:
         """Prints the summary."""
         if self._rows is None:
             counts = {each.name: getattr(totals, each.name) for each in fields(totals)}
-            payloads = dict(sorted(counts.pop("states").items()))
-            click.echo(json.dumps({"summary": {"topic": topic, **counts, "payloads": payloads}}))
+            counts["payloads"] = dict(sorted(counts.pop("states").items()))
+            counts["messages"] = dict(sorted(counts.pop("messages").items()))
+            click.echo(json.dumps({"summary": {"topic": topic, **counts}}))
             return
         states = ", ".join(f"{count:,} {state}" for state, count in sorted(totals.states.items()))
         click.echo(
             f"{topic}: {totals.records:,} records ({bytes_text(totals.value_bytes)}), {totals.references:,} references"
             f" to {bytes_text(totals.referred_bytes)}" + (f": {states}" if states else "")
         )
+        if totals.chunks:
+            messages = ", ".join(f"{count:,} {state}" for state, count in sorted(totals.messages.items()))
+            click.echo(f"{topic}: {totals.chunks:,} chunks, of messages that are: {messages}")
 
 
 def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str, Any]:
@@ -202,11 +232,29 @@ def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str,
     }
 
 
+def _chunk_line(check: ChunkCheck) -> dict[str, Any]:
+    chunk = check.chunk
+    return {
+        "partition": check.record.partition,
+        "offset": check.record.offset,
+        "key": text_json(check.record.key),
+        "of": VALUE.name,
+        "message": check.state,
+        "uuid": None if chunk is None else chunk.uuid,
+        "chunks": None if chunk is None else chunk.count,
+        "size": None if chunk is None else chunk.size,
+        "read": check.have,
+        "checksum": None if chunk is None else chunk.checksum,
+        **({} if check.detail is None else {"detail": check.detail}),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """The settings to read references.
 
     Attributes:
+        limits: of the messages of chunks that are held at once.
         store: None if there is no store, or it has no `stat`.
         format: the format of references in values.
         signing: None to accept all references.
@@ -215,6 +263,7 @@ class _Settings:
     store: Stat | None = None
     format: Format = WIDELOAD
     signing: Signing | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 class _Inspection:
@@ -225,6 +274,7 @@ class _Inspection:
         self._printer = printer
         self._settings = settings
         self._executor = executor
+        self._chunks = ChunkChecks(settings.limits)
 
     async def take(self, records: Sequence[SourceRecord]) -> None:
         """Counts and examines one batch."""
@@ -251,6 +301,18 @@ class _Inspection:
                 # Other formats than ours have no size.
                 totals.referred_bytes += check.reference.size or check.stored or 0
             self._printer.show(record, part, check)
+        for record in records:
+            totals.chunks += is_chunk(record.headers)
+            self._tell(self._chunks.take(record))
+
+    def finish(self) -> None:
+        """Tells what waits for its rest."""
+        self._tell(self._chunks.finish())
+
+    def _tell(self, checks: Iterable[ChunkCheck]) -> None:
+        for check in checks:
+            self.totals.messages[check.state] += 1
+            self._printer.show_chunks(check)
 
     def _parts(self, record: SourceRecord) -> Iterator[Field]:
         """The parts of a record that are references. Keys always have the format of the serializers."""
@@ -268,6 +330,7 @@ async def _inspect(
         async for records in reader.batches():
             await inspection.take(records)
             advance(len(records))
+    inspection.finish()
 
 
 def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Settings:
@@ -281,10 +344,11 @@ def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Se
     settings = pipeline_of(loaded, pipeline)
     form = FORMATS[settings.reference_format]
     store = opened_store(settings, stack)
+    limits = settings.chunks.limits
     if isinstance(store, Stat):
-        return _Settings(store, form, settings.signing)
+        return _Settings(store, form, settings.signing, limits)
     click.echo("wideload: this store cannot look a payload up without reading it; payloads are not checked", err=True)
-    return _Settings(None, form, settings.signing)
+    return _Settings(None, form, settings.signing, limits)
 
 
 @click.command("inspect")
@@ -293,7 +357,7 @@ def _settings(config: str | None, pipeline: str | None, stack: ExitStack) -> _Se
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
 @click.option("-n", "--max-messages", type=click.IntRange(1), help="Read only this many records, from the beginning.")
 @click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
-@click.option("--only-bad", is_flag=True, help="List only references with a problem.")
+@click.option("--only-bad", is_flag=True, help="List only references and messages with a problem.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last one is the summary.")
 def command(
     topic: str,
@@ -307,11 +371,12 @@ def command(
     only_bad: bool,
     as_json: bool,
 ) -> int:
-    """List the references in a topic and check that their payloads exist, with the right size.
+    """List the references in a topic and check that their payloads exist, with the right size; list its chunks, too.
 
     The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
     if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
-    the store's root, or could not be looked up.
+    the store's root, or could not be looked up; or if chunks make no message. A message of chunks is whole, broken, or
+    pending: its last chunks were not read.
 
     \b
     Examples:

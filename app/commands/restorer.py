@@ -70,7 +70,7 @@ class Restorer:
         for event in self._assembler.add(partition, source, 0):
             if isinstance(event, Assembled):
                 restored.append(await self._inflated(source, Restored(source, event.record, assembled=True)))
-            else:
+            elif not event.late:  # its message was told
                 restored.append(_given_up(event))
         return restored
 

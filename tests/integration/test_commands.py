@@ -18,7 +18,7 @@ import pytest
 
 from app.serializers import LargeMessageSerializer
 from tests.forks import run
-from tests.integration.topics import committed, end_offsets, read_all, send
+from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
 from transforms.chunk import Chunking
@@ -346,6 +346,36 @@ def test_consume_gives_whole_values_whatever_they_came_as(place: Place) -> None:
     # Without --inflate a chunk is shown as what it is.
     shown = lines(wideload("consume", place.orders, "--from-beginning", "-e", "-b", place.broker))
     assert [line["chunk"] for line in shown] == [each["key"] in {"whole", "torn"} for each in shown]
+
+
+def test_inspect_tells_what_chunks_make(place: Place) -> None:
+    """A message is whole, broken, or waits for its rest; one that is broken is bad."""
+    made = {name: Record(name.encode(), os.urandom(9_000), (), 1) for name in ("whole", "torn", "begun")}
+    pieces = {
+        name: [
+            (0, each.key, each.value, list(each.headers), 1) for each in Chunking(4_000).split(record, f"uuid-{name}")
+        ]
+        for name, record in made.items()
+    }
+    count = len(pieces["whole"])
+    plain: Sent = (0, b"plain", b"v", [], 1)
+    send(place.broker, place.orders, [*pieces["torn"][1:], *pieces["begun"][:2], *pieces["whole"][:1], plain])
+    malformed = [pieces["whole"][0][3][0], ("large-message.chunk.id", b"x")]
+    send(place.broker, place.orders, [*pieces["whole"][1:], (0, b"m", b"x", malformed, 1)])
+    *shown, last = lines(wideload("inspect", place.orders, "-b", place.broker, "--json"), status=1)
+    found = {line["key"]: line for line in shown}
+    assert {key: line["message"] for key, line in found.items()} == {
+        "whole": "whole", "torn": "broken", "begun": "pending", "m": "broken",
+    }  # fmt: skip
+    assert (found["whole"]["chunks"], found["whole"]["size"], found["whole"]["read"]) == (count, 9_000, 9_000)
+    assert (found["begun"]["uuid"], found["begun"]["detail"]) == ("uuid-begun", f"2 of {count} chunks are there")
+    assert "missing-first" in found["torn"]["detail"]
+    assert last["summary"]["messages"] == {"broken": 2, "pending": 1, "whole": 1}
+    assert last["summary"]["chunks"] == (count - 1) + 2 + count + 1
+    done = wideload("inspect", place.orders, "-b", place.broker, "--only-bad")
+    assert done.returncode == 1
+    assert "uuid-torn" in done.stdout
+    assert "uuid-whole" not in done.stdout
 
 
 def test_inspect_refuses_what_is_not_signed(place: Place) -> None:

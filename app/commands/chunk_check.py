@@ -1,0 +1,89 @@
+"""What a topic has of messages of chunks: which are whole, which are broken, which wait for their rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from aiokafka import TopicPartition
+
+from transforms.assembly import Assembled, Assembler, Discarded, Limits
+from transforms.chunk import Chunk, is_chunk
+from transforms.errors import MalformedChunkError
+from transforms.record import SourceRecord
+
+__all__ = ["ChunkCheck", "ChunkChecks"]
+
+State = Literal["whole", "pending", "broken", "unchecked"]
+
+_AT_THE_END_MS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCheck:
+    """The result for one message of chunks.
+
+    Attributes:
+        state: `whole`: all chunks are there, with the right size and checksum. `pending`: its last chunks were not
+            read. `broken`: its chunks make no message. `unchecked`: more messages are open at once than are held.
+        record: its last chunk; the first one if it is not whole.
+        chunk: the headers of that record; None if they break the format.
+        have: bytes of its chunks.
+        detail: the problem, for people.
+    """
+
+    state: State
+    record: SourceRecord
+    chunk: Chunk | None
+    have: int
+    detail: str | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Whether nobody will read the message."""
+        return self.state == "broken"
+
+
+class ChunkChecks:
+    """Puts the chunks of a topic together, and forgets them: it tells what came of them.
+
+    Args:
+        limits: how many messages, and of how many bytes, are held at once.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        # The clock stands still until the end, so that what is left then is told by `expire`.
+        self._assembler = Assembler(Limits(limits.messages, limits.pending_bytes, limits.message_bytes, _AT_THE_END_MS))
+
+    def take(self, record: SourceRecord) -> Iterator[ChunkCheck]:
+        """The messages that end with a record, in the order of its partition; none for one that is no chunk."""
+        if not is_chunk(record.headers):
+            return
+        for event in self._assembler.add(TopicPartition(record.topic, record.partition), record, 0):
+            if isinstance(event, Assembled):
+                yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""))
+            elif not event.late:  # its message was told
+                yield _check("unchecked" if event.reason == "evicted" else "broken", event)
+
+    def finish(self) -> Iterator[ChunkCheck]:
+        """The messages whose last chunks were not read."""
+        for event in self._assembler.expire(_AT_THE_END_MS):
+            yield _check("pending", event)
+
+
+def _check(state: State, event: Discarded) -> ChunkCheck:
+    records = cast("Sequence[SourceRecord]", event.records)
+    chunk = _chunk(records[0])
+    if state == "pending" and chunk is not None:
+        detail = f"{len(records):,} of {chunk.count:,} chunks are there"
+    else:
+        detail = f"{event.reason}: {event.detail}"
+    return ChunkCheck(state, records[0], chunk, sum(len(each.value or b"") for each in records), detail)
+
+
+def _chunk(record: SourceRecord) -> Chunk | None:
+    try:
+        return Chunk.parse(record)[0]
+    except MalformedChunkError:
+        return None
