@@ -78,7 +78,7 @@ COMMON_KEYS: Sequence[Key] = (
         "large.message.max.bytes",
         "int",
         "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read. "
-        "Nor is a larger value offloaded, as readers with this limit would refuse it.",
+        "Nor do the worker and the serializers offload a larger value, as readers with this limit would refuse it.",
         default=268_435_456,
         minimum=1,
     ),

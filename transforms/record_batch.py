@@ -192,7 +192,7 @@ class RecordBatch:
     @property
     def modest(self) -> bool:
         """True if the records take no more than 64 MiB before compression; nobody decompresses more just to look."""
-        return self._most_record_bytes() <= _MOST_LOOKED_AT_BYTES
+        return self._most_record_bytes() <= _MOST_LOOKED_AT_BYTES or self._plain() is not None
 
     def _most_record_bytes(self) -> int:
         if self._records is not None:

@@ -138,6 +138,10 @@ class _Run:
         self._printer = printer
         self._folder = folder
 
+    def enough(self, selection: Selection) -> bool:
+        """Whether as many were given as are wanted."""
+        return selection.max_messages is not None and self.totals.messages >= selection.max_messages
+
     async def take(self, source: SourceRecord) -> None:
         """Restores, writes and prints one record. A record that cannot be restored is printed as failed."""
         if self.restorer is None:
@@ -163,9 +167,10 @@ class _Run:
 
 async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, advance: Advance) -> None:
     topic = await find_topic(client, topic_name)
-    safe_offset = None if run.restorer is None else run.restorer.safe_offset
-    async with open_reader(client, topic, selection, safe_offset) as reader:
-        async for records in reader.batches():
+    # With --inflate, --max-messages counts values, of which each may be many records.
+    counted = run.restorer is not None and selection.max_messages is not None
+    async with open_reader(client, topic, selection, run.restorer) as reader:
+        async for records in reader.batches((lambda: run.enough(selection)) if counted else None):
             for record in records:
                 await run.take(record)
                 advance(1)
@@ -208,7 +213,9 @@ def _restorer(config: str | None, pipeline: str | None, stack: ExitStack) -> Res
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest record, not with the next new one.")
 @click.option("-o", "--offset", metavar="N", help="Begin at earliest, latest, an offset, or -N: N before the end.")
 @click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
-@click.option("-n", "--max-messages", type=click.IntRange(1), help="Stop after this many records.")
+@click.option(
+    "-n", "--max-messages", type=click.IntRange(1), help="Stop after this many records; with --inflate, values."
+)
 @click.option("-e", "--until-end", is_flag=True, help="Stop at the present end of the topic.")
 @click.option("--timeout-ms", type=click.IntRange(1), help="Stop if no record arrives for this time.")
 @click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
@@ -242,7 +249,8 @@ def command(
 
     Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
     no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. With --inflate, a value
-    that came as chunks has the offset of the last one. The status is 1 if a value could not be given whole.
+    that came as chunks has the offset of the last one, and with --group no commit passes the first one of a value that
+    is not whole, so that records behind it may come again. The status is 1 if a value could not be given whole.
 
     \b
     Examples:
@@ -292,7 +300,7 @@ def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, ad
         interrupted = True
     sys.stdout.flush()
     totals = run.totals
-    pending = 0 if run.restorer is None else run.restorer.pending
+    pending = 0 if run.restorer is None or run.enough(selection) else run.restorer.pending
     if totals.failed or pending or sys.stderr.isatty():
         failed = f", {totals.failed:,} of them could not be inflated" if totals.failed else ""
         begun = f"; {pending:,} more came in part: their last chunks were not read" if pending else ""

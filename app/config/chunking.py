@@ -71,7 +71,7 @@ class ChunkSettings:
     pending_messages: int = keyed(
         "max.pending.chunked.message",
         "int",
-        "How many incomplete messages `assemble` may hold. If there is one more, the oldest is discarded.",
+        "How many incomplete messages `assemble` and `inflate` may hold. With one more, the oldest is discarded.",
         default=_LIMITS.messages,
         minimum=1,
     )
@@ -142,7 +142,7 @@ def chunk_settings(
         raise ConfigurationError(
             _PENDING_BYTES, f"found {pending:,}, allowed is no more than in.flight.bytes, which is {in_flight_bytes:,}"
         )
-    if assembles and message > pending:
+    if expects_chunks and message > pending:
         raise ConfigurationError(
             _MESSAGE_BYTES, f"found {message:,}, allowed is no more than {_PENDING_BYTES}, which is {pending:,}"
         )

@@ -312,7 +312,7 @@ class Replay:
         limit = topic.max_message_bytes
         size = _batch_of_one_bytes(record)
         if size > limit:
-            splits = self.to is None and self.settings.chunks.expects_chunks
+            splits = self.to is None and self.settings.chunks.assembles and "compact" not in topic.cleanup_policy
             if not splits or not record.value or not is_writable(record):
                 raise RecordTooLargeError(topic.name, size, limit)
             # It was assembled from chunks: split it into chunks again.

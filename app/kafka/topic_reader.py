@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from app.config.naming import check_name
@@ -20,12 +20,34 @@ from app.kafka.undecodable import UndecodableBatches
 from transforms.errors import ConfigurationError
 from transforms.record import SourceRecord
 
-__all__ = ["Reader", "Selection", "open_reader", "topic_consumer"]
-
-SafeOffset = Callable[[TopicPartition, int], int]
+__all__ = ["Pending", "Reader", "Selection", "open_reader", "topic_consumer"]
 
 _POLL_MS = 200
 _MAX_RECORDS = 500  # of one poll, so that a command shows records and commits often enough
+
+
+class Pending(Protocol):
+    """What a caller holds of the records that it was given, as with chunks of messages that are not whole."""
+
+    def safe_offset(self, partition: TopicPartition, position: int) -> int:
+        """The offset to commit when all records before a position were given."""
+
+    def release(self, partition: TopicPartition) -> None:
+        """The partition is another consumer's now."""
+
+
+class _Releasing(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, pending: Pending | None) -> None:
+        self._pending = pending
+
+    def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Lets go of what is read again by whoever gets the partitions."""
+        if self._pending is not None:
+            for partition in revoked:
+                self._pending.release(partition)
+
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +105,10 @@ class Reader:
         consumer: AIOKafkaConsumer,
         selection: Selection,
         partitions: Sequence[TopicPartition],
-        safe_offset: SafeOffset | None,
+        pending: Pending | None,
     ) -> None:
         self._consumer = consumer
-        self._safe_offset = safe_offset
+        self._pending = pending
         self._selection = selection
         self._partitions = partitions
         self._ends: Mapping[TopicPartition, int] = {}
@@ -119,19 +141,22 @@ class Reader:
             )
         return start
 
-    async def batches(self) -> AsyncIterator[Sequence[SourceRecord]]:
+    async def batches(self, enough: Callable[[], bool] | None = None) -> AsyncIterator[Sequence[SourceRecord]]:
         """The records as they come, some at a time, until the end of the selection.
 
         With a group, the offsets of a batch are committed before the next one, or at the end.
 
+        Args:
+            enough: asked before each record, which comes alone, whether to stop; then `max_messages` does not count.
+
         Raises:
             ClusterError: the cluster failed.
         """
-        left = self._selection.max_messages
+        left = self._selection.max_messages if enough is None else None
         heard = time.monotonic()
         try:
-            while (left is None or left > 0) and not await self._at_end():
-                limit = _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
+            while (left is None or left > 0) and not (enough and enough()) and not await self._at_end():
+                limit = 1 if enough else _MAX_RECORDS if left is None else min(left, _MAX_RECORDS)
                 polled = await self._undecodable.read(())
                 polled = polled or await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=limit)
                 for partition, found in polled.items():
@@ -139,7 +164,7 @@ class Reader:
                     yield records
                     if self._selection.group is not None:
                         position = records[-1].offset + 1
-                        safe = position if self._safe_offset is None else self._safe_offset(partition, position)
+                        safe = position if self._pending is None else self._pending.safe_offset(partition, position)
                         await self._consumer.commit({partition: safe})
                     if left is not None:
                         left -= len(records)
@@ -162,7 +187,7 @@ class Reader:
 
 @asynccontextmanager
 async def open_reader(
-    client: ClientSettings, topic: Topic, selection: Selection, safe_offset: SafeOffset | None = None
+    client: ClientSettings, topic: Topic, selection: Selection, pending: Pending | None = None
 ) -> AsyncIterator[Reader]:
     """A reader for the length of a block.
 
@@ -170,7 +195,7 @@ async def open_reader(
         client: how to reach the cluster.
         topic: to read.
         selection: of its records.
-        safe_offset: the offset to commit when all records before a position were given; None for the position itself.
+        pending: what the caller still holds of the records; None if it holds nothing.
 
     Raises:
         ConfigurationError: there is no such partition or offset.
@@ -185,11 +210,11 @@ async def open_reader(
     if selection.group is None:
         consumer.assign(partitions)
     else:
-        consumer.subscribe([topic.name])
+        consumer.subscribe([topic.name], listener=_Releasing(pending))
     try:
         try:
             await consumer.start()
-            reader = Reader(consumer, selection, partitions, safe_offset)
+            reader = Reader(consumer, selection, partitions, pending)
             await reader.begin()
         except (KafkaError, OSError, TimeoutError) as exc:
             raise translated(exc, f"topic {topic.name}") from exc

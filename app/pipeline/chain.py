@@ -154,7 +154,9 @@ class Chain:
                 if (blocks and position >= self._inflate) or position == len(self.stages) - 1:
                     reserve_bytes = max(reserve_bytes, self._reserve_behind(position, made))
                     asks_store = stage.asks_store(made)
-                    if codec and batch_of_one_bytes(made) > self._limit_bytes:
+                    # What is sure to go to the store is not compressed to see whether it must.
+                    sure = asks_store and stage.limit_for(made) is None and not self.falls_back
+                    if codec and not sure and batch_of_one_bytes(made) > self._limit_bytes:
                         # It may be compressed, and is so before the store is asked for anything.
                         blocks, reserve_bytes = True, reserve_bytes + _copies_bytes(made)
                         asks_store = asks_store and stage.limit_for(made) is None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from app.pipeline.chain import Chain, Result, Work
-from transforms.errors import PayloadStoreError, PayloadUnfitError, TransformError
+from transforms.errors import PayloadStoreError, PayloadUnfitError, TransformError, ValueTooLargeError
 
 __all__ = ["Fallback"]
 
@@ -53,7 +53,7 @@ class Fallback:
             return done
         try:
             result = self._chain.finish(work)
-        except PayloadUnfitError:
+        except (PayloadUnfitError, ValueTooLargeError):
             # The store is not down. What it does not take, readers of chunks do.
             if (done := self._without_store(work)) is None:
                 raise

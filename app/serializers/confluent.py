@@ -10,7 +10,7 @@ the serializers in it; the application does: `config["value.serializer"].close()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
 
@@ -72,7 +72,13 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-class SerializingProducer(confluent_kafka.SerializingProducer[Any, Any]):
+if TYPE_CHECKING:
+    _SerializingProducer = confluent_kafka.SerializingProducer[Any, Any]
+else:
+    _SerializingProducer = confluent_kafka.SerializingProducer  # generic from 2.16 on
+
+
+class SerializingProducer(_SerializingProducer):
     """confluent-kafka's `SerializingProducer`, with the serializers and their store in its configuration.
 
     A record without headers gets a place for those of a reference. All else is as there, errors too.
@@ -107,10 +113,17 @@ class SerializingProducer(confluent_kafka.SerializingProducer[Any, Any]):
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
 
     def close(self) -> bool:
-        """As there; then closes the serializers and their stores. May be called twice."""
-        closed = super().close()
-        self._close_serializers()
-        return closed
+        """As there (`flush` before 2.13); then closes the serializers and their stores. May be called twice."""
+        try:
+            return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
+        finally:
+            self._close_serializers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _close_serializers(self) -> None:
         for serializer in self._serializers:

@@ -19,7 +19,7 @@ from transforms.record_batch import NO_STAMP, RecordBatch, Stamp, restamp
 __all__ = ["Batch", "Builder", "Load", "WholeBuilder", "sent_bytes"]
 
 _NO_TIMESTAMP = -1
-_COMPRESSING = threading.BoundedSemaphore(2)
+_COMPRESSING = threading.Lock()
 
 
 class Load(Protocol):
@@ -186,8 +186,8 @@ def _append(builder: Builder, record: RecordLike) -> object | None:
 def sent_bytes(record: RecordLike, codec: int) -> int:
     """Bytes of a batch with this record alone, as it is sent with the codec of this number; takes time.
 
-    The broker compares them with the topic's `max.message.bytes`. Several threads may call this. Two at a time do the
-    work, as each takes three times the bytes of the record.
+    The broker compares them with the topic's `max.message.bytes`. Several threads may call this. One at a time does the
+    work, as it takes three times the bytes of the record, which a budget may not have counted.
     """
     with _COMPRESSING:
         builder = Builder(0, codec, transactional=False)

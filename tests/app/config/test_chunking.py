@@ -162,3 +162,10 @@ REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
 def test_what_cannot_work_is_refused(transforms: list[str], keys: dict[str, Any], told: str) -> None:
     """The message has the key, what was found and what is allowed."""
     assert refusal_of(transforms, **keys).startswith(told)
+
+
+def test_limits_of_what_is_not_expected_refuse_nothing() -> None:
+    """`inflate` assembles what comes; a limit that is meant for `chunk` behind it need not fit what may be pending."""
+    keys = {"chunk_max_message_bytes": 200_000_000, **STORE}
+    assert settings_of(["inflate", "chunk"], **keys).chunks.limits.message_bytes == 200_000_000
+    assert "allowed is no more than max.pending.chunked.bytes" in refusal_of(["assemble", "chunk"], **keys)

@@ -244,6 +244,15 @@ def test_what_may_be_compressed_is_not_on_the_event_loop() -> None:
         assert not begun(chain, dataclasses.replace(long, key=b"k"), ZSTD).blocks
 
 
+def test_reserve_is_for_what_may_be_compressed() -> None:
+    """A value over the threshold goes to the store as it is: the budget holds it once, and four of the others."""
+    for codec in (0, ZSTD):
+        assert begun(chain_of(["offload"], memory(), 20_000), NOISE, codec).reserve_bytes == 0
+    assert begun(roomy_chain(["offload"], memory(), 20_000), NOISE, ZSTD).reserve_bytes == 3 * 54_000
+    falls_back = chain_of(["offload"], memory(), 20_000, large_message_strategy="auto")
+    assert begun(falls_back, NOISE, ZSTD).reserve_bytes == 4 * 54_000, "while the store is down it is tried, or split"
+
+
 def test_threshold_counts_before_compression() -> None:
     """A value over the threshold is offloaded however well it compresses; without the store it need not be split."""
     chain = chain_of(["offload"], memory(), 20_000, large_message_strategy="auto")

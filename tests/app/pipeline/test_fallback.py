@@ -144,3 +144,14 @@ def test_fallback_is_none_for_what_is_final() -> None:
     assert withdrawn.finish(begun(chain, record))[1] == ("chunk",), (
         "who has had access waits for it, and goes without meanwhile"
     )
+
+
+def test_fallback_takes_what_readers_would_refuse_as_a_payload() -> None:
+    """A value over `large.message.max.bytes` goes as chunks, whether the store is up or down."""
+    store = Refusing()
+    offload = Offload(100, max_bytes=5_000)
+    stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    for store.down in (False, True):
+        fallback = Fallback(chain, lambda error: None)
+        assert fallback.finish(begun(chain, Record(b"k", b"v" * 8_000)))[1] == ("chunk",)
