@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Each process of a run begins with this file, and the first one, which runs no test, before it starts the others. So
 # what only a fixture needs is imported there.
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
     from tests.integration.way import MakeTopic, Way
     from tests.s3_server import S3Server
+
+# A property does not fail because the machine was busy.
+settings.register_profile("wideload", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("wideload")
 
 _TESTS = Path(__file__).parent
 _TOPIC_SECONDS = 30
