@@ -270,7 +270,7 @@ class RecordBatch:
     def compressed(self, codec: int) -> RecordBatch:
         """The batch, which is uncompressed, with its records compressed; without a checksum until it is `forwarded`.
 
-        If they do not become shorter, the batch stays as it is, as with aiokafka's builder.
+        If they do not become shorter, the batch stays as it is.
         """
         name = CODECS[codec]
         assert not self.codec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -9,7 +10,7 @@ from typing import Literal, cast
 from aiokafka import TopicPartition
 
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
-from transforms.chunk import Chunk, is_chunk
+from transforms.chunk import Chunk
 from transforms.errors import MalformedChunkError
 from transforms.record import SourceRecord
 
@@ -54,12 +55,10 @@ class ChunkChecks:
 
     def __init__(self, limits: Limits) -> None:
         # The clock stands still until the end, so that what is left then is told by `expire`.
-        self._assembler = Assembler(Limits(limits.messages, limits.pending_bytes, limits.message_bytes, _AT_THE_END_MS))
+        self._assembler = Assembler(dataclasses.replace(limits, expire_ms=_AT_THE_END_MS))
 
     def take(self, record: SourceRecord) -> Iterator[ChunkCheck]:
-        """The messages that end with a record, in the order of its partition; none for one that is no chunk."""
-        if not is_chunk(record.headers):
-            return
+        """The messages that end with a chunk; those of a partition come in their order."""
         for event in self._assembler.add(TopicPartition(record.topic, record.partition), record, 0):
             if isinstance(event, Assembled):
                 yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""))

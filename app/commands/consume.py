@@ -87,14 +87,13 @@ class _Printer:
         source, record, error = found.source, found.record, found.error
         chunk = is_chunk(record.headers) and not found.assembled
         reference = (error is not None and not chunk) or (record.value is not None and is_reference(record.headers))
+        flags = {"reference": reference, "inflated": found.inflated, "chunk": chunk, "assembled": found.assembled}
         if self._rows is None:
-            flags = {"reference": reference, "inflated": found.inflated, "chunk": chunk, "assembled": found.assembled}
             self._json(source, record, flags, file, error)
             return
         value = record.value
-        kinds = {"tombstone": value is None, "chunk": chunk, "reference": reference, "inflated": found.inflated}
-        kinds |= {"assembled": found.assembled, "value": True}
-        kind = next(name for name, holds in kinds.items() if holds)
+        kinds = [name for name in ("chunk", "reference", "inflated", "assembled") if flags[name]]
+        kind = "tombstone" if value is None else [*kinds, "value"][0]
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
         note = f"! {error}" if error else printable(headers)

@@ -302,8 +302,9 @@ class _Inspection:
                 totals.referred_bytes += check.reference.size or check.stored or 0
             self._printer.show(record, part, check)
         for record in records:
-            totals.chunks += is_chunk(record.headers)
-            self._tell(self._chunks.take(record))
+            if is_chunk(record.headers):
+                totals.chunks += 1
+                self._tell(self._chunks.take(record))
 
     def finish(self) -> None:
         """Tells what waits for its rest."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+
+from app.kafka.watched_client import prepared
 
 __all__ = ["handed_over", "viewed"]
 
@@ -14,21 +15,13 @@ _HEADER_BYTES = 4_096  # more than the header of a response
 _MOST_PARTS, _PARTS = 3, 4  # a view holds all of the response: it must be so much of it
 
 
-@contextmanager
-def viewed(request: Any) -> Iterator[None]:
+def viewed(request: Any) -> AbstractContextManager[None]:
     """While the request of aiokafka's is sent, its response is decoded so: long records are a `memoryview`."""
-    prepare = request.prepare
 
-    def prepared(versions: Any) -> Any:
-        struct = prepare(versions)
+    def change(struct: Any) -> None:
         struct.RESPONSE_TYPE = _Views(struct.RESPONSE_TYPE)
-        return struct
 
-    request.prepare = prepared
-    try:
-        yield
-    finally:
-        del request.prepare  # they hold each other
+    return prepared(request, change)
 
 
 def handed_over(request: Any, response: memoryview) -> bytes:

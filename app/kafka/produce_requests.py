@@ -13,7 +13,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.types import Array, Bytes, Int32, Schema
 
-from app.kafka.watched_client import Send, watch_requests
+from app.kafka.watched_client import Send, prepared, watch_requests
 
 __all__ = ["join_once"]
 
@@ -26,24 +26,16 @@ def join_once(client: AIOKafkaClient) -> None:
 async def _sent(_: str, request: Any, send: Send) -> Any:
     if not isinstance(request, ProduceRequest):
         return await send()
-    prepare = request.prepare
-
-    def prepared(versions: Any) -> Any:
-        struct = prepare(versions)
-
-        def encoded() -> _Pieces:
-            del struct.encode
-            return _Pieces(*_pieces(struct.SCHEMA, [getattr(struct, name) for name in struct.SCHEMA.names]))
-
-        struct.encode = encoded
-        return struct
-
-    request.prepare = prepared
-    try:
+    with prepared(request, _join):
         return await send()
-    finally:
-        # Here and above: the batches would stay in memory until the next collection of cycles.
-        del request.prepare
+
+
+def _join(struct: Any) -> None:
+    def encoded() -> _Pieces:
+        del struct.encode  # it holds the struct, and the batches in it, until the next collection of cycles
+        return _Pieces(*_pieces(struct.SCHEMA, [getattr(struct, name) for name in struct.SCHEMA.names]))
+
+    struct.encode = encoded
 
 
 def _pieces(kind: Any, value: Any) -> Iterator[bytes]:

@@ -89,7 +89,7 @@ class _Receiver(asyncio.BufferedProtocol):
                     self._held = 0
                     return
                 break
-            self._handle(self._small[begin:end])
+            self._handle(None, self._small[begin:end])
             at = end
         rest = self._held - at
         if at and rest:
@@ -109,14 +109,15 @@ class _Receiver(asyncio.BufferedProtocol):
             self._large[: self._received] = large
             return
         self._large = None
-        self._handle(memoryview(large).toreadonly())
-
-    def _handle(self, response: memoryview) -> None:
         connection = self._connection()
-        if connection is None or connection._writer is None:
-            return  # it has been closed
-        request = connection._requests[0][1] if connection._requests and response.readonly else None
-        connection._handle_frame(handed_over(request, response))
+        asked = connection._requests if connection is not None else ()
+        self._handle(asked[0][1] if asked else None, memoryview(large).toreadonly())
+
+    def _handle(self, request: Any, response: memoryview) -> None:
+        """Hands a response over; `request` is what it answers if it may be viewed, as nobody writes into its bytes."""
+        connection = self._connection()
+        if connection is not None and connection._writer is not None:
+            connection._handle_frame(handed_over(request, response))
 
     def _close(self, error: Exception) -> None:
         connection = self._connection()

@@ -37,14 +37,13 @@ class Pending(Protocol):
 
 
 class _Releasing(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    def __init__(self, pending: Pending | None) -> None:
+    def __init__(self, pending: Pending) -> None:
         self._pending = pending
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Lets go of what is read again by whoever gets the partitions."""
-        if self._pending is not None:
-            for partition in revoked:
-                self._pending.release(partition)
+        for partition in revoked:
+            self._pending.release(partition)
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Nothing to do."""
@@ -210,7 +209,7 @@ async def open_reader(
     if selection.group is None:
         consumer.assign(partitions)
     else:
-        consumer.subscribe([topic.name], listener=_Releasing(pending))
+        consumer.subscribe([topic.name], listener=None if pending is None else _Releasing(pending))
     try:
         try:
             await consumer.start()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-__all__ = ["Send", "leave_no_connection", "watch_connections", "watch_requests"]
+__all__ = ["Send", "leave_no_connection", "prepared", "watch_connections", "watch_requests"]
 
 _START_S = 1.0
 
@@ -26,6 +27,8 @@ def watch_connections(client: AIOKafkaClient, tell: Callable[[str, Any], None]) 
 
     async def watched(node_id: Any, **options: Any) -> Any:
         before = client._conns.get((node_id, options.get("group", 0)))
+        if before is not None and before.connected():
+            return await connect(node_id, **options)  # each request comes through here
         address = _address(client, node_id)  # asked first: the next metadata may forget it
         connection = await connect(node_id, **options)
         if connection is None or connection is not before:
@@ -82,6 +85,23 @@ def watch_requests(client: AIOKafkaClient, handle: Callable[[str, Any, Send], Aw
         return await handle(_address(client, node_id), request, lambda: send(node_id, request, **options))
 
     client.send = watched
+
+
+@contextmanager
+def prepared(request: Any, change: Callable[[Any], None]) -> Iterator[None]:
+    """While a request is sent, lets `change` alter what aiokafka makes of it for the version of a broker."""
+    prepare = request.prepare
+
+    def changed(versions: Any) -> Any:
+        struct = prepare(versions)
+        change(struct)
+        return struct
+
+    request.prepare = changed
+    try:
+        yield
+    finally:
+        del request.prepare  # they hold each other, and what was sent, until the next collection of cycles
 
 
 def _address(client: AIOKafkaClient, node_id: Any) -> str:

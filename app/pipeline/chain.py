@@ -106,10 +106,15 @@ class Chain:
             batch: to look at.
             whole: whether the batch is sent as it is. Then it is the batch that must be within the limit of the sink.
         """
-        whole = whole and not self._recompressed and len(batch.data) <= self._limit_bytes and batch.modest
-        if self._compacted or any(stage.wants_any(batch, whole=whole) for stage in self.stages):
+        if self._compacted:
             return False
-        return whole or batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES)
+        if not self._wanted(batch, whole=False) and batch.fits(self._limit_bytes - BATCH_OVERHEAD_BYTES):
+            return True  # nearly each one that passes: its records are short
+        within = whole and not self._recompressed and len(batch.data) <= self._limit_bytes
+        return within and batch.modest and not self._wanted(batch, whole=True)
+
+    def _wanted(self, batch: RecordBatch, *, whole: bool) -> bool:
+        return any(stage.wants_any(batch, whole=whole) for stage in self.stages)
 
     def passes(self, record: RecordLike) -> bool:
         """True if the record goes to the sink as it is, even if it is not compressed."""
@@ -201,7 +206,7 @@ class Chain:
         for record in work.records:
             size = batch_of_one_bytes(record)
             if size > self._limit_bytes and work.codec:
-                size = self._sent_bytes(len(self.stages), record, work)
+                size = self._sent_bytes(len(self.stages), record, work, work.sent)
             if size > self._limit_bytes:
                 raise RecordTooLargeError(self._topic, size, self._limit_bytes)
         return work.records, work.applied
@@ -219,9 +224,9 @@ class Chain:
                 continue
             (record,) = records
             if work.codec and stage.moves(record) and (limit := stage.limit_for(record)) is not None:
-                kept = stage.keep(record)
-                size = self._sent_bytes(position, kept, dataclasses.replace(work, sent=sent))
+                size = self._sent_bytes(position, record, work, sent)
                 if size <= limit:
+                    kept = stage.keep(record)
                     records, sent = (kept,), (kept, size)
                     continue
                 sent = (record, size)
@@ -238,14 +243,18 @@ class Chain:
             work, records=records, position=len(self.stages), applied=applied, asks_store=False, sent=sent
         )
 
-    def _sent_bytes(self, position: int, record: RecordLike, work: Work) -> int:
+    def _sent_bytes(self, position: int, record: RecordLike, work: Work, sent: tuple[RecordLike, int] | None) -> int:
         """Bytes of a batch with the record alone, if the stage at `position` keeps it, behind the stages that follow.
+
+        `sent` is what is known already.
 
         Raises:
             TransformError: a stage that follows cannot take the record.
         """
-        if work.sent is not None and work.sent[0] is record:
-            return work.sent[1]
+        if sent is not None and sent[0] is record:
+            return sent[1]
+        if position < len(self.stages):
+            record = self.stages[position].keep(record)
         for stage in self.stages[position + 1 :]:
             if isinstance(stage, WrapperStage) and stage.wants(record):
                 (record,) = stage.apply(record, work.source)

@@ -42,7 +42,14 @@ def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
-    split = taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES)
+    return _librdkafka(_split(config))
+
+
+def _split(config: Mapping[str, object]) -> taken.ClientConfig[ComposableSerializer]:
+    return taken.producer({_LIMIT: _LIMIT_BYTES, **config}, _NAMES)
+
+
+def _librdkafka(split: taken.ClientConfig[ComposableSerializer]) -> dict[str, Any]:
     client: dict[str, Any] = {key: value for key, value in split.client.items() if key not in _ASIDE}
     return {**client, **{f"{part}.serializer": composable for part, composable in split.parts.items()}}
 
@@ -91,13 +98,9 @@ class SerializingProducer(_SerializingProducer):
     """
 
     def __init__(self, conf: Mapping[str, object]) -> None:
-        made = producer_config(conf)
-        self._serializers = [made[name] for name in ("key.serializer", "value.serializer") if name in made]
-        try:
-            super().__init__(made)
-        except BaseException:
-            self._close_serializers()
-            raise
+        self._split = _split(conf)
+        with self._split.closed_on_error():
+            super().__init__(_librdkafka(self._split))
 
     def produce(  # type: ignore[override]  # as confluent-kafka's own class has it
         self,
@@ -117,18 +120,13 @@ class SerializingProducer(_SerializingProducer):
         try:
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
         finally:
-            self._close_serializers()
+            self._split.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _close_serializers(self) -> None:
-        for serializer in self._serializers:
-            if isinstance(serializer, ComposableSerializer):
-                serializer.close()
 
 
 class AwaitedDeserializer:

@@ -37,7 +37,11 @@ async def test_connections_are_told_once() -> None:
     client: Any = AIOKafkaClient()
     client.cluster.update_metadata(MetadataResponse_v5(0, [(1, "b1", 9, None)], None, 1, []))
     told: list[tuple[str, object | None]] = []
-    connection: object | None = None
+    connection: Connection | None = None
+
+    class Connection:
+        def connected(self) -> bool:
+            return True
 
     async def connect(node_id: int, *, group: int = 0) -> object | None:
         client._conns[node_id, group] = connection
@@ -46,7 +50,7 @@ async def test_connections_are_told_once() -> None:
     client._get_conn = connect
     watch_connections(client, lambda *each: told.append(each))
     assert await client._get_conn(1) is None
-    connection = object()
+    connection = Connection()
     for _ in range(2):
         assert await client._get_conn(1, group=1) is connection
     assert told == [("b1:9", None), ("b1:9", connection)]
