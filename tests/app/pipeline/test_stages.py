@@ -9,8 +9,8 @@ import pytest
 from app.pipeline.stages import InflateStage, OffloadStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
+from tests.app.pipeline.chains import memory
 from tests.app.pipeline.plain_store import PlainStore
-from tests.app.pipeline.test_chain import memory
 from transforms.compression import CODECS, Codec
 from transforms.inflate import Inflate
 from transforms.offload import Offload
