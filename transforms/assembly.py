@@ -11,7 +11,7 @@ Chunks that do not make a message are returned with a reason, and counted in `Co
                      than all that may be pending
     corrupt          size or checksum of the whole message are wrong
     expired          the last chunk did not come in time
-    evicted          the oldest message, when more messages or more bytes are pending than allowed
+    evicted          the oldest message, when more is pending than allowed, and nothing can be read again
     duplicate        a chunk that came before, or one of a delivered message: ignored
 
 A chunk of a message that was discarded before is returned too, with the reason of the message, and marked `late`.
@@ -25,49 +25,48 @@ Source: seed 004, "Combining Chunks" and "Best practices for the consumer"; desi
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import chain
 
 from transforms.chunk import Chunk
-from transforms.chunked_message import Assembled, ChunkMessageId, Counts, Discarded, Limits, LoggedRecord, Reason
+from transforms.chunked_message import (
+    Assembled,
+    ChunkMessageId,
+    Counts,
+    Discarded,
+    Limits,
+    LoggedRecord,
+    Reason,
+    Reread,
+)
 from transforms.errors import MalformedChunkError
-from transforms.partition_history import PartitionHistory, same_message
-from transforms.record import Header, Record
+from transforms.partition_history import End, PartitionHistory, hash_of, same_message
+from transforms.pending_message import PendingMessage, too_large
 
-if TYPE_CHECKING:
-    from hashlib import _Hash  # known to type checkers only
-
-__all__ = ["Assembled", "Assembler", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
+__all__ = [
+    "Assembled",
+    "Assembler",
+    "ChunkMessageId",
+    "Counts",
+    "Discarded",
+    "Limits",
+    "LoggedRecord",
+    "Reason",
+    "Reread",
+]
 
 _BEGINNINGS = 10  # for so many times `expire_ms` a writer may begin its message again
-# The memory of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
-_RECORD_OVERHEAD_BYTES = 400
-_HEADER_OVERHEAD_BYTES = 160
-_LEAST_HEADERS = 4
 # These depend on other messages or on the time, so the same chunks may have another outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
 
 
 @dataclass(slots=True)
-class _Context:
-    chunk: Chunk
-    headers: tuple[Header, ...]
-    first_ms: int
-    began_ms: int
-    digest: _Hash | None
-    records: list[LoggedRecord] = field(default_factory=list)
-    held: int = 0
-    length: int = 0
-    begun: int = 1
-
-
-@dataclass(slots=True)
 class _Partition:
-    contexts: dict[str, _Context] = field(default_factory=dict)
+    contexts: dict[str, PendingMessage] = field(default_factory=dict)  # the one that has waited longest first
     history: PartitionHistory = field(default_factory=PartitionHistory)
+    start: int | None = None  # the first chunk that was read
 
 
 class Assembler:
@@ -78,22 +77,32 @@ class Assembler:
 
     Args:
         limits: the limits for pending messages.
+        on_reread: gets the messages whose chunks are to be read again. If it is given, no message is evicted for
+            others: what is over the limits keeps its offsets alone. And a message whose first chunk was not read,
+            because reading began behind it, is not discarded at once: it is to be looked for. Only a message that is
+            neither whole nor given up within the limits of its offsets alone is evicted.
+        evicts: whether messages are evicted for others all the same.
     """
 
-    # One caller at a time. `_order` has each pending message once, the oldest first.
+    # One caller at a time. `_kept` and `_aside` have each pending message once, the one that began first first.
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, on_reread: Callable[[Reread], None] | None = None, *, evicts: bool = False
+    ) -> None:
         self.limits = limits
         self.counts = Counts()
+        self._on_reread = on_reread
+        self._evicts = evicts or on_reread is None
         self._partitions: dict[Hashable, _Partition] = {}
-        self._order: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
+        self._kept: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
+        self._aside: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
         self._held = 0
         self._rewrite_ms = _BEGINNINGS * limits.expire_ms  # 0 for ever
 
     @property
     def pending(self) -> int:
         """How many messages are incomplete."""
-        return len(self._order)
+        return len(self._kept) + len(self._aside)
 
     @property
     def repeating(self) -> int:
@@ -119,6 +128,8 @@ class Assembler:
         """
         state = self._partitions.setdefault(partition, _Partition())
         state.history.last = record.offset
+        if state.start is None:
+            state.start = record.offset
         events = list(self._take(partition, state, record, now_ms))
         if record.offset < state.history.delivered:  # they were delivered before the restart
             events = [event for event in events if isinstance(event, Discarded) and event.reason in _BY_CHANCE]
@@ -126,21 +137,26 @@ class Assembler:
             self._count(event)
         return events
 
-    def expire(self, now_ms: int) -> list[Discarded]:
-        """Discards the messages that have waited too long; to be called regularly, also if no chunk comes."""
+    def expire(self, now_ms: int, partition: Hashable | None = None) -> list[Discarded]:
+        """Discards the messages that have waited too long; to be called regularly, also if no chunk comes.
+
+        Args:
+            now_ms: as in `add`.
+            partition: only the messages of this one, whose clock says `now_ms`; None for all partitions.
+        """
         limit = self.limits.expire_ms
-        events = []
-        while limit and self._order:
-            partition, uuid = next(iter(self._order))
-            context = self._partitions[partition].contexts[uuid]
-            if now_ms - context.began_ms < limit:
-                break
-            have, count = len(context.records), context.chunk.count
-            events.append(self._drop(partition, uuid, "expired", f"{have} of {count} chunks came in {limit:,} ms"))
+        events: list[Discarded] = []
+        states = self._partitions if partition is None else {partition: self._partitions.get(partition, _Partition())}
+        for place, state in states.items() if limit else ():
+            while state.contexts:
+                uuid, context = next(iter(state.contexts.items()))
+                if now_ms - context.began_ms < limit:
+                    break
+                have, count = context.expected, context.chunk.count
+                events += self._drop(place, uuid, "expired", f"{have} of {count} chunks came in {limit:,} ms")
+            state.history.expire_rewrites(now_ms, limit)
         for event in events:
             self._count(event)
-        for state in self._partitions.values() if limit else ():
-            state.history.expire_rewrites(now_ms, limit)
         return events
 
     def safe_offset(self, partition: Hashable, position: int) -> int:
@@ -156,7 +172,7 @@ class Assembler:
         state = self._partitions.get(partition)
         if state is None:
             return position
-        firsts = [context.records[0].offset for context in state.contexts.values()]
+        firsts = [context.first for context in state.contexts.values()]
         return min([state.history.safe_offset(position), *firsts])
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
@@ -196,7 +212,22 @@ class Assembler:
         state = self._partitions.pop(partition, None)
         for uuid, context in () if state is None else state.contexts.items():
             self._held -= context.held
-            del self._order[partition, uuid]
+            del self._table(context)[partition, uuid]
+
+    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None) -> None:
+        """Takes in what became of a message that was read again: it is counted, and its later chunks are judged by it.
+
+        Args:
+            reread: what `on_reread` was given.
+            outcome: what `transforms.rereading` found; None if the message was delivered before.
+        """
+        if reread.reason is not None or outcome is None:
+            return
+        self._count(outcome)
+        state = self._partitions.get(reread.partition)
+        end = None if state is None else state.history.end_of(reread.uuid)
+        if state is not None and end is not None and isinstance(outcome, Discarded):
+            state.history.end(end.chunk, outcome.reason)
 
     # --- one chunk ---------------------------------------------------------------------------------------------------
 
@@ -211,145 +242,154 @@ class Assembler:
         context = state.contexts.get(chunk.uuid)
         if context is not None and not chunk.id and 0 < self._rewrite_ms <= now_ms - context.first_ms:
             times = f"its writer began again and again for {now_ms - context.first_ms:,} ms"
-            yield self._drop(partition, chunk.uuid, "expired", times)
+            yield from self._drop(partition, chunk.uuid, "expired", times)
             context = None
         if context is None:
-            if chunk.id:
-                yield from self._late(state, chunk, record)
+            begun = self._begin(partition, state, chunk, record, now_ms)
+            if not isinstance(begun, PendingMessage):
+                yield from begun
                 return
-            end = state.history.end_of(chunk.uuid)
-            if end is not None and end.begins_again_with(chunk, record):
-                self.counts.duplicates += 1
-                state.history.begin_rewrite(chunk, record.offset, now_ms, self._rewrite_ms)
-                return
-            if (detail := self._too_large(chunk)) is not None:
-                state.history.end(chunk, "oversized")
-                yield Discarded("oversized", chunk.uuid, (record,), detail)
-                return
-            context = _Context(chunk, headers, now_ms, now_ms, None if chunk.checksum is None else hashlib.sha256())
-        elif (problem := self._problem(state, context, chunk, record)) is not None:
+            context, context.headers = begun, headers
+        elif (problem := context.problem(chunk, record, torn=state.history.is_torn(chunk))) is not None:
             reason, detail = problem
             if reason is None:
                 self._duplicate(partition, context, chunk, now_ms)
                 return
-            dropped = self._drop(partition, chunk.uuid, reason, detail)
-            yield Discarded(reason, chunk.uuid, (*dropped.records, record), detail)
+            for dropped in self._drop(partition, chunk.uuid, reason, detail):
+                yield Discarded(reason, chunk.uuid, (*dropped.records, record), detail)
             return
-        yield from self._keep(partition, state, context, record)
-        if chunk.uuid in state.contexts and len(context.records) == context.chunk.count:
-            yield self._finish(partition, state, context)
+        self._held += context.add(record)
+        yield from self._keep_within_limits(partition, context)
+        if chunk.uuid in state.contexts and context.expected == context.chunk.count:
+            yield from self._finish(partition, state, context)
 
-    def _duplicate(self, partition: Hashable, context: _Context, chunk: Chunk, now_ms: int) -> None:
+    def _begin(
+        self, partition: Hashable, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int
+    ) -> PendingMessage | tuple[Discarded, ...]:
+        """The context of a chunk that has none; or why it gets none, which is nothing to tell for a duplicate."""
+        history = state.history
+        end = history.end_of(chunk.uuid)
+        if not chunk.id:
+            if end is not None and end.begins_again_with(chunk, record):
+                self.counts.duplicates += 1
+                history.begin_rewrite(chunk, record.offset, now_ms, self._rewrite_ms)
+                return ()
+        elif history.is_torn(chunk) if end is None else end.reason is None and same_message(chunk, end.chunk):
+            self.counts.duplicates += 1
+            history.go_on_with_rewrite(chunk)
+            return ()
+        elif end is not None or self._on_reread is None or not state.start:
+            return (self._late(history, end, chunk, record),)
+        if (detail := too_large(chunk, self.limits)) is not None:
+            history.end(chunk, "oversized")
+            return (Discarded("oversized", chunk.uuid, (record,), detail),)
+        context = PendingMessage(chunk, record.offset, hash(record.key), not chunk.id, now_ms, now_ms)
+        state.contexts[chunk.uuid] = context
+        self._kept[partition, chunk.uuid] = None
+        if chunk.id:  # its first chunk may be before the offset where reading began
+            context.expected = context.length = chunk.id  # each has a byte at least
+            self._set_aside(partition, context)
+        return context
+
+    def _duplicate(self, partition: Hashable, context: PendingMessage, chunk: Chunk, now_ms: int) -> None:
         self.counts.duplicates += 1
+        state = self._partitions[partition]
         if not chunk.id:  # the writer begins again, and gets the whole time again
             context.begun += 1
             context.began_ms = now_ms
-            self._order.move_to_end((partition, chunk.uuid))
+            self._table(context).move_to_end((partition, chunk.uuid))
+            state.contexts[chunk.uuid] = state.contexts.pop(chunk.uuid)
         elif chunk.id == chunk.count - 1:
-            self._partitions[partition].history.mend(chunk)
+            state.history.mend(chunk)
 
-    def _too_large(self, chunk: Chunk) -> str | None:
-        if chunk.size > self.limits.message_bytes:
-            return f"a message of {chunk.size:,} bytes, allowed are {self.limits.message_bytes:,}"
-        least = chunk.size + chunk.count * (_RECORD_OVERHEAD_BYTES + _LEAST_HEADERS * _HEADER_OVERHEAD_BYTES)
-        if least > self.limits.pending_bytes:
-            what = f"{chunk.size:,} bytes in {chunk.count:,} chunks"
-            return f"{what} take {least:,} bytes of memory at least, allowed are {self.limits.pending_bytes:,}"
-        return None
-
-    def _late(self, state: _Partition, chunk: Chunk, record: LoggedRecord) -> Iterator[Discarded]:
-        history = state.history
-        end = history.end_of(chunk.uuid)
-        if history.is_torn(chunk) if end is None else end.reason is None and same_message(chunk, end.chunk):
-            self.counts.duplicates += 1
-            history.go_on_with_rewrite(chunk)
-        elif end is not None and end.reason is not None:
+    def _late(self, history: PartitionHistory, end: End | None, chunk: Chunk, record: LoggedRecord) -> Discarded:
+        if end is not None and end.reason is not None:
             history.end(end.chunk, end.reason)
             detail = f"chunk {chunk.id} of {chunk.count} of a message that was discarded: {end.reason}"
-            yield Discarded(end.reason, chunk.uuid, (record,), detail, late=True)
-        else:
-            history.end(chunk, "missing-first")
-            detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
-            yield Discarded("missing-first", chunk.uuid, (record,), detail)
+            return Discarded(end.reason, chunk.uuid, (record,), detail, late=True)
+        history.end(chunk, "missing-first")
+        detail = f"chunk {chunk.id} of {chunk.count}, and no first one before it"
+        return Discarded("missing-first", chunk.uuid, (record,), detail)
 
-    def _problem(
-        self, state: _Partition, context: _Context, chunk: Chunk, record: LoggedRecord
-    ) -> tuple[Reason | None, str] | None:
-        """Why the chunk does not continue its message; None if it does. A duplicate has no reason."""
-        first = context.chunk
-        if not same_message(chunk, first):
-            found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
-            return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
-        if record.key != context.records[0].key:
-            return "contradictory", f"chunk {chunk.id} has another key than the first"
-        expected = len(context.records)
-        if chunk.id < expected:
-            same = context.records[chunk.id].value == record.value
-            return (None, "") if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
-        if chunk.id > expected:
-            told = f"chunk {chunk.id} came, chunk {expected} was next"
-            # If the message was delivered, this is the rest from a slow writer.
-            return (None, told) if state.history.is_torn(chunk) else ("out-of-order", told)
-        left = first.count - 1 - chunk.id  # each has a byte at least
-        if context.length + len(record.value or b"") + left > first.size:
-            return "contradictory", f"more bytes than the {first.size:,} of the message"
-        return None
-
-    def _keep(
-        self, partition: Hashable, state: _Partition, context: _Context, record: LoggedRecord
-    ) -> Iterator[Discarded]:
+    def _keep_within_limits(self, partition: Hashable, context: PendingMessage) -> Iterator[Discarded]:
+        """Lets go of what is over the limits; it may be of another partition."""
         uuid = context.chunk.uuid
-        piece = record.value or b""
-        held = len(piece) + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
-        held += sum(len(name) + len(value or b"") + _HEADER_OVERHEAD_BYTES for name, value in record.headers)
-        if context.digest is not None:
-            context.digest.update(piece)
-        state.contexts[uuid] = context
-        self._order.setdefault((partition, uuid))
-        context.records.append(record)
-        context.held += held
-        context.length += len(piece)
-        self._held += held
         if context.held > self.limits.pending_bytes:
             detail = f"with keys and headers {context.held:,} bytes, allowed are {self.limits.pending_bytes:,}"
-            yield self._drop(partition, uuid, "oversized", detail)
-        while len(self._order) > self.limits.messages or self._held > self.limits.pending_bytes:
+            yield from self._drop(partition, uuid, "oversized", detail)
+        while len(self._kept) > self.limits.messages or self._held > self.limits.pending_bytes:
+            if self._kept and not self._evicts:
+                # The one that began last: those that are kept come to their ends, and are not read twice.
+                where, which = next(reversed(self._kept))
+                self._set_aside(where, self._partitions[where].contexts[which])
+                continue
             # There is another message: this one alone is within the limits, or was dropped above.
-            oldest = next(place for place in self._order if place != (partition, uuid))
-            yield self._drop(*oldest, "evicted", "more messages, or more bytes, are pending than may be")
+            oldest = next(place for place in chain(self._kept, self._aside) if place != (partition, uuid))
+            yield from self._drop(*oldest, "evicted", "more messages, or more bytes, are pending than may be")
 
-    def _finish(self, partition: Hashable, state: _Partition, context: _Context) -> Assembled | Discarded:
-        chunk = context.chunk
-        records = tuple(context.records)
-        value = b"".join(record.value or b"" for record in records)
-        found = None if context.digest is None else context.digest.hexdigest()
-        if len(value) != chunk.size or found != chunk.checksum:
-            detail = f"{len(value):,} of {chunk.size:,} bytes, SHA-256 {found}"
-            return self._drop(partition, chunk.uuid, "corrupt", detail)
-        self._forget(partition, state, chunk.uuid)
-        first, last = records[0], records[-1]
-        state.history.end(chunk, None, first)
-        if context.begun > 1 or state.history.is_torn(chunk):
-            state.history.tear(chunk, first.offset, context.begun)
-            state.history.mend(chunk)
-        return Assembled(
-            Record(first.key, value, context.headers, first.timestamp), ChunkMessageId(first.offset, last.offset)
-        )
+    def _set_aside(self, partition: Hashable, context: PendingMessage) -> None:
+        place = partition, context.chunk.uuid
+        del self._kept[place]
+        self._aside[place] = None
+        self._held -= context.set_aside()
+        self.counts.set_aside += 1
+
+    def _table(self, context: PendingMessage) -> OrderedDict[tuple[Hashable, str], None]:
+        return self._aside if context.records is None else self._kept
 
     # --- the end of a message ----------------------------------------------------------------------------------------
 
-    def _drop(self, partition: Hashable, uuid: str, reason: Reason, detail: str) -> Discarded:
-        state = self._partitions[partition]
-        context = self._forget(partition, state, uuid)
-        state.history.end(context.chunk, reason)
-        return Discarded(reason, uuid, tuple(context.records), detail)
+    def _finish(
+        self, partition: Hashable, state: _Partition, context: PendingMessage
+    ) -> Iterator[Assembled | Discarded]:
+        chunk, records, last = context.chunk, context.records, state.history.last
+        if records is None:
+            self._forget(partition, state, context)
+            self._settle(state, context, context.beginning)
+            self._give_reread(partition, state, context, None, "")
+        elif isinstance(whole := context.whole(), str):
+            yield from self._drop(partition, chunk.uuid, "corrupt", whole)
+        else:
+            self._forget(partition, state, context)
+            self._settle(state, context, hash_of(records[0]))
+            yield Assembled(whole, ChunkMessageId(context.first, last))
 
-    def _forget(self, partition: Hashable, state: _Partition, uuid: str) -> _Context:
-        context = state.contexts.pop(uuid)
-        del self._order[partition, uuid]
+    def _settle(self, state: _Partition, context: PendingMessage, beginning: int | None) -> None:
+        chunk, history = context.chunk, state.history
+        history.end(chunk, None, beginning)
+        if context.begun > 1 or history.is_torn(chunk):
+            history.tear(chunk, context.first, context.begun)
+            history.mend(chunk)
+
+    def _drop(self, partition: Hashable, uuid: str, reason: Reason, detail: str) -> list[Discarded]:
+        """Gives a message up; gives nothing back if it is to be read again."""
+        state = self._partitions[partition]
+        context = state.contexts[uuid]
+        self._forget(partition, state, context)
+        state.history.end(context.chunk, reason)
+        if context.records is not None:
+            return [Discarded(reason, uuid, tuple(context.records), detail)]
+        self._give_reread(partition, state, context, reason, detail)
+        return []
+
+    def _give_reread(
+        self, partition: Hashable, state: _Partition, context: PendingMessage, reason: Reason | None, detail: str
+    ) -> None:
+        assert self._on_reread is not None
+        last = context.last if reason in _BY_CHANCE else state.history.last
+        if last < state.history.delivered and reason not in _BY_CHANCE:
+            return  # before the restart
+        if reason is not None:
+            self.counts.discarded[reason] = self.counts.discarded.get(reason, 0) + 1
+        below = None if context.begins else state.start
+        uuid, size = context.chunk.uuid, context.chunk.size
+        self._on_reread(Reread(partition, uuid, size, context.first, last, below, reason, detail))
+
+    def _forget(self, partition: Hashable, state: _Partition, context: PendingMessage) -> None:
+        del state.contexts[context.chunk.uuid]
+        del self._table(context)[partition, context.chunk.uuid]
         self._held -= context.held
-        state.history.settle(context.records[0].offset)
-        return context
+        state.history.settle(context.first)
 
     def _count(self, event: Assembled | Discarded) -> None:
         if isinstance(event, Assembled):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Literal, Protocol
 
 from transforms.record import Record, RecordLike
 
-__all__ = ["Assembled", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason"]
+__all__ = ["Assembled", "ChunkMessageId", "Counts", "Discarded", "Limits", "LoggedRecord", "Reason", "Reread"]
 
 Reason = Literal[
     "missing-first", "out-of-order", "contradictory", "oversized", "corrupt", "expired", "evicted", "malformed"
@@ -120,6 +121,33 @@ class Discarded:
     late: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """A message that has ended while its chunks were set aside: they are to be read again, from the log.
+
+    Only an assembler with `rereads` gives it. See `transforms.rereading`.
+
+    Attributes:
+        partition: where the message is.
+        uuid: of the message.
+        size: of its value, as its chunks say.
+        first: the lowest offset of its chunks that were read.
+        last: the highest one.
+        below: its first chunk is before this offset and was not read, as reading began behind it; None if it was read.
+        reason: why the message is given up; None if its last chunk has come.
+        detail: the finding, for people.
+    """
+
+    partition: Hashable
+    uuid: str
+    size: int
+    first: int
+    last: int
+    below: int | None
+    reason: Reason | None
+    detail: str
+
+
 @dataclass(slots=True)
 class Counts:
     """Counters.
@@ -128,10 +156,12 @@ class Counts:
         assembled: whole messages.
         duplicates: chunks that were ignored.
         late: chunks that came after their message was discarded.
+        set_aside: messages whose chunks were let go, to be read again from the log.
         discarded: messages by reason; for malformed ones, chunks.
     """
 
     assembled: int = 0
     duplicates: int = 0
     late: int = 0
+    set_aside: int = 0
     discarded: dict[Reason, int] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from transforms.chunk import Chunk
 from transforms.chunked_message import LoggedRecord, Reason
 
-__all__ = ["End", "PartitionHistory", "same_message"]
+__all__ = ["End", "PartitionHistory", "hash_of", "same_message"]
 
 _REMEMBERED = 1000  # messages of a partition in `ended`, and in `torn`
 _UNSETTLED = 100  # messages of a partition in `unsettled`; more are merged
@@ -51,7 +51,7 @@ class End:
 
         Anyone who can write to the topic may know the uuid beforehand, so everything must be the same.
         """
-        return record.offset > self.last and self.first == _hash(record) and same_message(chunk, self.chunk)
+        return record.offset > self.last and self.first == hash_of(record) and same_message(chunk, self.chunk)
 
 
 @dataclass(slots=True)
@@ -100,15 +100,15 @@ class PartitionHistory:
         """How the message ended; None if it has not, or if that was long ago."""
         return self._ended.get(uuid)
 
-    def end(self, chunk: Chunk, reason: Reason | None, first: LoggedRecord | None = None) -> None:
+    def end(self, chunk: Chunk, reason: Reason | None, first: int | None = None) -> None:
         """Notes that a message has ended here.
 
         Args:
             chunk: one of its chunks.
             reason: why it was discarded; None if it is delivered.
-            first: the record of its first chunk, if it is delivered.
+            first: the hash of its first chunk, if it is delivered.
         """
-        self._ended[chunk.uuid] = End(chunk, reason, self.last, None if first is None else _hash(first))
+        self._ended[chunk.uuid] = End(chunk, reason, self.last, first)
         self._ended.move_to_end(chunk.uuid)
         self._rewrites.pop(chunk.uuid, None)
         if len(self._ended) > _REMEMBERED:
@@ -208,5 +208,6 @@ def _torn_id(chunk: Chunk) -> str:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
-def _hash(record: LoggedRecord) -> int:
+def hash_of(record: LoggedRecord) -> int:
+    """Tells a chunk from another one, within this process."""
     return hash((record.key, record.value, tuple(record.headers)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError
@@ -19,9 +19,10 @@ from aiokafka.util import commit_structure_validate
 
 from app.chunks.keys import CONSUMER_KEYS, apart, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.chunks.rereader import Again, Rereader
 from app.kafka.arguments import Arguments
 from app.kafka.average import Average
-from app.kafka.delivering import DeliveringConsumer
+from app.kafka.delivering import DeliveringConsumer, count_as_poll
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 
 __all__ = ["AssemblingConsumer"]
@@ -57,8 +58,16 @@ class AssemblingConsumer(DeliveringConsumer):
     `getmany` raises this error, the next call tries again, and no commit passes the message. By default a warning is
     logged. `transforms.assembly` explains the reasons.
 
-    The age of a message grows only while a call waits for all partitions and none is paused. So a message does not
+    The age of a message grows only while a call waits for its partition, and that is not paused. So a message does not
     expire while its chunks are in the log and nobody reads them.
+
+    No limit drops a message. What does not fit into `max.pending.chunked.message` and `max.pending.chunked.bytes` is
+    kept as offsets, and its chunks are read again when the last one has come, by a consumer of its own without a group.
+    With `auto.ack.oldest.chunked.message.on.queue.full` the oldest message is dropped instead.
+
+    A message has the place of its last chunk, for `position` and `seek` too. Reading that begins in the middle of a
+    message looks for its first chunk up to `chunk.lookback` offsets before that. So an application that keeps offsets
+    elsewhere loses nothing if it goes on at `position`, or behind the offset of the last record that it has done.
 
     A rebalance or `seek` forgets incomplete messages: their chunks are read again.
 
@@ -83,8 +92,10 @@ class AssemblingConsumer(DeliveringConsumer):
         arguments = _ARGUMENTS.read(client)
         self._own_key_deserializer = arguments.pop("key_deserializer", None)
         self._own_value_deserializer = arguments.pop("value_deserializer", None)
-        quiet = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
-        self._pending = Pending(limits(values), quiet_evictions=quiet)
+        evicts = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
+        self._pending = Pending(limits(values), evicts=evicts)
+        self._lookback = cast("int", values["chunk.lookback"])
+        self._rereader = Rereader(arguments, limits(values), self._lookback)
         self._on_discarded = on_discarded
         self._settling = asyncio.Lock()
         self._reading = ReadingClock(time.monotonic)
@@ -104,8 +115,16 @@ class AssemblingConsumer(DeliveringConsumer):
             "chunkedMessageRate": {topic: rate.per_second() for topic, rate in self._rates.items()},
             "pendingChunkedMessages": assembler.pending,
             "pendingChunkedBytes": assembler.pending_bytes,
+            "setAside": assembler.counts.set_aside,
             "expired": assembler.counts.discarded.get("expired", 0),
         }
+
+    async def stop(self) -> None:
+        """As `AIOKafkaConsumer.stop`."""
+        try:
+            await super().stop()
+        finally:
+            await self._rereader.stop()
 
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
         """As `AIOKafkaConsumer.getone`: the next ordinary record, or the next message that is whole."""
@@ -130,10 +149,20 @@ class AssemblingConsumer(DeliveringConsumer):
             last = not left_s
             await self._read(partitions, left_s, most)
 
-    def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
-        """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk, so the message comes next.
+    async def position(self, partition: TopicPartition) -> int:
+        """As `AIOKafkaConsumer.position`: the offset from which the next record, or message, is delivered.
 
-        At the offset of a last chunk, this chunk is discarded as `missing-first`, and the next message comes.
+        If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk: a
+        `seek` to it may give records again, and loses none.
+        """
+        position = self._pending.position(partition, await super().position(partition))
+        begins = self._pending.assembler.safe_offset(partition, position)
+        return position if position - begins <= self._lookback else begins
+
+    def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
+        """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
+
+        A message whose last chunk is at the offset, or behind it, comes whole, wherever its first chunk is.
         """
         super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
 
@@ -159,15 +188,47 @@ class AssemblingConsumer(DeliveringConsumer):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self, partitions: tuple[TopicPartition, ...], timeout_s: float, most: int | None) -> None:
-        """Reads once. No other task can run between the read and the sorting of the records."""
-        assembler = self._pending.assembler
+        """Reads once: new records, or again the chunks of the message that is to be delivered next."""
+        for partition in self._deliverable(partitions):
+            if isinstance(again := self._pending.ready[partition][0], Again):
+                await self._reread(again, timeout_s)
+                return
+        assembler, clock = self._pending.assembler, self._reading
         expire_s = assembler.limits.expire_ms / 1000
-        wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if assembler.pending and expire_s else timeout_s
-        reads_all = not (partitions and self.assignment() - set(partitions)) and not self.paused()
-        with self._reading.running() if reads_all else nullcontext():
-            found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
-        self._pending.take(found, self._reading.now_ms())
-        self._pending.expire(self._reading.now_ms())
+        waiting = bool(expire_s and (assembler.pending or assembler.repeating))
+        since_s = time.monotonic()
+        wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if waiting else timeout_s
+        found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+        # From here on no other task can run, so the records are sorted in the order in which they were read.
+        read = (set(partitions) or self.assignment()) - self.paused() if waiting else ()
+        clock.count(read, since_s)
+        for partition, records in found.items():
+            self._pending.take(partition, records, clock.now_ms(partition))
+        for partition in read:
+            self._pending.expire(partition, clock.now_ms(partition))
+
+    async def _reread(self, again: Again, timeout_s: float = math.inf) -> None:
+        """Waits for a message that is read again; it is read on if the time is over, or the call is cancelled."""
+        deadline = time.monotonic() + timeout_s
+        task = self._rereader.begin(again)
+        while not task.done():
+            if self.closed:
+                raise ConsumerStoppedError
+            count_as_poll(self)
+            await asyncio.wait({task}, timeout=min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() >= deadline:
+                break
+        if task.done():
+            if self.closed:
+                raise ConsumerStoppedError
+            if again.task is task:
+                again.task = None  # if it has failed, the next call tries again
+            self._pending.resolve(again, *task.result())
+
+    def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> list[TopicPartition]:
+        """The partitions of a call that have something ready, and may deliver it now."""
+        ready = [each for each in self._pending.ready if not partitions or each in partitions]
+        return [each for each in ready if self.may_deliver(each)]
 
     async def _delivered(
         self, partitions: tuple[TopicPartition, ...], most: int | None
@@ -178,13 +239,13 @@ class AssemblingConsumer(DeliveringConsumer):
         await self._settle()
         delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
         number = 0
-        for partition in list(self._pending.ready):
-            if (partitions and partition not in partitions) or not self.may_deliver(partition):
-                continue
+        for partition in self._deliverable(partitions):
             waiting = self._pending.ready[partition]
             while waiting and (most is None or number < most):
+                if isinstance(first := waiting[0], Again):
+                    break  # `_read` sees to it if there is nothing else to deliver
                 try:
-                    record = self._deserialized(waiting[0])
+                    record = self._deserialized(first)
                 except Exception:
                     if delivered:
                         return delivered
@@ -203,6 +264,9 @@ class AssemblingConsumer(DeliveringConsumer):
         async with self._settling:
             while self._pending.discarded:
                 discarded = self._pending.discarded[0]
+                if isinstance(discarded, Again):
+                    await self._reread(discarded)
+                    continue
                 done = self._on_discarded(discarded)
                 if inspect.isawaitable(done):
                     await done

@@ -21,6 +21,13 @@ _KEYS = {key.name: key for key in CHUNK_KEYS}
 # The worker derives these defaults from `in.flight.bytes`, which clients do not have.
 _MESSAGE_BYTES = replace(_KEYS["chunk.max.message.bytes"], default=_DEFAULTS.message_bytes)
 _PENDING_BYTES = replace(_KEYS["max.pending.chunked.bytes"], default=_DEFAULTS.pending_bytes)
+_LOOKBACK = Key(
+    "chunk.lookback",
+    "int",
+    "How many offsets before the one where reading begins the first chunk of a message may be.",
+    default=10_000,
+    minimum=0,
+)
 
 PRODUCER_KEYS: Sequence[Key] = (_KEYS["chunk.max.bytes"], _MESSAGE_BYTES, LIMIT)
 CONSUMER_KEYS: Sequence[Key] = (
@@ -29,6 +36,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     _PENDING_BYTES,
     _KEYS["expire.time.of.incomplete.chunked.message.ms"],
     _KEYS["auto.ack.oldest.chunked.message.on.queue.full"],
+    _LOOKBACK,
     LIMIT,
 )
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits
+from app.chunks.rereader import Again
+from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
 from transforms.chunk import is_chunk
 from transforms.commit_metadata import note, noted
 
 __all__ = ["AssembledRecord", "Pending", "ReadingClock"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -30,7 +33,7 @@ class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no 
 
 
 class ReadingClock:
-    """Counts the milliseconds in which a call was reading. It stands still while no call reads.
+    """Counts, for each partition, the milliseconds in which a call was reading it.
 
     Args:
         time: a clock that never goes back, in seconds.
@@ -38,65 +41,75 @@ class ReadingClock:
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
-        self._readers = 0
-        self._since = 0.0
-        self._elapsed = 0.0
+        self._elapsed: dict[TopicPartition, float] = {}
+        self._until: dict[TopicPartition, float] = {}
 
-    def now_ms(self) -> int:
-        """The time so far."""
-        running = self._time() - self._since if self._readers else 0.0
-        return int((self._elapsed + running) * 1000)
+    def now_ms(self, partition: TopicPartition) -> int:
+        """The time of a partition so far."""
+        return int(self._elapsed.get(partition, 0.0) * 1000)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """The clock runs inside this context."""
-        if not self._readers:
-            self._since = self._time()
-        self._readers += 1
-        try:
-            yield
-        finally:
-            self._readers -= 1
-            if not self._readers:
-                self._elapsed += self._time() - self._since
+    def count(self, partitions: Iterable[TopicPartition], since_s: float) -> None:
+        """Adds the time from `since_s` on to partitions that a call was reading, once however many calls did."""
+        now = self._time()
+        for partition in partitions:
+            since = max(since_s, self._until.get(partition, since_s))
+            self._elapsed[partition] = self._elapsed.get(partition, 0.0) + max(0.0, now - since)
+            self._until[partition] = now
 
 
 class Pending:
     """Assembles chunks into messages, and says which offsets may be committed. Belongs to one event loop.
 
     Args:
-        limits: how much may be pending.
-        quiet_evictions: whether evicted messages are only counted, and not put into `discarded`.
+        limits: how much may be held in memory. What is over them is read again from the log.
+        evicts: whether the oldest message is dropped instead, and only counted.
 
     Attributes:
         assembler: the incomplete messages.
-        ready: ordinary records and whole messages to deliver, by partition.
-        discarded: the messages that `on_discarded` has not taken yet.
+        ready: ordinary records and whole messages to deliver, by partition; or what is to be read again for one.
+        discarded: the messages that `on_discarded` has not taken yet; or what is to be read again for one.
     """
 
-    def __init__(self, limits: Limits, *, quiet_evictions: bool = False) -> None:
-        self.assembler = Assembler(limits)
-        self.ready: dict[TopicPartition, deque[ConsumerRecord]] = {}
-        self.discarded: deque[Discarded] = deque()
-        self._quiet_evictions = quiet_evictions
+    def __init__(self, limits: Limits, *, evicts: bool = False) -> None:
+        self.assembler = Assembler(limits, self._read_again, evicts=evicts)
+        self.ready: dict[TopicPartition, deque[ConsumerRecord | Again]] = {}
+        self.discarded: deque[Discarded | Again] = deque()
+        self._evicts = evicts
         self._known: set[TopicPartition] = set()
 
-    def take(self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], now_ms: int) -> None:
+    def take(self, partition: TopicPartition, records: Iterable[ConsumerRecord], now_ms: int) -> None:
         """Takes records in the order of offsets."""
-        for partition, records in found.items():
-            for record in records:
-                if is_chunk(record.headers):
-                    for event in self.assembler.add(partition, record, now_ms):
-                        if isinstance(event, Assembled):
-                            self.ready.setdefault(partition, deque()).append(_whole(event, record))
-                        else:
-                            self._keep([event])
-                elif not self.assembler.delivered(partition, record.offset):
-                    self.ready.setdefault(partition, deque()).append(record)
+        for record in records:
+            if is_chunk(record.headers):
+                for event in self.assembler.add(partition, record, now_ms):
+                    if isinstance(event, Assembled):
+                        self._ready(partition, _whole(event, partition, record.timestamp_type))
+                    else:
+                        self._keep([event])
+            elif not self.assembler.delivered(partition, record.offset):
+                self._ready(partition, record)
 
-    def expire(self, now_ms: int) -> None:
-        """Discards the messages that are too old."""
-        self._keep(self.assembler.expire(now_ms))
+    def expire(self, partition: TopicPartition, now_ms: int) -> None:
+        """Discards the messages of a partition that are too old."""
+        self._keep(self.assembler.expire(now_ms, partition))
+
+    def resolve(self, again: Again, outcome: Assembled | Discarded | None, timestamp_type: int) -> None:
+        """Takes what reading again gave, unless the partition has been left meanwhile."""
+        ready = self.ready.get(again.partition, deque())
+        if again in self.discarded:
+            self.discarded[self.discarded.index(again)] = cast("Discarded", outcome)
+        elif ready and ready[0] is again:
+            ready.popleft()
+            if isinstance(outcome, Assembled):
+                ready.appendleft(_whole(outcome, again.partition, timestamp_type))
+            elif outcome is not None:
+                self.discarded.append(outcome)
+            if not ready:
+                del self.ready[again.partition]
+        else:
+            return
+        self.assembler.resolve(again.reread, outcome)
+        self._drop_empty()
 
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets to commit if all records below `offsets` have been read.
@@ -106,13 +119,16 @@ class Pending:
         """
         return {partition: self._safe(partition, *given) for partition, given in offsets.items()}
 
-    def _safe(self, partition: TopicPartition, offset: int, metadata: str) -> OffsetAndMetadata:
-        waiting = [each.records for each in self.discarded if _partition(each) == partition]
+    def position(self, partition: TopicPartition, offset: int) -> int:
+        """The offset of the next record to deliver or to discard, if all below `offset` have been read."""
+        ends = [_bounds(each)[1] for each in self.discarded if _partition(each) == partition]
         ready = self.ready.get(partition)
-        ends = [records[-1].offset for records in waiting]
-        ends += [ready[0].offset] if ready else []
-        position = min([offset, *ends])
-        safe = min([self.assembler.safe_offset(partition, position), *(records[0].offset for records in waiting)])
+        return min([offset, *ends, *([ready[0].offset] if ready else [])])
+
+    def _safe(self, partition: TopicPartition, offset: int, metadata: str) -> OffsetAndMetadata:
+        waiting = [_bounds(each) for each in self.discarded if _partition(each) == partition]
+        position = self.position(partition, offset)
+        safe = min([self.assembler.safe_offset(partition, position), *(first for first, _ in waiting)])
         delivered = self.assembler.delivered_below(partition, position)
         return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
 
@@ -132,23 +148,49 @@ class Pending:
             self.moved(partition)
         self._known = set(partitions)
 
+    def _ready(self, partition: TopicPartition, record: ConsumerRecord | Again) -> None:
+        self.ready.setdefault(partition, deque()).append(record)
+
+    def _read_again(self, reread: Reread) -> None:
+        partition = cast("TopicPartition", reread.partition)
+        again = Again(partition, reread)
+        if reread.reason is None:
+            self._ready(partition, again)
+        elif not (self._evicts and reread.reason == "evicted"):
+            self.discarded.append(again)
+
     def _keep(self, events: Iterable[Discarded]) -> None:
-        self.discarded.extend(each for each in events if not (self._quiet_evictions and each.reason == "evicted"))
+        self.discarded.extend(each for each in events if not (self._evicts and each.reason == "evicted"))
+
+    def _drop_empty(self) -> None:
+        """Kafka has removed all chunks of a message before they could be read again: there is nothing to give."""
+        for each in [each for each in self.discarded if isinstance(each, Discarded) and not each.records]:
+            _logger.warning("a message of chunks has left the log unread: %s (%s)", each.reason, each.detail)
+            self.discarded.remove(each)
 
 
-def _partition(discarded: Discarded) -> TopicPartition:
+def _partition(discarded: Discarded | Again) -> TopicPartition:
+    if isinstance(discarded, Again):
+        return discarded.partition
     record = cast("Any", discarded.records[0])
     return TopicPartition(record.topic, record.partition)
 
 
-def _whole(event: Assembled, last: ConsumerRecord) -> AssembledRecord:
+def _bounds(discarded: Discarded | Again) -> tuple[int, int]:
+    """The offsets of the first and the last chunk."""
+    if isinstance(discarded, Again):
+        return discarded.reread.first, discarded.reread.last
+    return discarded.records[0].offset, discarded.records[-1].offset
+
+
+def _whole(event: Assembled, partition: TopicPartition, timestamp_type: int) -> AssembledRecord:
     record = event.record
     return AssembledRecord(
-        topic=last.topic,
-        partition=last.partition,
-        offset=last.offset,
+        topic=partition.topic,
+        partition=partition.partition,
+        offset=event.id.last,
         timestamp=record.timestamp,
-        timestamp_type=last.timestamp_type,
+        timestamp_type=timestamp_type,
         key=record.key,
         value=record.value,
         checksum=None,

@@ -30,6 +30,7 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
     def __init__(self, undelivered: Undelivered, topics: Iterable[str], **arguments: object) -> None:
         check_topics(topics)
         super().__init__(**arguments)
+        self._undelivered = undelivered
         self._subscription = Subscriptions(undelivered, self._loop)
         if topics:
             self.subscribe(set(topics))
@@ -55,6 +56,18 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         """
         check_topics(topics)
         super().subscribe(topics, pattern, listener)
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
+        """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""
+        offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
+        commits = await self._coordinator.fetch_committed_offsets(list(offsets))
+        for partition, commit in commits.items():
+            if commit.offset >= 0 and self._subscription.is_assigned(partition):
+                # Without a turn of the loop between: nothing is delivered that the note does not know of.
+                AIOKafkaConsumer.seek(self, partition, commit.offset)
+                self._undelivered.moved(partition, commit.metadata)
+                offsets[partition] = commit.offset
+        return offsets
 
     def delivered_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets that `commit` commits.

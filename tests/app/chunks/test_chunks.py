@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
@@ -12,13 +13,14 @@ from aiokafka.structs import OffsetAndMetadata, RecordMetadata
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.producer import ChunkedRecordMetadata
+from app.chunks.rereader import Again
 from app.kafka.arguments import Arguments
 from stores.keys import read
-from transforms.assembly import ChunkMessageId, Limits
+from transforms.assembly import Assembled, ChunkMessageId, Discarded, Limits
 from transforms.chunk import Chunk
 from transforms.commit_metadata import Noted, note, noted
 from transforms.errors import ConfigurationError
-from transforms.record import Header
+from transforms.record import Header, Record
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -54,7 +56,8 @@ def committable(pending: Pending, offset: int, partition: TopicPartition = P0) -
 
 def deliver(pending: Pending, partition: TopicPartition = P0) -> list[bytes]:
     """Takes all that waits."""
-    return [record.value for record in pending.ready.pop(partition, ())]
+    records: Sequence[Any] = pending.ready.pop(partition, ())
+    return [record.value for record in records]
 
 
 # --- pending ----------------------------------------------------------------------------------------------------------
@@ -64,7 +67,7 @@ def test_take_gives_whole_messages() -> None:
     """A message has the last chunk's offset, both offsets, and its own headers; ordinary records stay as they are."""
     pending = Pending(Limits())
     plain = fetched(P0, 1, b"plain", [("x", b"")])
-    pending.take({P0: [letter(P0, 0, "u", "ab", 0), plain, letter(P0, 2, "u", "ab", 1)]}, 0)
+    pending.take(P0, [letter(P0, 0, "u", "ab", 0), plain, letter(P0, 2, "u", "ab", 1)], 0)
     first, second = pending.ready[P0]
     assert first is plain
     assert isinstance(second, AssembledRecord)
@@ -76,14 +79,14 @@ def test_safe_waits_for_what_is_not_delivered() -> None:
     """No commit passes an incomplete message, what waits for the next call, or a discarded one not dealt with."""
     pending = Pending(Limits())
     chunks = [letter(P0, 5, "u", "abc", 0), fetched(P0, 6, b"x"), letter(P0, 7, "u", "abc", 2), fetched(P0, 8, b"y")]
-    pending.take({P0: chunks}, 0)
-    assert [each.reason for each in pending.discarded] == ["out-of-order"]
+    pending.take(P0, chunks, 0)
+    assert [each.reason for each in pending.discarded if isinstance(each, Discarded)] == ["out-of-order"]
     assert committable(pending, 9) == (5, 6)
     assert deliver(pending) == [b"x", b"y"]
     assert committable(pending, 9) == (5, 7)
     pending.discarded.clear()
     assert committable(pending, 9) == (9, None)
-    pending.take({P0: [letter(P0, 9, "v", "ab", 0), letter(P0, 10, "v", "ab", 1)]}, 0)
+    pending.take(P0, [letter(P0, 9, "v", "ab", 0), letter(P0, 10, "v", "ab", 1)], 0)
     assert committable(pending, 11) == (9, 10)
     assert committable(pending, 11, P1) == (11, None)
     assert deliver(pending) == [b"ab"]
@@ -93,7 +96,7 @@ def test_safe_waits_for_what_is_not_delivered() -> None:
 def test_safe_keeps_the_metadata_of_the_application() -> None:
     """What the application notes stands in place of the note."""
     pending = Pending(Limits())
-    pending.take({P0: [letter(P0, 0, "u", "ab", 0)]}, 0)
+    pending.take(P0, [letter(P0, 0, "u", "ab", 0)], 0)
     assert pending.safe({P0: OffsetAndMetadata(1, "mine")}) == {P0: OffsetAndMetadata(0, "mine")}
 
 
@@ -102,7 +105,7 @@ def test_moved_forgets_one_partition() -> None:
     pending = Pending(Limits())
     for partition in (P0, P1):
         log = [letter(partition, 0, "u", "ab", 0), letter(partition, 1, "v", "ab", 1), fetched(partition, 2, b"x")]
-        pending.take({partition: log}, 0)
+        pending.take(partition, log, 0)
     pending.moved(P0)
     assert (list(pending.ready), pending.assembler.pending, len(pending.discarded)) == ([P1], 1, 1)
     pending.assigned([P0])
@@ -110,15 +113,54 @@ def test_moved_forgets_one_partition() -> None:
     assert (pending.ready, pending.assembler.pending, len(pending.discarded)) == ({}, 0, 0)
 
 
-def test_expire_and_quiet_evictions() -> None:
-    """Expired messages are discarded; evicted ones too, unless they are to go quietly."""
-    for quiet in (False, True):
-        pending = Pending(Limits(messages=1, expire_ms=10), quiet_evictions=quiet)
-        pending.take({P0: [letter(P0, 0, "u", "ab", 0)], P1: [letter(P1, 0, "v", "ab", 0)]}, 0)
-        pending.expire(9)
-        pending.expire(10)
-        assert [each.reason for each in pending.discarded] == ([] if quiet else ["evicted"]) + ["expired"]
-        assert pending.assembler.counts.discarded == {"evicted": 1, "expired": 1}
+def test_expire_and_evict() -> None:
+    """Expired messages are discarded. The oldest one is dropped and counted only if the application says so."""
+    for evicts in (False, True):
+        pending = Pending(Limits(messages=1, expire_ms=10), evicts=evicts)
+        pending.take(P0, [letter(P0, 0, "u", "ab", 0)], 0)
+        pending.take(P1, [letter(P1, 0, "v", "ab", 0)], 0)
+        for partition in (P0, P1):
+            pending.expire(partition, 9)
+        assert not pending.discarded
+        for partition in (P0, P1):
+            pending.expire(partition, 10)
+        assert len(pending.discarded) == (1 if evicts else 2)
+        assert pending.assembler.counts.discarded == ({"evicted": 1, "expired": 1} if evicts else {"expired": 2})
+
+
+def test_message_that_is_read_again() -> None:
+    """Until it is read again, a message keeps its place among the records, and no commit passes it."""
+    pending = Pending(Limits(messages=1))
+    log = [letter(P0, 3, "u", "ab", 0), letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1), fetched(P0, 6, b"x")]
+    pending.take(P0, log, 0)
+    again, _ = pending.ready[P0]
+    assert isinstance(again, Again)
+    assert (again.reread.first, again.offset) == (4, 5)
+    assert committable(pending, 7) == (3, 5)
+    whole = Assembled(Record(b"k", b"ab", (), 7), ChunkMessageId(4, 5))
+    pending.resolve(again, whole, 1)
+    pending.resolve(again, whole, 1)  # another call has waited for it, too
+    records: Sequence[Any] = pending.ready[P0]
+    assert [(each.offset, each.timestamp_type) for each in records] == [(5, 1), (6, 0)]
+    assert pending.assembler.counts.assembled == 1
+    assert pending.position(P0, 7) == 5
+    assert deliver(pending) == [b"ab", b"x"]
+    assert committable(pending, 7) == (3, 7)
+
+
+def test_message_that_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It is discarded at its place; if nothing of it is left, there is nothing to give back, and a warning says so."""
+    for left in (True, False):
+        pending = Pending(Limits(messages=1))
+        chunks = [letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1)]
+        pending.take(P0, [letter(P0, 3, "u", "ab", 0), *chunks], 0)
+        again = pending.ready[P0][0]
+        assert isinstance(again, Again)
+        pending.resolve(again, Discarded("missing-first", "v", (chunks[1],) if left else (), "gone"), 0)
+        assert P0 not in pending.ready
+        assert len(pending.discarded) == left
+        assert committable(pending, 6) == (3, 5 if left else 6)
+        assert ("a message of chunks has left the log unread: missing-first (gone)" in caplog.text) == (not left)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -139,9 +181,10 @@ def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
         pending.moved(P0, None if delivered is None else note(0, delivered, ()))
         end = rng.randint(position, len(log))
         for record in log[position:end]:
-            pending.take({P0: [record]}, 0)
+            pending.take(P0, [record], 0)
             if rng.random() < 0.8:
-                got += [(each.offset, each.value) for each in pending.ready.pop(P0, ())]
+                records: Sequence[Any] = pending.ready.pop(P0, ())
+                got += [(each.offset, each.value) for each in records]
         waiting = pending.ready.get(P0)
         assert committable(pending, end)[0] <= (waiting[0].offset if waiting else end)
         if end == len(log) and not waiting and not pending.assembler.pending:
@@ -166,17 +209,20 @@ def test_note_is_short_and_read_back() -> None:
 
 
 def test_reading_clock_stands_still() -> None:
-    """Time counts while somebody waits, once however many wait."""
+    """The time of a partition counts while somebody waits for it, once however many wait."""
     clock = Clock()
     reading = ReadingClock(clock)
     clock.now += 5
-    with reading.running():
-        clock.now += 1
-        with reading.running():
-            clock.now += 1
-            assert reading.now_ms() == 2_000
+    since = clock.now
+    clock.now += 1
+    reading.count([P0], since)
+    clock.now += 1
+    reading.count([P0, P1], since)
+    assert (reading.now_ms(P0), reading.now_ms(P1)) == (2_000, 2_000)
     clock.now += 5
-    assert reading.now_ms() == 2_000
+    assert reading.now_ms(P0) == 2_000
+    reading.count([P1], clock.now)
+    assert reading.now_ms(P1) == 2_000
 
 
 # --- keys and results -------------------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ NAMES = (
     ),
     PrivateName("app.kafka.consumer_controls", Fetcher, "_records", "end before a batch that cannot be read"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_closed", "refuse to deliver behind `stop`"),
+    PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_coordinator", "go back to a commit with its metadata"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_loop", "commit what was delivered, not what was fetched"),
     PrivateName("app.kafka.delivering", AIOKafkaConsumer, "_subscription", "commit what was delivered, not fetched"),
     PrivateName("app.kafka.delivering", SubscriptionState, "_last_fetch_ended", "count a download as a poll"),

@@ -1,0 +1,157 @@
+"""Reads chunks of a partition once more, beside a consumer that goes on behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from transforms.assembly import Assembled, Discarded, Limits, Reread
+from transforms.rereading import Rereading, begins
+
+__all__ = ["Again", "Rereader"]
+
+_logger = logging.getLogger(__name__)
+
+_POLL_MS = 1_000
+_STEP = 500  # so many offsets are read at once to find where messages begin
+# These are of a member of a group; the rest says how to reach the cluster, and how much to fetch.
+_OF_MEMBERS = frozenset({"group_id", "group_instance_id", "enable_auto_commit", "auto_offset_reset"})
+
+
+@dataclass(slots=True, eq=False)
+class Again:
+    """A message that has ended, and whose chunks have to be read again.
+
+    Attributes:
+        partition: where it is.
+        reread: what the assembler knows of it.
+        task: reads its chunks; None before that has begun, and after it has failed.
+    """
+
+    partition: TopicPartition
+    reread: Reread
+    task: asyncio.Task[tuple[Assembled | Discarded | None, int]] | None = None
+
+    @property
+    def offset(self) -> int:
+        """Of its last chunk."""
+        return self.reread.last
+
+
+@dataclass(slots=True)
+class _Beginnings:
+    """Where messages begin below an offset, as far as the log was searched."""
+
+    below: int
+    searched: int
+    found: dict[str, int] = field(default_factory=dict)
+
+
+class Rereader:
+    """A consumer without a group, which starts when it is needed. Belongs to one event loop.
+
+    Args:
+        arguments: those of the `AIOKafkaConsumer` that goes on.
+        limits: those of its assembler.
+        lookback: how many offsets before the one where reading began the first chunk of a message may be.
+    """
+
+    def __init__(self, arguments: Mapping[str, object], limits: Limits, lookback: int) -> None:
+        own = {name: value for name, value in arguments.items() if name not in _OF_MEMBERS}
+        self._arguments: dict[str, Any] = {**own, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
+        self._limits = limits
+        self._lookback = lookback
+        self._consumer: AIOKafkaConsumer | None = None
+        self._reading = asyncio.Lock()
+        self._beginnings: dict[TopicPartition, _Beginnings] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, again: Again) -> asyncio.Task[tuple[Assembled | Discarded | None, int]]:
+        """The task that reads a message; it goes on when the call that began it is cancelled."""
+        if again.task is None:
+            again.task = asyncio.ensure_future(self._read(again.partition, again.reread))
+            self._tasks.add(again.task)
+            again.task.add_done_callback(self._ended)
+        return again.task
+
+    async def stop(self) -> None:
+        """Ends what is under way, and the consumer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.stop()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # or asyncio would log the error of a message that no call asks for any more
+
+    async def _read(self, partition: TopicPartition, reread: Reread) -> tuple[Assembled | Discarded | None, int]:
+        """What `Rereading.outcome` gives, and the timestamp type of the last chunk; one message at a time."""
+        async with self._reading:
+            consumer = await self._started()
+            consumer.assign([partition])
+            try:
+                rereading = Rereading(self._limits, reread)
+                timestamp_type = 0
+                start = await self._start(consumer, partition, reread)
+                async for record in _records(consumer, partition, start, reread.last + 1):
+                    rereading.take(record)
+                    timestamp_type = record.timestamp_type
+                return rereading.outcome(), timestamp_type
+            finally:
+                consumer.unsubscribe()  # it fetches ahead otherwise
+
+    async def _started(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            consumer = AIOKafkaConsumer(**self._arguments)
+            try:
+                await consumer.start()
+            except BaseException:
+                await consumer.stop()
+                raise
+            self._consumer = consumer
+        return self._consumer
+
+    async def _start(self, consumer: AIOKafkaConsumer, partition: TopicPartition, reread: Reread) -> int:
+        """The offset of the first chunk; that of the first one that was read if it is not found."""
+        if reread.below is None or reread.reason is not None:
+            return reread.first
+        known = self._beginnings.get(partition)
+        if known is None or known.below != reread.below:
+            known = self._beginnings[partition] = _Beginnings(reread.below, reread.below)
+        lowest = (await consumer.beginning_offsets([partition]))[partition]
+        floor = max(lowest, reread.below - self._lookback)
+        while reread.uuid not in known.found and known.searched > floor:
+            begin = max(floor, known.searched - _STEP)
+            _logger.info(
+                "topic %s partition %d: the message whose last chunk is at offset %d began before offset %d, where "
+                "reading began; its first chunk is looked for from offset %d on",
+                *(partition.topic, partition.partition, reread.last, reread.below, begin),
+            )
+            found: dict[str, int] = {}
+            async for record in _records(consumer, partition, begin, known.searched):
+                if (uuid := begins(record)) is not None:
+                    found[uuid] = record.offset  # the last time that it begins
+            known.found = found | known.found
+            known.searched = begin
+        return known.found.get(reread.uuid, reread.first)
+
+
+async def _records(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int
+) -> AsyncIterator[ConsumerRecord]:
+    """The records of a range that are still in the log."""
+    consumer.seek(partition, start)
+    while await consumer.position(partition) < end:
+        for record in (await consumer.getmany(partition, timeout_ms=_POLL_MS)).get(partition, ()):
+            if record.offset >= end:
+                return
+            yield record

@@ -1,0 +1,144 @@
+"""A message of chunks whose last chunk has not come: its chunks, or what must be known of them to read them again.
+
+Source: seed 004, "Combining Chunks". That chunks may be set aside is ours: Pulsar drops the oldest message instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from transforms.chunk import Chunk
+from transforms.chunked_message import Limits, LoggedRecord, Reason
+from transforms.partition_history import hash_of, same_message
+from transforms.record import Header, Record
+
+if TYPE_CHECKING:
+    from hashlib import _Hash  # known to type checkers only
+
+__all__ = ["ASIDE_BYTES", "PendingMessage", "too_large"]
+
+# The memory of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
+_RECORD_OVERHEAD_BYTES = 400
+_HEADER_OVERHEAD_BYTES = 160
+_LEAST_HEADERS = 4
+_LEAST_CHUNK_BYTES = _RECORD_OVERHEAD_BYTES + _LEAST_HEADERS * _HEADER_OVERHEAD_BYTES
+# The memory of a message that was set aside, its places in the tables of the assembler too; measured with tracemalloc.
+ASIDE_BYTES = 700
+
+
+@dataclass(slots=True, eq=False)
+class PendingMessage:
+    """The chunks of one message so far.
+
+    Attributes:
+        chunk: what the first chunk that was read says of the message.
+        first: the lowest offset of its chunks that were read.
+        key: a hash of its key.
+        begins: whether its first chunk was read; if not, it may be before the offset where reading began.
+        first_ms: when its first chunk was read.
+        began_ms: when its writer began it the last time.
+        begun: how often its writers have begun it.
+        last: the highest offset of its chunks that were read.
+        expected: the id of the chunk that has to come next.
+        length: the bytes of its value that were read.
+        held: the memory that it takes.
+        records: its chunks; None if they were set aside.
+        headers: the headers of the message itself; empty if its chunks were set aside.
+        beginning: a hash of its first chunk, once its chunks were set aside.
+    """
+
+    chunk: Chunk
+    first: int
+    key: int
+    begins: bool
+    first_ms: int
+    began_ms: int
+    begun: int = 1
+    last: int = -1
+    expected: int = 0
+    length: int = 0
+    held: int = 0
+    records: list[LoggedRecord] | None = field(default_factory=list)
+    headers: tuple[Header, ...] = ()
+    beginning: int | None = None
+    _digest: _Hash | None = None
+
+    def add(self, record: LoggedRecord) -> int:
+        """Takes the chunk that `problem` has nothing against; returns by how much the memory has grown."""
+        piece = record.value or b""
+        self.last = record.offset
+        self.expected += 1
+        self.length += len(piece)
+        if self.records is None:
+            return 0
+        if self.chunk.checksum is not None:
+            if self._digest is None:
+                self._digest = hashlib.sha256()
+            self._digest.update(piece)
+        self.records.append(record)
+        held = len(piece) + len(record.key or b"") + _RECORD_OVERHEAD_BYTES
+        held += sum(len(name) + len(value or b"") + _HEADER_OVERHEAD_BYTES for name, value in record.headers)
+        self.held += held
+        return held
+
+    def set_aside(self) -> int:
+        """Lets go of the chunks: what is left says where to read them again. Returns the memory that is free now."""
+        if self.records and self.begins:
+            self.beginning = hash_of(self.records[0])
+        self._digest = None
+        self.records, self.headers = None, ()
+        free, self.held = self.held - ASIDE_BYTES, ASIDE_BYTES
+        return free
+
+    def problem(self, chunk: Chunk, record: LoggedRecord, *, torn: bool) -> tuple[Reason | None, str] | None:
+        """Why a chunk does not continue the message; None if it does. A duplicate has no reason.
+
+        The bytes of a message that was set aside are compared when it is read again.
+
+        Args:
+            chunk: what the record says of itself.
+            record: the chunk.
+            torn: whether a slow writer may still send the rest of a message that was delivered.
+        """
+        first = self.chunk
+        if not same_message(chunk, first):
+            found = f"{chunk.count:,} chunks, {chunk.size:,} bytes, SHA-256 {chunk.checksum}"
+            return "contradictory", f"chunk {chunk.id} says {found}; unlike the first"
+        if not self._has_key(record.key):
+            return "contradictory", f"chunk {chunk.id} has another key than the first"
+        if chunk.id < self.expected:
+            same = self.records is None or self.records[chunk.id].value == record.value
+            return (None, "") if same else ("contradictory", f"chunk {chunk.id} came twice, with other bytes")
+        if chunk.id > self.expected:
+            told = f"chunk {chunk.id} came, chunk {self.expected} was next"
+            # If the message was delivered, this is the rest from a slow writer.
+            return (None, told) if torn else ("out-of-order", told)
+        left = first.count - 1 - chunk.id  # each has a byte at least
+        if self.length + len(record.value or b"") + left > first.size:
+            return "contradictory", f"more bytes than the {first.size:,} of the message"
+        return None
+
+    def whole(self) -> Record | str:
+        """The message, or what is wrong with its bytes. Its chunks are here, and were not set aside."""
+        records = self.records or []
+        value = b"".join(record.value or b"" for record in records)
+        found = None if self._digest is None else self._digest.hexdigest()
+        if len(value) != self.chunk.size or found != self.chunk.checksum:
+            return f"{len(value):,} of {self.chunk.size:,} bytes, SHA-256 {found}"
+        return Record(records[0].key, value, self.headers, records[0].timestamp)
+
+    def _has_key(self, key: bytes | None) -> bool:
+        return key == self.records[0].key if self.records else hash(key) == self.key
+
+
+def too_large(chunk: Chunk, limits: Limits) -> str | None:
+    """Why a message cannot be assembled within the limits, as far as its first chunk tells; None if it can."""
+    if chunk.size > limits.message_bytes:
+        return f"a message of {chunk.size:,} bytes, allowed are {limits.message_bytes:,}"
+    least = chunk.size + chunk.count * _LEAST_CHUNK_BYTES
+    if least > limits.pending_bytes:
+        what = f"{chunk.size:,} bytes in {chunk.count:,} chunks"
+        return f"{what} take {least:,} bytes of memory at least, allowed are {limits.pending_bytes:,}"
+    return None

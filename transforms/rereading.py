@@ -1,0 +1,83 @@
+"""A message whose chunks are read again, from the log: what `Assembler` with `on_reread` asks for.
+
+The caller reads the offsets from `Reread.first` to `Reread.last`, and gives each record to `take`. If the first chunk
+is not known, the caller looks for it before that, and begins there: see `begins`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transforms.assembly import Assembler
+from transforms.chunk import Chunk, is_chunk
+from transforms.chunked_message import Assembled, Discarded, Limits, LoggedRecord, Reread
+from transforms.errors import MalformedChunkError
+
+__all__ = ["Rereading", "begins"]
+
+
+class Rereading:
+    """Puts one message together. Holds its chunks, and those of no other message.
+
+    Args:
+        limits: those of the assembler that gave `reread`.
+        reread: the message.
+    """
+
+    def __init__(self, limits: Limits, reread: Reread) -> None:
+        self._reread = reread
+        self._limits = limits
+        # Time has told its part when the message was read first.
+        self._assembler = Assembler(replace(limits, messages=1, expire_ms=0))
+        self._chunks: dict[int, LoggedRecord] = {}
+        self._bytes = 0
+        self._repeats = False
+        self._outcome: Assembled | Discarded | None = None
+
+    def take(self, record: LoggedRecord) -> None:
+        """Takes the next record of the partition; those that are not of the message are ignored."""
+        if (chunk := _chunk(record)) is None or chunk.uuid != self._reread.uuid:
+            return
+        size = len(record.value or b"")
+        if chunk.id not in self._chunks and self._bytes + size <= self._limits.pending_bytes:
+            self._chunks[chunk.id] = record
+            self._bytes += size
+        for event in self._assembler.add(0, record, 0):
+            if isinstance(event, Discarded):
+                self._outcome = self._outcome or event
+            elif event.id.last == self._reread.last:
+                self._outcome = event
+            else:  # it was whole before: what came later is of a writer that wrote it once more
+                self._repeats = True
+
+    def outcome(self) -> Assembled | Discarded | None:
+        """What the chunks make; None if the message was whole before, and they only repeat it.
+
+        Chunks that have left the log meanwhile are `missing-first`. `records` of the result may be empty then.
+        """
+        reread = self._reread
+        if reread.reason is not None:
+            return Discarded(reread.reason, reread.uuid, tuple(self._chunks.values()), reread.detail)
+        if isinstance(self._outcome, Assembled):
+            return self._outcome
+        if self._repeats:
+            return None
+        if self._outcome is not None:
+            return replace(self._outcome, records=tuple(self._chunks.values()) or self._outcome.records)
+        detail = f"{len(self._chunks)} chunks were left when it was read again, up to offset {reread.last}"
+        return Discarded("missing-first", reread.uuid, tuple(self._chunks.values()), detail)
+
+
+def begins(record: LoggedRecord) -> str | None:
+    """The uuid of the message whose first chunk this is; None for all other records."""
+    chunk = _chunk(record)
+    return chunk.uuid if chunk is not None and not chunk.id else None
+
+
+def _chunk(record: LoggedRecord) -> Chunk | None:
+    if not record.headers or not is_chunk(record.headers):
+        return None
+    try:
+        return Chunk.parse(record)[0]
+    except MalformedChunkError:
+        return None
