@@ -11,6 +11,7 @@ from typing import Any, cast
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
+from app.chunks.backlog import Backlog, Entry
 from app.chunks.rereader import Again
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
 from transforms.chunk import is_chunk
@@ -62,72 +63,91 @@ class Pending:
 
     Args:
         limits: how much may be held in memory. What is over them is read again from the log.
+        size: how many bytes a record downloads before it can be delivered; None for nothing.
         evicts: whether the oldest message is dropped instead, and only counted.
 
     Attributes:
         assembler: the incomplete messages.
-        ready: ordinary records and whole messages to deliver, by partition; or what is to be read again for one.
+        backlog: ordinary records and whole messages to deliver, and what is to be read again for one.
         discarded: the messages that `on_discarded` has not taken yet; or what is to be read again for one.
     """
 
-    def __init__(self, limits: Limits, *, evicts: bool = False) -> None:
+    def __init__(
+        self, limits: Limits, size: Callable[[ConsumerRecord], int | None] = lambda _: None, *, evicts: bool = False
+    ) -> None:
         self.assembler = Assembler(limits, self._read_again, evicts=evicts)
-        self.ready: dict[TopicPartition, deque[ConsumerRecord | Again]] = {}
+        self.backlog = Backlog()
         self.discarded: deque[Discarded | Again] = deque()
+        self._size = size
         self._evicts = evicts
         self._known: set[TopicPartition] = set()
 
     def take(self, partition: TopicPartition, records: Iterable[ConsumerRecord], now_ms: int) -> None:
         """Takes records in the order of offsets."""
         for record in records:
-            if is_chunk(record.headers):
+            if record.headers and is_chunk(record.headers):
                 for event in self.assembler.add(partition, record, now_ms):
                     if isinstance(event, Assembled):
-                        self._ready(partition, _whole(event, partition, record.timestamp_type))
+                        self._add(partition, _whole(event, partition, record.timestamp_type))
                     else:
                         self._keep([event])
             elif not self.assembler.delivered(partition, record.offset):
-                self._ready(partition, record)
+                self._add(partition, record)
 
     def expire(self, partition: TopicPartition, now_ms: int) -> None:
         """Discards the messages of a partition that are too old."""
         self._keep(self.assembler.expire(now_ms, partition))
 
-    def resolve(self, again: Again, outcome: Assembled | Discarded | None, timestamp_type: int) -> None:
-        """Takes what reading again gave, unless the partition has been left meanwhile."""
-        ready = self.ready.get(again.partition, deque())
-        if again in self.discarded:
-            self.discarded[self.discarded.index(again)] = cast("Discarded", outcome)
-        elif ready and ready[0] is again:
-            ready.popleft()
-            if isinstance(outcome, Assembled):
-                ready.appendleft(_whole(outcome, again.partition, timestamp_type))
-            elif outcome is not None:
-                self.discarded.append(outcome)
-            if not ready:
-                del self.ready[again.partition]
-        else:
-            return
-        self.assembler.resolve(again.reread, outcome)
-        self._drop_empty()
+    def whole(self, entry: Entry, outcome: Assembled | Discarded | None, timestamp_type: int) -> None:
+        """Takes what reading again gave for an entry: the message takes its place, or it is gone."""
+        again = cast("Again", entry.record)
+        entry.gone = not isinstance(outcome, Assembled)
+        if isinstance(outcome, Assembled):
+            entry.record = _whole(outcome, again.partition, timestamp_type)
+            entry.size = self._size(entry.record)
+        if any(each is entry for each in self.backlog.entries(again.partition)):  # else the partition has been left
+            self.assembler.resolve(again.reread, outcome)
+            self._keep([outcome] if isinstance(outcome, Discarded) else [])
 
-    def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
+    def given_up(self, again: Again, outcome: Assembled | Discarded | None) -> None:
+        """Takes what reading again gave for a message that is discarded, unless the partition has been left."""
+        if again in self.discarded:
+            place = self.discarded.index(again)
+            del self.discarded[place]
+            if isinstance(outcome, Discarded) and _has_records(outcome):
+                self.discarded.insert(place, outcome)
+
+    def safe(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, told: bool = False
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets to commit if all records below `offsets` have been read.
 
-        They pass neither the first chunk of an incomplete message nor a record that is ready. If records behind them
-        have been delivered, the metadata notes this, unless the application gave metadata.
+        They pass neither the first chunk of an incomplete message nor a record that was not delivered. If records
+        behind them have been delivered, the metadata notes this, unless the application gave metadata.
+
+        Args:
+            offsets: by partition.
+            told: whether the application says that it is done with everything below `offsets`: then ordinary records
+                that were not delivered do not count.
         """
-        return {partition: self._safe(partition, *given) for partition, given in offsets.items()}
+        return {partition: self._safe(partition, *given, told=told) for partition, given in offsets.items()}
 
-    def position(self, partition: TopicPartition, offset: int) -> int:
-        """The offset of the next record to deliver or to discard, if all below `offset` have been read."""
+    def position(self, partition: TopicPartition, offset: int, *, told: bool = False) -> int:
+        """The offset of the next record to deliver or to discard, if all below `offset` have been read.
+
+        Args:
+            partition: whose position.
+            offset: the position of the client.
+            told: as in `safe`.
+        """
         ends = [_bounds(each)[1] for each in self.discarded if _partition(each) == partition]
-        ready = self.ready.get(partition)
-        return min([offset, *ends, *([ready[0].offset] if ready else [])])
+        records = (entry.record for entry in self.backlog.entries(partition))
+        undelivered = next((each for each in records if not told or isinstance(each, AssembledRecord | Again)), None)
+        return min([offset, *ends, *([] if undelivered is None else [undelivered.offset])])
 
-    def _safe(self, partition: TopicPartition, offset: int, metadata: str) -> OffsetAndMetadata:
+    def _safe(self, partition: TopicPartition, offset: int, metadata: str, *, told: bool) -> OffsetAndMetadata:
         waiting = [_bounds(each) for each in self.discarded if _partition(each) == partition]
-        position = self.position(partition, offset)
+        position = self.position(partition, offset, told=told)
         safe = min([self.assembler.safe_offset(partition, position), *(first for first, _ in waiting)])
         delivered = self.assembler.delivered_below(partition, position)
         return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
@@ -135,7 +155,7 @@ class Pending:
     def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
         """See `Undelivered`."""
         self.assembler.clear(partition)
-        self.ready.pop(partition, None)
+        self.backlog.forget(partition)
         self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
         self._known.add(partition)
         found = noted(metadata)
@@ -148,25 +168,27 @@ class Pending:
             self.moved(partition)
         self._known = set(partitions)
 
-    def _ready(self, partition: TopicPartition, record: ConsumerRecord | Again) -> None:
-        self.ready.setdefault(partition, deque()).append(record)
+    def _add(self, partition: TopicPartition, record: ConsumerRecord) -> None:
+        self.backlog.add(partition, Entry(record, self._size(record)))
 
     def _read_again(self, reread: Reread) -> None:
         partition = cast("TopicPartition", reread.partition)
         again = Again(partition, reread)
         if reread.reason is None:
-            self._ready(partition, again)
+            self.backlog.add(partition, Entry(again, reread.size))
         elif not (self._evicts and reread.reason == "evicted"):
             self.discarded.append(again)
 
     def _keep(self, events: Iterable[Discarded]) -> None:
-        self.discarded.extend(each for each in events if not (self._evicts and each.reason == "evicted"))
+        evicted = "evicted" if self._evicts else None
+        self.discarded.extend(each for each in events if each.reason != evicted and _has_records(each))
 
-    def _drop_empty(self) -> None:
-        """Kafka has removed all chunks of a message before they could be read again: there is nothing to give."""
-        for each in [each for each in self.discarded if isinstance(each, Discarded) and not each.records]:
-            _logger.warning("a message of chunks has left the log unread: %s (%s)", each.reason, each.detail)
-            self.discarded.remove(each)
+
+def _has_records(discarded: Discarded) -> bool:
+    """False if Kafka has removed all chunks of a message before they were read again: there is nothing to give."""
+    if not discarded.records:
+        _logger.warning("a message of chunks has left the log unread: %s (%s)", discarded.reason, discarded.detail)
+    return bool(discarded.records)
 
 
 def _partition(discarded: Discarded | Again) -> TopicPartition:

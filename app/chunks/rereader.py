@@ -74,7 +74,7 @@ class Rereader:
     def begin(self, again: Again) -> asyncio.Task[tuple[Assembled | Discarded | None, int]]:
         """The task that reads a message; it goes on when the call that began it is cancelled."""
         if again.task is None:
-            again.task = asyncio.ensure_future(self._read(again.partition, again.reread))
+            again.task = asyncio.ensure_future(self.read(again))
             self._tasks.add(again.task)
             again.task.add_done_callback(self._ended)
         return again.task
@@ -93,8 +93,9 @@ class Rereader:
         if not task.cancelled():
             task.exception()  # or asyncio would log the error of a message that no call asks for any more
 
-    async def _read(self, partition: TopicPartition, reread: Reread) -> tuple[Assembled | Discarded | None, int]:
+    async def read(self, again: Again) -> tuple[Assembled | Discarded | None, int]:
         """What `Rereading.outcome` gives, and the timestamp type of the last chunk; one message at a time."""
+        partition, reread = again.partition, again.reread
         async with self._reading:
             consumer = await self._started()
             consumer.assign([partition])

@@ -1,6 +1,7 @@
 """Serializers that write and read the worker's formats inside an application's own producer and consumer.
 
-Imports `kafka` and `config`. Only the module that is named after a client imports this client; `faust` is one of them.
+Imports `chunks`, `kafka` and `config`. Only the module that is named after a client imports this client, and `chunks`;
+`faust` is one of them.
 """
 
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer

@@ -1,16 +1,15 @@
-"""How many bytes a record downloads, and how many bytes one call of a consumer may download."""
+"""How many bytes a record downloads."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.config import ClientConfig
 from app.serializers.large_message import LargeMessageDeserializer
 from transforms.record import Header
 
-__all__ = ["Allowance", "Demand"]
+__all__ = ["Demand"]
 
 
 class Demand:
@@ -39,32 +38,3 @@ class Demand:
             if data[part] is not None and large.wants(headers)
         ]
         return sum(wanted) if wanted else None
-
-
-class Allowance:
-    """How many bytes one call of a consumer may download.
-
-    Args:
-        max_bytes: the most bytes, unless the first download alone is larger.
-        download_ms: the longest time of one download.
-        interval_ms: the longest time of the call, from now.
-        clock: for tests, in seconds.
-    """
-
-    def __init__(
-        self, max_bytes: int, download_ms: int, interval_ms: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._spare_s = (interval_ms - download_ms) / 1000
-        self._clock = clock
-        self._begun_at = clock()
-        self._bytes: int | None = None
-
-    def takes(self, size: int) -> bool:
-        """Counts a download of at most `size` bytes, and is True, if the call may begin it. It may begin the first."""
-        if self._bytes is not None and (
-            self._bytes + size > self._max_bytes or self._clock() - self._begun_at > self._spare_s
-        ):
-            return False
-        self._bytes = (self._bytes or 0) + size
-        return True

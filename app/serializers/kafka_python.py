@@ -13,10 +13,11 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.serializer import Serializer
 
+from app.kafka.allowance import Allowance
 from app.kafka.arguments import Arguments
 from app.serializers import config as taken
 from app.serializers.composable import ComposableSerializer
-from app.serializers.demand import Allowance, Demand
+from app.serializers.demand import Demand
 from app.serializers.stage import Headers
 from transforms.errors import SerializationError
 from transforms.record import Header

@@ -10,15 +10,13 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from app.kafka.allowance import PARALLEL
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.stage import Context, Headers, Stage
 from transforms.errors import SerializationError
 
-__all__ = ["PARALLEL", "Threads"]
-
-# How many store calls one client makes at once; as many as a pipeline's `store.threads`, below `s3.max.connections`.
-PARALLEL = 8
+__all__ = ["Threads"]
 
 _Composable = ComposableSerializer | ComposableDeserializer
 

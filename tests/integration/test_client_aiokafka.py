@@ -12,9 +12,9 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import IllegalOperation, UnknownTopicOrPartitionError
 
+from app.kafka.allowance import Allowance
 from app.serializers import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from app.serializers.demand import Allowance
 from tests.integration.aiokafka_records import becomes, many, one, produce
 from tests.integration.client_config import (
     LARGE,
@@ -195,7 +195,7 @@ async def test_a_call_is_bounded_in_time(
     """No download is begun that might end after `max.poll.interval.ms`; the next call has it."""
     topic = make_topic()
     now_s = 0.0
-    monkeypatch.setattr("app.serializers.aiokafka.Allowance", partial(Allowance, clock=lambda: now_s))
+    monkeypatch.setattr("app.chunks.whole_records.Allowance", partial(Allowance, clock=lambda: now_s))
     await produce(broker, ON_GATE, topic, [LARGE] * 9)  # one more than run at once
     times = {"max.poll.interval.ms": 10_100, "large.message.store.timeout.ms": 10_000}
     async with DeserializingConsumer(consuming(broker, ON_GATE, **times), topic) as consumer:

@@ -358,7 +358,7 @@ class LeapingClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> LeapingClock:
     """The clock of the consumers of the test."""
     leaping = LeapingClock()
-    monkeypatch.setattr("app.chunks.consumer.time", leaping)
+    monkeypatch.setattr("app.chunks.whole_records.time", leaping)
     return leaping
 
 

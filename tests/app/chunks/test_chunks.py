@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
@@ -56,8 +56,14 @@ def committable(pending: Pending, offset: int, partition: TopicPartition = P0) -
 
 def deliver(pending: Pending, partition: TopicPartition = P0) -> list[bytes]:
     """Takes all that waits."""
-    records: Sequence[Any] = pending.ready.pop(partition, ())
-    return [record.value for record in records]
+    entries = list(pending.backlog.entries(partition))
+    pending.backlog.forget(partition)
+    return [cast("Any", entry.record).value for entry in entries if not entry.gone]
+
+
+def waiting(pending: Pending, partition: TopicPartition = P0) -> list[Any]:
+    """The records that are to be delivered."""
+    return [entry.record for entry in pending.backlog.entries(partition)]
 
 
 # --- pending ----------------------------------------------------------------------------------------------------------
@@ -68,7 +74,7 @@ def test_take_gives_whole_messages() -> None:
     pending = Pending(Limits())
     plain = fetched(P0, 1, b"plain", [("x", b"")])
     pending.take(P0, [letter(P0, 0, "u", "ab", 0), plain, letter(P0, 2, "u", "ab", 1)], 0)
-    first, second = pending.ready[P0]
+    first, second = waiting(pending)
     assert first is plain
     assert isinstance(second, AssembledRecord)
     assert (second.value, second.offset, second.headers, second.timestamp) == (b"ab", 2, (("own", b"1"),), 7)
@@ -100,6 +106,19 @@ def test_safe_keeps_the_metadata_of_the_application() -> None:
     assert pending.safe({P0: OffsetAndMetadata(1, "mine")}) == {P0: OffsetAndMetadata(0, "mine")}
 
 
+def test_safe_believes_what_it_is_told() -> None:
+    """An application that says so is done with ordinary records that it has not had; not so with a message."""
+    pending = Pending(Limits())
+    log = [fetched(P0, 3, b"x"), letter(P0, 4, "u", "ab", 0), letter(P0, 5, "u", "ab", 1), fetched(P0, 6, b"y")]
+    pending.take(P0, log, 0)
+    given = {P0: OffsetAndMetadata(7, "mine")}
+    assert pending.safe(given) == {P0: OffsetAndMetadata(3, "mine")}
+    assert pending.safe({P0: OffsetAndMetadata(4, "mine")}, told=True) == {P0: OffsetAndMetadata(4, "mine")}
+    assert pending.safe(given, told=True) == {P0: OffsetAndMetadata(4, "mine")}
+    pending.backlog.drop(P0, 2)
+    assert pending.safe(given, told=True) == given
+
+
 def test_moved_forgets_one_partition() -> None:
     """What was read of a partition that is read from elsewhere goes; that of others stays."""
     pending = Pending(Limits())
@@ -107,10 +126,10 @@ def test_moved_forgets_one_partition() -> None:
         log = [letter(partition, 0, "u", "ab", 0), letter(partition, 1, "v", "ab", 1), fetched(partition, 2, b"x")]
         pending.take(partition, log, 0)
     pending.moved(P0)
-    assert (list(pending.ready), pending.assembler.pending, len(pending.discarded)) == ([P1], 1, 1)
+    assert (list(pending.backlog.partitions), pending.assembler.pending, len(pending.discarded)) == ([P1], 1, 1)
     pending.assigned([P0])
     pending.assigned([P0, P1])
-    assert (pending.ready, pending.assembler.pending, len(pending.discarded)) == ({}, 0, 0)
+    assert (list(pending.backlog.partitions), pending.assembler.pending, len(pending.discarded)) == ([], 0, 0)
 
 
 def test_expire_and_evict() -> None:
@@ -133,15 +152,17 @@ def test_message_that_is_read_again() -> None:
     pending = Pending(Limits(messages=1))
     log = [letter(P0, 3, "u", "ab", 0), letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1), fetched(P0, 6, b"x")]
     pending.take(P0, log, 0)
-    again, _ = pending.ready[P0]
+    entry, _ = pending.backlog.entries(P0)
+    again = entry.record
     assert isinstance(again, Again)
+    assert entry.size == 2
     assert (again.reread.first, again.offset) == (4, 5)
     assert committable(pending, 7) == (3, 5)
     whole = Assembled(Record(b"k", b"ab", (), 7), ChunkMessageId(4, 5))
-    pending.resolve(again, whole, 1)
-    pending.resolve(again, whole, 1)  # another call has waited for it, too
-    records: Sequence[Any] = pending.ready[P0]
-    assert [(each.offset, each.timestamp_type) for each in records] == [(5, 1), (6, 0)]
+    pending.whole(entry, whole, 1)
+    assert not entry.gone
+    assert entry.ready
+    assert [(each.offset, each.timestamp_type) for each in waiting(pending)] == [(5, 1), (6, 0)]
     assert pending.assembler.counts.assembled == 1
     assert pending.position(P0, 7) == 5
     assert deliver(pending) == [b"ab", b"x"]
@@ -154,10 +175,10 @@ def test_message_that_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> 
         pending = Pending(Limits(messages=1))
         chunks = [letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1)]
         pending.take(P0, [letter(P0, 3, "u", "ab", 0), *chunks], 0)
-        again = pending.ready[P0][0]
-        assert isinstance(again, Again)
-        pending.resolve(again, Discarded("missing-first", "v", (chunks[1],) if left else (), "gone"), 0)
-        assert P0 not in pending.ready
+        (entry,) = pending.backlog.entries(P0)
+        pending.whole(entry, Discarded("missing-first", "v", (chunks[1],) if left else (), "gone"), 0)
+        assert entry.gone
+        assert deliver(pending) == []
         assert len(pending.discarded) == left
         assert committable(pending, 6) == (3, 5 if left else 6)
         assert ("a message of chunks has left the log unread: missing-first (gone)" in caplog.text) == (not left)
@@ -183,11 +204,11 @@ def test_restart_anywhere_loses_and_repeats_nothing(seed: int) -> None:
         for record in log[position:end]:
             pending.take(P0, [record], 0)
             if rng.random() < 0.8:
-                records: Sequence[Any] = pending.ready.pop(P0, ())
-                got += [(each.offset, each.value) for each in records]
-        waiting = pending.ready.get(P0)
-        assert committable(pending, end)[0] <= (waiting[0].offset if waiting else end)
-        if end == len(log) and not waiting and not pending.assembler.pending:
+                got += [(each.offset, each.value) for each in waiting(pending)]
+                pending.backlog.forget(P0)
+        left = waiting(pending)
+        assert committable(pending, end)[0] <= (left[0].offset if left else end)
+        if end == len(log) and not left and not pending.assembler.pending:
             break
         position, delivered = committable(pending, end)
     assert len(got) == len({offset for offset, _ in got}) == 11

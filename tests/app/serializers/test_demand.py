@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from app.kafka.allowance import Allowance
 from app.serializers import ComposableDeserializer, LargeMessageDeserializer, config
-from app.serializers.demand import Allowance, Demand
+from app.serializers.demand import Demand
 from tests.app.serializers.conftest import Config
 
 VALUE = [("large-message", b"true"), ("large-message.size", b"70")]

@@ -1,16 +1,16 @@
-"""The records that a consumer has fetched and not delivered yet, with their downloads."""
+"""The records that a consumer has read and not delivered yet, with their downloads."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, KeysView, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, KeysView
 from dataclasses import dataclass
 from itertools import islice
 
 from aiokafka import ConsumerRecord, TopicPartition
-from aiokafka.structs import OffsetAndMetadata
 
+from app.chunks.rereader import Again
 from transforms.errors import SerializationError
 
 __all__ = ["Backlog", "Entry"]
@@ -21,16 +21,18 @@ class Entry:
     """A record that is to be delivered.
 
     Attributes:
-        record: as Kafka has it.
-        size: the most bytes that its download gives; None if the record needs no download.
+        record: as Kafka has it; or the message that is to be read again.
+        size: the most bytes that its download gives, or its chunks; None if the record needs neither.
         download: gives the restored record; None before it begins, and after it has failed.
         error: of the last attempt, until a call raises it.
+        gone: whether there is nothing to deliver: the message that was read again is not whole.
     """
 
-    record: ConsumerRecord
+    record: ConsumerRecord | Again
     size: int | None
     download: asyncio.Task[ConsumerRecord] | None = None
     error: SerializationError | None = None
+    gone: bool = False
 
     @property
     def ready(self) -> bool:
@@ -43,12 +45,21 @@ class Entry:
         task = self.download
         return task is not None and task.done() and (task.cancelled() or task.exception() is not None)
 
-    def begin(self, restore: Callable[[ConsumerRecord], Awaitable[ConsumerRecord]]) -> asyncio.Task[ConsumerRecord]:
+    def begin(self, restore: Callable[[Entry], Awaitable[ConsumerRecord]]) -> asyncio.Task[ConsumerRecord]:
         """The download, begun now if it is not under way. It goes on when the call that began it is cancelled."""
         if self.download is None:
-            self.download = asyncio.ensure_future(restore(self.record))
+            self.download = asyncio.ensure_future(restore(self))
             self.download.add_done_callback(_retrieve)
         return self.download
+
+    def result(self) -> ConsumerRecord:
+        """What the download gave.
+
+        Raises:
+            Exception: the download has failed.
+        """
+        assert self.download is not None
+        return self.download.result()
 
 
 class Backlog:
@@ -62,9 +73,9 @@ class Backlog:
         """The partitions that have entries."""
         return self._queues.keys()
 
-    def add(self, partition: TopicPartition, entries: Iterable[Entry]) -> None:
-        """Adds the records that were fetched behind those that are here."""
-        self._queues.setdefault(partition, deque()).extend(entries)
+    def add(self, partition: TopicPartition, entry: Entry) -> None:
+        """Adds a record that was read behind those that are here."""
+        self._queues.setdefault(partition, deque()).append(entry)
 
     def entries(self, partition: TopicPartition) -> Iterable[Entry]:
         """The entries of a partition."""
@@ -110,24 +121,10 @@ class Backlog:
                     entry.download.cancel()
         self._queues.clear()
 
-    # --- the consumer's positions (app.kafka.subscriptions.Undelivered) -----------------------------------------------
-
-    def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """See `Undelivered`."""
-        return {
-            partition: given._replace(offset=min([given.offset, *(e.record.offset for e in islice(entries, 1))]))
-            for partition, given in offsets.items()
-            for entries in [self.entries(partition)]
-        }
-
-    def moved(self, partition: TopicPartition, metadata: str | None) -> None:  # noqa: ARG002  # of the protocol
-        """See `Undelivered`."""
+    def forget(self, partition: TopicPartition) -> None:
+        """Drops the entries of a partition."""
         # Downloads are not cancelled: a thread goes on all the same, and another call may wait for it.
         self._queues.pop(partition, None)
-
-    def assigned(self, partitions: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # of the protocol
-        """See `Undelivered`."""
-        self._queues.clear()
 
 
 def _retrieve(task: asyncio.Task[ConsumerRecord]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
-from aiokafka.structs import OffsetAndMetadata
 
-from app.serializers.backlog import Backlog, Entry
+from app.chunks.backlog import Backlog, Entry
 from transforms.errors import SerializationError
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -20,8 +20,9 @@ def entry(offset: int, size: int | None = 10, value: bytes = b"path", partition:
     return Entry(ConsumerRecord(*partition, offset, 7, 0, b"k", value, None, 1, len(value), ()), size)
 
 
-async def restored(record: ConsumerRecord) -> ConsumerRecord:
+async def restored(entry: Entry) -> ConsumerRecord:
     """Restores a record."""
+    record: Any = entry.record
     await asyncio.sleep(0)
     if record.value == b"gone":
         raise SerializationError("orders", "value", "gone")
@@ -37,8 +38,8 @@ def backlog_of(entries: Sequence[Entry], others: Sequence[Entry] = ()) -> Backlo
     """With these entries in two partitions."""
     backlog = Backlog()
     for partition, each in ((P0, entries), (P1, others)):
-        if each:
-            backlog.add(partition, each)
+        for one in each:
+            backlog.add(partition, one)
     return backlog
 
 
@@ -100,23 +101,13 @@ async def test_bytes_of_the_partitions_of_other_calls() -> None:
     assert [backlog.downloaded_bytes(without=each) for each in ([], [P0], [P0, P1])] == [70, 30, 0]
 
 
-def test_no_commit_passes_the_backlog() -> None:
-    """The first record that is not delivered bounds the commit; its metadata stays."""
-    backlog = backlog_of([entry(4), entry(5)])
-    given = {P0: OffsetAndMetadata(6, "mine"), P1: OffsetAndMetadata(9, "")}
-    assert backlog.safe(given) == {P0: OffsetAndMetadata(4, "mine"), P1: OffsetAndMetadata(9, "")}
-    assert backlog.safe({P0: OffsetAndMetadata(2, "")}) == {P0: OffsetAndMetadata(2, "")}
-    backlog.drop(P0, 2)
-    assert backlog.safe(given) == given
-
-
 async def test_a_move_drops_records() -> None:
-    """A seek drops those of its partition, an assignment all; a thread that downloads is left to end."""
+    """A partition that is left drops its records, no others; a thread that downloads is left to end."""
     begun = entry(1)
     task = begun.begin(restored)
     backlog = backlog_of([begun], [entry(7)])
-    backlog.moved(P0, None)
+    backlog.forget(P0)
+    backlog.forget(P0)
     assert offsets(backlog.next([P0, P1], None)) == {1: [7]}
-    backlog.assigned([P0, P1])
-    assert not backlog.partitions
     assert await task is begun.record
+    assert begun.result() is begun.record

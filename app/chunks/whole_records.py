@@ -1,0 +1,356 @@
+"""An aiokafka consumer that delivers whole records: it puts chunks together, and downloads ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError
+from aiokafka.structs import OffsetAndMetadata
+from aiokafka.util import commit_structure_validate
+
+from app.chunks.backlog import Entry
+from app.chunks.keys import limits
+from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.chunks.rereader import Again, Rereader
+from app.kafka.allowance import PARALLEL, Allowance
+from app.kafka.average import Average
+from app.kafka.delivering import DeliveringConsumer, count_as_poll
+from transforms.assembly import ChunkMessageId, Counts, Discarded
+from transforms.errors import SerializationError
+
+__all__ = ["OnDiscarded", "Restoring", "WholeRecordConsumer", "warn"]
+
+OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # how often a call that waits looks for expired messages, and for what a cancelled call has left
+
+
+class Restoring(Protocol):
+    """What is done with each whole record before it is delivered."""
+
+    @property
+    def timeout_ms(self) -> int:
+        """The longest time of one `restore`."""
+
+    def size(self, record: ConsumerRecord) -> int | None:
+        """How many bytes `restore` downloads; None if `restore_now` is enough."""
+
+    async def restore(self, record: ConsumerRecord) -> ConsumerRecord:
+        """The record for the application, with a download."""
+
+    def restore_now(self, record: ConsumerRecord) -> ConsumerRecord:
+        """The record for the application."""
+
+    async def close(self) -> None:
+        """Waits for the last download."""
+
+
+def warn(discarded: Discarded) -> None:
+    """Logs a message that was discarded."""
+    first: Any = discarded.records[0]
+    _logger.warning(
+        "topic %s partition %d: a message of chunks was discarded: %s (%s); %d chunks from offset %d on",
+        first.topic,
+        first.partition,
+        discarded.reason,
+        discarded.detail,
+        len(discarded.records),
+        first.offset,
+    )
+
+
+class WholeRecordConsumer(DeliveringConsumer):
+    """The base of consumers whose records come whole; see `AssemblingConsumer` for what it promises about chunks.
+
+    Args:
+        values: of `app.chunks.keys.CONSUMER_KEYS`.
+        restoring: what is done with each record.
+        on_discarded: called with each discarded message.
+        topics: the topics to subscribe to.
+        arguments: all arguments of `AIOKafkaConsumer`, without deserializers.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        restoring: Restoring,
+        on_discarded: OnDiscarded,
+        topics: Iterable[str],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        evicts = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
+        self._pending = Pending(limits(values), restoring.size, evicts=evicts)
+        self._restoring = restoring
+        self._on_discarded = on_discarded
+        self._lookback: int = values["chunk.lookback"]
+        self._rereader = Rereader(arguments, limits(values), self._lookback)
+        self._settling = asyncio.Lock()
+        self._clock = ReadingClock(time.monotonic)
+        self._rates = defaultdict[str, Average](Average)
+        self._max_bytes: int = arguments["fetch_max_bytes"]
+        self._interval_ms: int = arguments["max_poll_interval_ms"]
+        self._most: int | None = arguments["max_poll_records"]
+        super().__init__(self._pending, topics, **arguments)
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._pending.assembler.counts
+
+    def stats(self) -> dict[str, object]:
+        """`chunkedMessageRate` by topic (messages a second over the last minute), and the incomplete messages."""
+        assembler = self._pending.assembler
+        return {
+            "chunkedMessageRate": {topic: rate.per_second() for topic, rate in self._rates.items()},
+            "pendingChunkedMessages": assembler.pending,
+            "pendingChunkedBytes": assembler.pending_bytes,
+            "setAside": assembler.counts.set_aside,
+            "expired": assembler.counts.discarded.get("expired", 0),
+        }
+
+    async def stop(self) -> None:
+        """As `AIOKafkaConsumer.stop`; then ends what is read again, and waits for the last download."""
+        try:
+            await super().stop()
+        finally:
+            self._pending.backlog.cancel()
+            await self._rereader.stop()
+            await self._restoring.close()
+
+    async def getone(self, *partitions: TopicPartition) -> ConsumerRecord:
+        """As `AIOKafkaConsumer.getone`: the next record, whole."""
+        while True:
+            for records in (await self._delivered(partitions, _LOOK_S, 1)).values():
+                return records[0]
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """As `AIOKafkaConsumer.getmany`; goes on waiting, up to the time-out, if it reads only chunks.
+
+        One call downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
+        that may end after `max.poll.interval.ms`. The next call delivers the rest.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            delivered = await self._delivered(partitions, left_s, self._most if max_records is None else max_records)
+            if delivered or not left_s:
+                return delivered
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    async def position(self, partition: TopicPartition) -> int:
+        """As `AIOKafkaConsumer.position`: the offset from which the next record, or message, is delivered.
+
+        If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk: a
+        `seek` to it may give records again, and loses none.
+        """
+        position = self._pending.position(partition, await super().position(partition))
+        begins = self._pending.assembler.safe_offset(partition, position)
+        return position if position - begins <= self._lookback else begins
+
+    def seek(self, partition: TopicPartition, offset: int | ChunkMessageId) -> None:
+        """As `AIOKafkaConsumer.seek`; the id of a message stands for its first chunk.
+
+        A message whose last chunk is at the offset, or behind it, comes whole, wherever its first chunk is.
+        """
+        super().seek(partition, offset.first if isinstance(offset, ChunkMessageId) else offset)
+
+    def safe_offsets(
+        self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The offsets that `commit` commits; also for `send_offsets_to_transaction`.
+
+        Args:
+            offsets: the next offset of each partition, as for `commit`; by default those behind all delivered records.
+        """
+        if offsets is not None:
+            return self._pending.safe(commit_structure_validate(dict(offsets)), told=True)
+        return self.delivered_offsets()
+
+    async def commit(self, offsets: Mapping[TopicPartition, int | tuple[int, str]] | None = None) -> None:
+        """As `AIOKafkaConsumer.commit`, with `safe_offsets`.
+
+        Metadata of the application's own replaces the note; then a restart may deliver some messages again.
+        """
+        await super().commit(None if offsets is None else self.safe_offsets(offsets))
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    async def _delivered(
+        self, partitions: tuple[TopicPartition, ...], timeout_s: float, most: int | None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """Up to `most` records that are ready, once `on_discarded` has taken the discarded messages."""
+        if self.closed:
+            raise ConsumerStoppedError
+        await self._settle()
+        left = self._deliverable(partitions)
+        self._raise_failure(left)
+        await self._fetch(partitions, left, timeout_s, most)
+        await self._settle()
+        taken = self._pending.backlog.next(self._deliverable(partitions), most)
+        downloads = await self._begun(taken)
+        if downloads:
+            if not (most == 1 and any(entries[0].ready for entries in taken.values())):
+                first = asyncio.FIRST_COMPLETED if most == 1 else asyncio.ALL_COMPLETED
+                await asyncio.wait(downloads, return_when=first)
+            if self.closed:
+                raise ConsumerStoppedError
+        deliverable = self._deliverable(partitions)
+        return self._taken({tp: taken[tp] for tp in taken if tp in deliverable}, most)
+
+    def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
+        """The partitions of a call that have a backlog, and may deliver it now."""
+        known = self._pending.backlog.partitions
+        return set(filter(self.may_deliver, known & set(partitions) if partitions else known))
+
+    def _raise_failure(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            entry = next(iter(self._pending.backlog.entries(tp)), None)
+            if entry is not None and entry.error is not None:
+                error, entry.error = entry.error, None
+                self._pending.backlog.drop(tp, 0)
+                raise error
+
+    async def _fetch(
+        self, partitions: tuple[TopicPartition, ...], left: set[TopicPartition], timeout_s: float, most: int | None
+    ) -> None:
+        """Fetches for the partitions without a backlog; waits for records only if no partition of the call has one."""
+        assembler, clock = self._pending.assembler, self._clock
+        expire_s = assembler.limits.expire_ms / 1000
+        waiting = bool(expire_s and (assembler.pending or assembler.repeating))
+        wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if waiting else timeout_s
+        since_s = time.monotonic()
+        found: dict[TopicPartition, list[ConsumerRecord]] = {}
+        others = set(partitions or self.assignment()) - left if left or waiting else set()
+        if not left:
+            found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+        elif others:
+            found = await super().getmany(*others, timeout_ms=0, max_records=most)
+        else:
+            count_as_poll(self)
+        # From here on no other task can run, so the records are sorted in the order in which they were read.
+        read = others - self.paused() if waiting else set()
+        clock.count(read, since_s)
+        for tp, records in found.items():
+            self._pending.take(tp, records, clock.now_ms(tp))
+        for tp in read:
+            self._pending.expire(tp, clock.now_ms(tp))
+
+    async def _settle(self) -> None:
+        """Gives the discarded messages to `on_discarded`."""
+        if not self._pending.discarded:
+            return
+        async with self._settling:
+            while self._pending.discarded:
+                discarded = self._pending.discarded[0]
+                if isinstance(discarded, Again):
+                    await self._read_again(discarded)
+                    continue
+                done = self._on_discarded(discarded)
+                if inspect.isawaitable(done):
+                    await done
+                # A rebalance meanwhile may have dropped it.
+                if self._pending.discarded and self._pending.discarded[0] is discarded:
+                    self._pending.discarded.popleft()
+
+    async def _read_again(self, again: Again) -> None:
+        """Reads the chunks of a message that is discarded; that goes on when the call is cancelled."""
+        task = self._rereader.begin(again)
+        while not task.done():
+            count_as_poll(self)
+            await asyncio.wait({task}, timeout=_LOOK_S)
+            if self.closed:
+                raise ConsumerStoppedError
+        again.task = None  # if it has failed, the next call tries again
+        outcome, _ = task.result()
+        self._pending.given_up(again, outcome)
+
+    # --- records that need something before they are delivered --------------------------------------------------------
+
+    async def _begun(self, taken: Mapping[TopicPartition, list[Entry]]) -> set[asyncio.Task[ConsumerRecord]]:
+        """The downloads that the call has to wait for."""
+        kept_bytes = self._pending.backlog.downloaded_bytes(without=taken)
+        allowance = Allowance(self._max_bytes - kept_bytes, self._restoring.timeout_ms, self._interval_ms)
+        downloads: set[asyncio.Task[ConsumerRecord]] = set()
+        running: set[asyncio.Task[ConsumerRecord]] = set()
+        for entries in taken.values():
+            for entry in entries:
+                if entry.size is None:
+                    continue
+                while entry.download is None and len(running) >= PARALLEL:
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                fits = allowance.takes(entry.size)
+                if entry.download is None and (not fits or any(each.failed for each in entries)):
+                    break
+                task = entry.begin(self._restored)
+                downloads.add(task)
+                running.add(task)
+        return downloads
+
+    async def _restored(self, entry: Entry) -> ConsumerRecord:
+        if isinstance(entry.record, Again):
+            self._pending.whole(entry, *await self._rereader.read(entry.record))
+        return entry.record if entry.gone or entry.size is None else await self._restoring.restore(entry.record)
+
+    def _taken(
+        self, taken: Mapping[TopicPartition, list[Entry]], most: int | None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """The records that are ready, in order; raises the first failure if there are none."""
+        delivered: dict[TopicPartition, list[ConsumerRecord]] = {}
+        passed: dict[TopicPartition, int] = {}
+        count = 0
+        for tp, entries in taken.items():
+            records, passed[tp] = self._ready(tp, entries, None if most is None else most - count, first=not count)
+            count += len(records)
+            if records:
+                delivered[tp] = records
+        # Entries are dropped when all stages of the application have run: an interrupt in one must lose nothing.
+        for tp, number in passed.items():
+            if number:
+                self._pending.backlog.drop(tp, number)
+            for record in delivered.get(tp, ()):
+                if isinstance(record, AssembledRecord):
+                    self._rates[tp.topic].add()
+        if not delivered:
+            self._raise_failure(taken)
+        return delivered
+
+    def _ready(
+        self, tp: TopicPartition, entries: Iterable[Entry], most: int | None, *, first: bool
+    ) -> tuple[list[ConsumerRecord], int]:
+        """The records of a partition that are ready, and how many entries they and the messages that are gone were.
+
+        An error that is not the record's is raised if this is the `first` record of the call; else the next call does.
+        """
+        records: list[ConsumerRecord] = []
+        passed = 0
+        for entry, own in zip(entries, self._pending.backlog.entries(tp), strict=False):
+            # Another call may have delivered the entries, and a seek or a rebalance may have dropped them.
+            if entry is not own or not entry.ready or len(records) == most:
+                break
+            if entry.gone:
+                passed += 1
+                break  # `on_discarded` comes before the records behind it
+            try:
+                records.append(self._restoring.restore_now(entry.record) if entry.size is None else entry.result())
+            except SerializationError as exc:
+                entry.download, entry.error = None, exc
+                break
+            except BaseException as exc:
+                entry.download = None
+                if isinstance(exc, Exception) and (records or not first):
+                    break
+                raise
+            passed += 1
+        return records, passed
