@@ -14,13 +14,14 @@ from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "apart", "limits"]
+__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "STRATEGY", "apart", "limits"]
 
 _DEFAULTS = Limits()
 _KEYS = {key.name: key for key in CHUNK_KEYS}
 # The worker derives these defaults from `in.flight.bytes`, which clients do not have.
 _MESSAGE_BYTES = replace(_KEYS["chunk.max.message.bytes"], default=_DEFAULTS.message_bytes)
 _PENDING_BYTES = replace(_KEYS["max.pending.chunked.bytes"], default=_DEFAULTS.pending_bytes)
+STRATEGY = _KEYS["large.message.strategy"]
 _LOOKBACK = Key(
     "chunk.lookback",
     "int",

@@ -86,24 +86,30 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
-        values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
-        client.setdefault("enable.idempotence", True)
-        arguments = _ARGUMENTS.read(client)
+        values, arguments = self._read(config, options)
         self._chunk_bytes = cast("int | None", values["chunk.max.bytes"])
         self._message_bytes = cast("int", values["chunk.max.message.bytes"])
         self._own_key_serializer = arguments.pop("key_serializer", None)
         self._own_value_serializer = arguments.pop("value_serializer", None)
-        self._admin_arguments = {name: arguments[name] for name in _ADMIN if name in arguments}
+        self._admin_arguments = {name: arguments[name] for name in _ADMIN}
         self._described: dict[str, Topic | None] = {}
+        self._asking = asyncio.Lock()
         self._results: set[asyncio.Task[ChunkedRecordMetadata | None]] = set()
         self._rates = defaultdict[str, Average](Average)
         self._gap = False
         self._idempotent = bool(arguments["enable_idempotence"])
-        timeout_ms = arguments.get("request_timeout_ms", _ARGUMENTS.defaults["request_timeout_ms"])
-        self._timeout_s = cast("int", timeout_ms) / 1000
+        self._timeout_s = cast("int", arguments["request_timeout_ms"]) / 1000
         super().__init__(**arguments)
         self._controls = ProducerControls(self)
         self._controls.watch_batches(self._settled)
+
+    def _read(
+        self, config: Mapping[str, object], options: Mapping[str, object]
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """The values of `PRODUCER_KEYS`, and the arguments of `AIOKafkaProducer`."""
+        values, client = apart(PRODUCER_KEYS, _ARGUMENTS, _ARGUMENTS.merged(config, options))
+        client.setdefault("enable.idempotence", True)
+        return values, {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client)}
 
     async def send(
         self,
@@ -143,12 +149,23 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
                 topic, value_bytes, key_bytes, partition, timestamp_ms, own
             )
             return future
-        self._check(topic, described, len(value_bytes), limit)
+        return await self._send_chunks(topic, record, partition, described)
+
+    async def _send_chunks(
+        self, topic: str, record: Record, partition: int | None, described: Topic | None
+    ) -> asyncio.Future[Any]:
+        """Sends a record that is over the limit.
+
+        Raises:
+            ChunkError: as `send`.
+        """
+        limit = self._limit_bytes(described)
+        self._check(topic, described, len(record.value or b""), limit)
         pieces = Chunking(limit).split(record, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
-        place = TopicPartition(topic, await self._controls.partition(topic, partition, key_bytes))
+        place = TopicPartition(topic, await self._controls.partition(topic, partition, record.key))
         sent = await self._sent(place, chain([first], pieces))
-        result = asyncio.create_task(self._result(topic, sent, stamp_ms))
+        result = asyncio.create_task(self._result(topic, sent, record.timestamp))
         self._results.add(result)
         result.add_done_callback(self._results.discard)
         return result
@@ -272,14 +289,17 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
 
     async def _topic(self, topic: str) -> Topic | None:
         """The topic as the cluster describes it; None if the cluster does not, and `chunk.max.bytes` is set."""
-        if topic not in self._described:
-            try:
-                self._described[topic] = await self._asked(topic)
-            except ConfigurationError:
-                if self._chunk_bytes is None:
-                    raise
-                self._described[topic] = None
-        return self._described[topic]
+        if topic in self._described:
+            return self._described[topic]
+        async with self._asking:  # one question for all sends that wait; they go on in their order
+            if topic not in self._described:
+                try:
+                    self._described[topic] = await self._asked(topic)
+                except ConfigurationError:
+                    if self._chunk_bytes is None:
+                        raise
+                    self._described[topic] = None
+            return self._described[topic]
 
     async def _asked(self, topic: str) -> Topic:
         admin = AdminClient(**self._admin_arguments)

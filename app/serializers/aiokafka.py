@@ -7,26 +7,34 @@ and their store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.errors import ProducerClosed
 
-from app.chunks.keys import CONSUMER_KEYS
+from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
+from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer, warn
+from app.config.chunking import Strategy
 from app.config.client import coerced
 from app.config.naming import check_name
 from app.kafka.arguments import Arguments
-from app.kafka.producer import ProducerControls
+from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.demand import Demand
+from app.serializers.large_message import LargeMessageSerializer
 from app.serializers.threads import Threads
 from stores.keys import read
-from transforms.errors import SerializationError
-from transforms.record import Header
+from transforms.chunk import Chunking
+from transforms.errors import ConfigurationError, SerializationError
+from transforms.record import Header, Record
+from transforms.reference import VALUE, is_reference
+from transforms.wrapper import MessageWrapper
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -35,10 +43,20 @@ _PRODUCER = Arguments.of(
 ).without("serializer")
 _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
+_WRITTEN_KEYS = frozenset(key.name for key in PRODUCER_KEYS)
+
+_logger = logging.getLogger(__name__)
 
 
-class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
-    """An `AIOKafkaProducer` whose keys and values go through serializers that may offload them.
+class SerializingProducer(ChunkingProducer):
+    """An `AIOKafkaProducer` whose keys and values go through serializers, and which sends nothing that is too large.
+
+    `large.message.strategy` says what is done with a record that is over `large.message.threshold.bytes`, or over what
+    its topic takes (`max.message.bytes`, which the producer asks for once, and again when the topic refuses a batch):
+
+        offload   the default: its value goes to the store. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks, as by `app.chunks.ChunkingProducer`; only what the topic would refuse
+        auto      its value goes to the store; while the store is down, it is sent as chunks
 
     Sends of one task leave in order. Of sends that run at the same time, one with a large value leaves when its payload
     is stored, so a later one may pass it. If the order matters, await one `send` before the next.
@@ -46,23 +64,48 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
     Batches of `create_batch` take bytes as they are: a batch has no topic, so its records are not serialized.
 
     Args:
-        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, and the keys of the serializers
-            and their store. The store calls of a record must fit into `max.block.ms`.
+        config: keys with Kafka's names: the arguments of `AIOKafkaProducer` with dots, `large.message.strategy`,
+            `chunk.max.bytes`, `chunk.max.message.bytes`, and the keys of the serializers and their store. The store
+            calls of a record must fit into `max.block.ms`.
         options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy does not fit the stages.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what aiokafka would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        self._serializers = taken.producer(whole, _PRODUCER.keys())
+        self._strategy = cast("Strategy", read([STRATEGY], coerced([STRATEGY], whole))[STRATEGY.name])
+        whole.pop(STRATEGY.name, None)
+        if self._strategy != "offload":
+            whole.setdefault("enable.idempotence", True)
+        self._serializers = taken.producer(whole, [*_PRODUCER.keys(), *_WRITTEN_KEYS])
         self._threads = Threads()
         with self._serializers.closed_on_error():
-            super().__init__(**_PRODUCER.read(self._serializers.client))
-        self._controls = ProducerControls(self)
+            self._large = self._large_serializer()
+            super().__init__(whole)
+
+    def _large_serializer(self) -> LargeMessageSerializer | None:
+        leaves = (leaf for part, leaf in self._serializers.leaves() if part == "value")
+        large = next((leaf for leaf in leaves if isinstance(leaf, LargeMessageSerializer)), None)
+        if (self._strategy, large is None) in {("chunk", False), ("auto", True)}:
+            stages = "without" if large is None else "beside"
+            raise ConfigurationError(
+                STRATEGY.name,
+                f"found {self._strategy!r} {stages} a LargeMessageSerializer for values; allowed are offload and auto "
+                "with one, and chunk without",
+            )
+        return large
+
+    def _read(self, config: Mapping[str, object], _: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        chunks = {name: value for name, value in config.items() if name in _WRITTEN_KEYS}
+        client = {name: value for name, value in self._serializers.client.items() if name not in _WRITTEN_KEYS}
+        values = read(PRODUCER_KEYS, coerced(PRODUCER_KEYS, chunks))
+        if self._strategy == "auto" and self._large is not None:
+            self._large.fall_back(cast("int", values["chunk.max.message.bytes"]))
+        return values, {**_PRODUCER.defaults, **_PRODUCER.read(client)}
 
     async def send(
         self,
@@ -76,21 +119,33 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         """As `AIOKafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
 
         Raises:
-            SerializationError: a stage raised an error, and nothing is sent. `__cause__` is the reason; `retriable` is
-                true if another try may succeed.
+            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
+                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
+            ChunkError: the record cannot be split, or its topic is compacted.
             ConfigurationError: the topic's name is over its limit.
         """
         if self._controls.closed:
             raise ProducerClosed
         check_name("topic", topic, "topic")
+        described = None
         if value is not None or key is not None:
             await self.partitions_for(topic)  # no payload for a topic that does not exist
+            described = await self._topic(topic)
+        _check_wrapper(topic, value, described)
         own = list(headers or ())
         data = {"key": key, "value": value}
         for part, composable in self._serializers.parts.items():
             data[part] = await self._threads.run(composable, topic, own, data[part])
+        if self._over_limit(data, own, described):
+            if self._large is not None and not is_reference(own, VALUE):
+                data["value"] = await self._threads.offload(self._large, topic, own, data["value"])
+            if self._strategy != "offload" and self._over_limit(data, own, described):
+                stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
+                return await self._send_chunks(
+                    topic, Record(data["key"], data["value"], own, stamp_ms), partition, described
+                )
         future: asyncio.Future[Any]
-        future = await super().send(topic, data["value"], data["key"], partition, timestamp_ms, own)
+        future = await AIOKafkaProducer.send(self, topic, data["value"], data["key"], partition, timestamp_ms, own)
         return future
 
     async def stop(self) -> None:
@@ -100,6 +155,42 @@ class SerializingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka h
         finally:
             await self._threads.close()
             self._serializers.close()
+
+    def _over_limit(self, data: Mapping[str, Any], headers: Sequence[Header], described: Topic | None) -> bool:
+        key, value = data["key"], data["value"]
+        if not isinstance(value, bytes) or not isinstance(key, bytes | None):
+            return False  # aiokafka says what it takes
+        return Chunking(self._limit_bytes(described)).wants(Record(key, value, headers))
+
+    async def _topic(self, topic: str) -> Topic | None:
+        try:
+            return await super()._topic(topic)
+        except ConfigurationError as exc:
+            if self._strategy == "chunk":
+                raise
+            self._described[topic] = None
+            _logger.warning(
+                "topic %s does not say what it takes, and refuses what is more than that and not over "
+                "large.message.threshold.bytes: %s",
+                topic,
+                exc.__cause__ or exc.reason,
+            )
+            return None
+
+
+def _check_wrapper(topic: str, value: object, described: Topic | None) -> None:
+    if (
+        isinstance(value, MessageWrapper)
+        and value.value is None
+        and described
+        and "compact" in described.cleanup_policy
+    ):
+        raise SerializationError(
+            topic,
+            "value",
+            f"found a wrapper without a value, and the topic has cleanup.policy={described.cleanup_policy}: compaction "
+            "would keep it as any other value; send None, which deletes the key",
+        )
 
 
 class DeserializingConsumer(WholeRecordConsumer):

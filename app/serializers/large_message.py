@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.serializers.compaction import warn_if_compacted
+from app.serializers.fallback import Fallback
 from app.serializers.options import (
     CONSUMER_KEYS,
     GENERATOR,
@@ -124,6 +125,7 @@ class LargeMessageSerializer(_LargeMessage):
         random_ids = not self._by_digest and not own_ids
         self._cluster = config if random_ids and config.get("bootstrap.servers") else None
         self._asked: dict[str, threading.Thread] = {}
+        self._fallback: Fallback | None = None
 
     def serialize(self, topic: str, headers: Headers, data: object) -> bytes | None:
         """`data`, or the path of the payload if the data is large; then the reference's headers join `headers`.
@@ -139,13 +141,24 @@ class LargeMessageSerializer(_LargeMessage):
                 of headers.
             ConfigurationError: it was not configured, or is closed.
         """
-        store = self.store
+        _ = self.store  # an error if there is none
         if data is None:
             return None
         if not isinstance(data, bytes):
             raise self._error(topic, f"found {type(data).__name__}, allowed are bytes; put a serializer before it")
-        if not self.wants(data, headers):
-            return data
+        return self.offload(topic, headers, data) if self.wants(data, headers) else data
+
+    def offload(self, topic: str, headers: Headers, data: bytes) -> bytes:
+        """As `serialize`, whatever the length of the data: its topic does not take it.
+
+        Raises:
+            SerializationError: as `serialize`.
+        """
+        store = self.store
+        if self._fallback is not None:
+            if self._fallback.holds(data):
+                return data
+            self._fallback.begin()
         if headers is None:
             raise self._error(
                 topic,
@@ -160,17 +173,29 @@ class LargeMessageSerializer(_LargeMessage):
             if self._signing is not None:
                 reference = self._signing.signed(reference, self._part)
         except WideloadError as exc:
+            if self._fallback is not None and self._fallback.takes(data, exc):
+                return data
             raise self._error(topic, str(exc)) from exc
         except ValueError as exc:  # of a topic that Kafka would not take either
             raise self._error(topic, f"topic {topic!r}: {exc}") from exc
+        if self._fallback is not None:
+            self._fallback.end()
         headers.extend(reference.headers(self._part))
         return value
+
+    def fall_back(self, max_bytes: int) -> None:
+        """Lets `serialize` give values up to this length as they are while the store is down: the caller splits them.
+
+        The store is asked again with one value every five seconds.
+        """
+        self._fallback = Fallback(max_bytes)
 
     def wants(self, data: object, headers: Headers) -> bool:
         """Whether `serialize` calls the store."""
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         beside = () if self._part is KEY else headers or ()
-        return isinstance(data, bytes) and self._offload.wants(Record(None, data, beside))
+        large = isinstance(data, bytes) and self._offload.wants(Record(None, data, beside))
+        return large and not (self._fallback is not None and self._fallback.holds(data))
 
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""

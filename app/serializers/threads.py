@@ -36,6 +36,10 @@ class Threads:
         """As `serialize` or `deserialize` of `composable`, without blocking the loop."""
         return await self._run(composable, data, composable.context(topic, headers))
 
+    async def offload(self, large: LargeMessageSerializer, topic: str, headers: Headers, data: bytes) -> bytes:
+        """As `LargeMessageSerializer.offload`, without blocking the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, large.offload, topic, headers, data)
+
     async def close(self) -> None:
         """Waits until no store call is under way; no call can begin afterwards.
 
