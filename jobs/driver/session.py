@@ -238,7 +238,7 @@ def share_code(spark: SparkSession) -> None:
     session finds the workers of the first: Spark would start new ones for another environment.
     """
     context = spark.sparkContext
-    folder = str(Path(__file__).resolve().parents[2])
+    folder = str(Path(__file__).resolve().parents[__name__.count(".")])  # it holds the outermost package
     given = context.environment.get("PYTHONPATH")
     entries = given.split(os.pathsep) if given else []
     if folder not in entries:
