@@ -238,7 +238,8 @@ def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
         "wideload",
         wheel.name.partition("-py3")[0] + ".dist-info",
     ]
-    subprocess.run([scripts / "python", "-c", "import wideload.errors, wideload.stores"], env=clean(), check=True)
+    used = [scripts / "python", "-c", "import wideload.errors, wideload.stores"]
+    subprocess.run(used, cwd=tmp_path, env=clean(), check=True)
     assert list(packages.rglob("*.pyc"))
     pip(tmp_path / "environment", "uninstall", "--yes", "wideload")
     assert list(packages.iterdir()) == []
@@ -250,6 +251,14 @@ def test_serializer_beside_an_application(installed: Installed) -> None:
     *causes, place = installed.run("python", "-c", ROUND_TRIP).splitlines()
     assert causes == ["PayloadNotFoundError", "PayloadNotFoundError"]
     assert place == str(installed.packages / "wideload" / "__init__.py")
+
+
+def test_command_line_beside_an_application(installed: Installed) -> None:
+    """The script and the module are the same; each command and each job is found where the package is."""
+    assert installed.run("wideload", "--version") == installed.run("python", "-m", "wideload", "--version")
+    commands = installed.run("wideload", "--help")  # imports the module of each command
+    assert all(name in commands for name in ("worker", "consume", "dlq", "names"))
+    assert installed.run("wideload", "job", "sweep", "--help").startswith("usage: sweep ")
 
 
 def test_faust_app_named_app(installed: Installed, tmp_path: Path) -> None:
@@ -299,10 +308,9 @@ def test_worker_and_spark_job_beside_an_application(
     """`wideload check` and the worker run where the application is; so does a Spark job, on executors too."""
     raw, orders = make_topic(), make_topic()
     store = {**FILESYSTEM, "filesystem.root": str(installed.folder / "payloads")}
-    pipeline = {"topics": [raw], "output.topic": orders, "transforms": ["offload"], **store}
-    pipeline["large.message.threshold.bytes"] = 1000
+    to = {"topics": [raw], "output.topic": orders, "transforms": ["offload"], "large.message.threshold.bytes": 1000}
     send(broker, raw, [(0, b"k", VALUE, [], 1_600_000_000_000)])
-    worker = InstalledWorker(installed, {"bootstrap.servers": broker}, pipeline)
+    worker = InstalledWorker(installed, {"bootstrap.servers": broker}, {**to, **store})
     assert installed.run("wideload", "check", "-c", worker.config).splitlines()[-1] == "OK"
     with worker:
         until(lambda: read_all(broker, orders).get(0), "the worker has offloaded the value")
