@@ -120,7 +120,7 @@ def _check_methods(cls: type, name: str) -> None:
     missing = missing_methods(cls)
     if missing:
         raise ConfigurationError(
-            STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see PayloadStore in stores/store.py"
+            STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see wideload.PayloadStore"
         )
 
 

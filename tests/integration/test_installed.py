@@ -253,6 +253,13 @@ def test_serializer_beside_an_application(installed: Installed) -> None:
     assert place == str(installed.packages / "wideload" / "__init__.py")
 
 
+def test_processes_get_the_folder_of_the_package(installed: Installed) -> None:
+    """What Spark's Python workers and the demo's processes get as PYTHONPATH holds `wideload`, and no `app` of ours."""
+    code = "from wideload._internal.jobs.driver import session; from wideload._internal.app.commands import demo"
+    said = installed.run("python", "-c", code + "; print(session.CODE, demo._ROOT)")
+    assert said.split() == [str(installed.packages)] * 2
+
+
 def test_command_line_beside_an_application(installed: Installed) -> None:
     """The script and the module are the same; each command and each job is found where the package is."""
     assert installed.run("wideload", "--version") == installed.run("python", "-m", "wideload", "--version")
