@@ -238,7 +238,7 @@ def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
         "wideload",
         wheel.name.partition("-py3")[0] + ".dist-info",
     ]
-    used = [scripts / "python", "-c", "import wideload.errors, wideload.stores"]
+    used = [str(scripts / "python"), "-c", "import wideload.errors, wideload.stores"]
     subprocess.run(used, cwd=tmp_path, env=clean(), check=True)
     assert list(packages.rglob("*.pyc"))
     pip(tmp_path / "environment", "uninstall", "--yes", "wideload")
