@@ -116,9 +116,11 @@ def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
 
 
 def test_dockerfile_copies_every_package(stages: list[Stage]) -> None:
-    """Each folder that is part of the package is in the image."""
+    """Each folder that is part of the package is in the image's build, and so is what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    packages = {*project["build-system"]["backend-path"]} | {
+        pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
     copied = {source for text in stages[0].all("COPY") for source in shlex.split(text)[:-1]}
     assert packages <= copied
 
