@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
 
 from jobs.audit import main
 
