@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,30 @@ def declared() -> set[str]:
 def order(name: str) -> tuple[int, str]:
     """Constants, classes, functions, as ruff sorts them."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "examples").glob("*.py"))]
+_IMPORT = re.compile(r"^from ([\w.]+) import (\w+(?:, \w+)*|\([^)]*\))", re.MULTILINE)
+
+
+def test_pages_import_what_there_is() -> None:
+    """Each import in the pages and in the examples is one of the face, and works."""
+    found = [
+        (page.name, module, name)
+        for page in PAGES
+        for module, listed in _IMPORT.findall(page.read_text(encoding="utf-8"))
+        for name in re.findall(r"\w+", listed)
+        if module.partition(".")[0] in {"app", "jobs", "stores", "transforms", "wideload"}
+    ]
+    assert len(found) > 30
+    assert [each for each in found if each[1] not in MODULES] == []
+    assert [each for each in found if each[2] not in importlib.import_module(each[1]).__all__] == []
+
+
+def test_table_of_the_page_has_each_module() -> None:
+    """docs/serializers.md names each public module, by its name or by the end of it behind that of its package."""
+    text = (ROOT / "docs" / "serializers.md").read_text(encoding="utf-8")
+    table = text.partition("## What to import")[2].partition("\n## ")[0]
+    named = [each for each in MODULES if each != "wideload.__main__" and not each.startswith("wideload.jobs")]
+    assert [each for each in named if f"`{each}`" not in table and f"`.{each.rpartition('.')[2]}`" not in table] == []
+    assert "`wideload.jobs.NAME`" in table
