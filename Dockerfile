@@ -11,6 +11,8 @@ RUN pip --python /opt/wideload install --require-hashes --no-deps -r requirement
 RUN awk '/^[^ ]/ {wanted = /^setuptools==/} wanted' requirements-dev.lock > build.lock \
     && pip install --require-hashes --no-deps -r build.lock
 COPY pyproject.toml README.md LICENSE ./
+COPY package package
+COPY wideload wideload
 COPY app app
 COPY jobs jobs
 COPY stores stores

@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := .venv/bin/python
 WORKERS ?= auto
 PYTEST = $(RUN) -m pytest -n $(WORKERS)
-CHECKED := app transforms stores jobs tests benchmarks
+CHECKED := app transforms stores jobs wideload package tests benchmarks
 
 # The Python for the set-up: the given one, or that of .venv, or the newest that Spark and Faust support.
 CHOSEN := $(or $(PYTHON),$(shell for each in $(RUN) python3.13 python3.12 python3.11; do \
@@ -128,7 +128,7 @@ docs: setup-demo ## Generate docs/configuration.md from the keys
 	@$(RUN) -m docs.configuration_page
 
 jobs-zip: setup-demo ## Write the code of the Spark jobs to build/jobs.zip, for spark-submit --py-files
-	@$(RUN) -m app.local.jobs_archive build/jobs.zip
+	@$(RUN) -m wideload.jobs.archive build/jobs.zip
 
 lock: setup-demo ## Resolve the requirements and the jars again
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \

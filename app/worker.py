@@ -1,4 +1,4 @@
-"""The app for Faust's own command: `WIDELOAD_CONFIG=wideload.toml faust -A app.worker worker`.
+"""The app for Faust's own command: `WIDELOAD_CONFIG=wideload.toml faust -A wideload.worker worker`.
 
 `app` is created at its first use, not at import.
 """

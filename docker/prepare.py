@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +24,18 @@ from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.config.parsing import load
-from app.config.settings import ClientSettings, PipelineSettings
-from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.topics import topics
-from transforms.errors import ConfigurationError, WideloadError
+if TYPE_CHECKING or importlib.util.find_spec("wideload._internal") is None:  # in a checkout
+    from app.config.parsing import load
+    from app.config.settings import ClientSettings, PipelineSettings
+    from app.kafka.clients import ClusterError, admin, describe
+    from app.kafka.topics import topics
+    from transforms.errors import ConfigurationError, WideloadError
+else:  # in the image, where the package is installed
+    from wideload._internal.app.config.parsing import load
+    from wideload._internal.app.config.settings import ClientSettings, PipelineSettings
+    from wideload._internal.app.kafka.clients import ClusterError, admin, describe
+    from wideload._internal.app.kafka.topics import topics
+    from wideload._internal.transforms.errors import ConfigurationError, WideloadError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -53,9 +53,9 @@ _INTRODUCTION = f"""\
 
 # Configuration
 
-One file configures a worker: `wideload worker -c wideload.toml`, or `WIDELOAD_CONFIG=wideload.toml faust -A app.worker
-worker`. `wideload check -c wideload.toml` checks whether the worker would start, and `--print` prints the configuration
-with all defaults.
+One file configures a worker: `wideload worker -c wideload.toml`, or `WIDELOAD_CONFIG=wideload.toml
+faust -A wideload.worker worker`. `wideload check -c wideload.toml` checks whether the worker would start, and `--print`
+prints the configuration with all defaults.
 
 The file is [TOML](https://toml.io). Names are dotted, as in Kafka and Kafka Connect; `s3.bucket = "a"` and a table
 `[pipeline.NAME.s3]` with `bucket = "a"` mean the same. If one name is the beginning of another one, put it in quotes:

@@ -17,9 +17,9 @@ STORE_CLASS = "large.message.payload.store.class"
 
 # By path: a module is imported when it is asked for, as boto3 takes a third of a second and may not be installed.
 _BUILT_IN: Mapping[str, str] = {
-    "filesystem": "stores.filesystem:FilesystemStore",
-    "memory": "stores.memory:MemoryStore",
-    "s3": "stores.s3:S3Store",
+    "filesystem": f"{__package__}.filesystem:FilesystemStore",
+    "memory": f"{__package__}.memory:MemoryStore",
+    "s3": f"{__package__}.s3:S3Store",
 }
 STORE_NAMES: Sequence[str] = tuple(_BUILT_IN)
 
@@ -120,7 +120,7 @@ def _check_methods(cls: type, name: str) -> None:
     missing = missing_methods(cls)
     if missing:
         raise ConfigurationError(
-            STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see PayloadStore in stores/store.py"
+            STORE_CLASS, f"found {name!r}, which lacks {' and '.join(missing)}; see wideload.PayloadStore"
         )
 
 

@@ -31,7 +31,7 @@ try:
 except ImportError as exc:
     raise ConfigurationError(
         "large.message.payload.store.class",
-        f"found 's3', which needs boto3 ({exc}); install it: pip install '.[s3]' in the project's folder",
+        f"found 's3', which needs boto3 ({exc}); install it: pip install 'wideload[s3]'",
     ) from exc
 
 if TYPE_CHECKING:

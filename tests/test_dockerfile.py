@@ -110,15 +110,17 @@ def test_dockerfile_base_images_are_pinned(stages: list[Stage]) -> None:
 def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:
     """Each source is in the repository, and .dockerignore does not exclude it."""
     sources = [source for text in stages[0].all("COPY") for source in shlex.split(text)[:-1]]
-    assert len(sources) == 9
+    assert len(sources) == 11
     assert [source for source in sources if not (ROOT / source).exists()] == []
     assert [source for source in sources if ignored(source)] == []
 
 
 def test_dockerfile_copies_every_package(stages: list[Stage]) -> None:
-    """Each folder that is part of the package is in the image."""
+    """Each folder that is part of the package is in the image's build, and so is what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = {pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    packages = {*project["build-system"]["backend-path"]} | {
+        pattern.rstrip("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
     copied = {source for text in stages[0].all("COPY") for source in shlex.split(text)[:-1]}
     assert packages <= copied
 

@@ -64,6 +64,7 @@ _BARE = "bare-"
 _CHUNK_PREFIX = "large-message.chunk."
 _REFERENCE = frozenset({VALUE.flag, *VALUE.details})
 _MAX_MESSAGE_BYTES = 2_048
+_BEFORE_OURS = __name__.removesuffix("transforms.letter")  # an installed package has more; letters do not differ
 _MAX_TRACE_BYTES = 8_192
 _MAX_REPLAYS_DIGITS = 6
 _INT32 = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -82,6 +83,7 @@ class Cause:
 
     def __init__(self, error: BaseException, *, pipeline: str, stage: str, context: bool) -> None:
         self.error = error
+        module = type(error).__module__.removeprefix(_BEFORE_OURS)
         self._context = context
         trace = "".join(traceback.format_exception(error)) if context else ""
         self._shared: tuple[Header, ...] = (
@@ -89,7 +91,7 @@ class Cause:
             (PREFIX + "task.id", b"0"),
             (PREFIX + "stage", b"TRANSFORMATION"),
             (PREFIX + "class.name", stage.encode()),
-            (PREFIX + "exception.class.name", f"{type(error).__module__}.{type(error).__qualname__}".encode()),
+            (PREFIX + "exception.class.name", f"{module}.{type(error).__qualname__}".encode()),
             (PREFIX + "exception.message", _shortened(str(error), _MAX_MESSAGE_BYTES)),
             (PREFIX + "exception.stacktrace", _shortened(trace, _MAX_TRACE_BYTES)),
         )

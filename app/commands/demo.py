@@ -51,7 +51,7 @@ _LOG_LINES = 20
 _LISTED = 10
 _DISK_COPIES = 4  # raw topic, store, inflated topic, Parquet
 _DISK_EXTRA_BYTES = 300_000_000  # Spark's and Kafka's own files
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[__name__.count(".")]  # it holds `wideload`
 
 _CONFIG = """\
 bootstrap.servers = "{servers}"
@@ -184,7 +184,7 @@ class Demo:
         config.write_text(_CONFIG.format(servers=self._broker.bootstrap_servers, port=self._port, root=root))
         with (self._folder / "worker.log").open("ab") as log:
             self._worker = watched(
-                [sys.executable, "-m", "app.cli", "worker", "-c", config], output=log, environ=self._environ()
+                [sys.executable, "-m", "wideload", "worker", "-c", config], output=log, environ=self._environ()
             )
         self._stack.callback(self._worker.kill)
         deadline = time.monotonic() + _READY_S
@@ -267,7 +267,7 @@ class Demo:
 
     def _run_spark(self) -> None:
         connector = ",".join(str(jar) for jar in jars.ensure("spark"))
-        spark = [sys.executable, "-m", "jobs.ingest", "--bootstrap-servers", self._broker.bootstrap_servers]
+        spark = [sys.executable, "-m", "wideload.jobs.ingest", "--bootstrap-servers", self._broker.bootstrap_servers]
         spark += ["--topic", INFLATED, "--once", "--jars", connector, "--driver-memory", self._heap(1024)]
         spark += ["--output", str(self._folder / "parquet"), "--checkpoint", str(self._folder / "checkpoint")]
         with (self._folder / "spark.log").open("ab") as log:

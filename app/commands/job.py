@@ -82,9 +82,7 @@ def require_spark(command: str) -> None:
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
-                command, f"{module} is not installed; run: pip install '.[spark]' in the project's folder"
-            )
+            raise ConfigurationError(command, f"{module} is not installed; run: pip install 'wideload[spark]'")
 
 
 def _fetched_jars() -> list[str]:

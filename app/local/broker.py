@@ -451,7 +451,7 @@ def _tail(log: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a broker until Ctrl-C or SIGTERM; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m app.local.broker", description="A Kafka broker of one node, until Ctrl-C."
+        prog=f"python -m {__package__}.broker", description="A Kafka broker of one node, until Ctrl-C."
     )
     parser.add_argument("--port", type=int, help="port of the bootstrap listener (default: a free port)")
     parser.add_argument("--heap", default="1g", help="maximum heap, in the form of Java's -Xmx (default: %(default)s)")

@@ -262,9 +262,7 @@ def _ivy_jar() -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for jar in Path(folder, "jars").glob("ivy-*.jar"):
             return jar
-    raise JarsError(
-        "PySpark is not installed, which includes Ivy; run `make setup`, or pip install '.[spark]' in its folder."
-    )
+    raise JarsError("PySpark is not installed, which includes Ivy; run `make setup`, or pip install 'wideload[spark]'.")
 
 
 def _java_network_options(environ: Mapping[str, str]) -> list[str]:

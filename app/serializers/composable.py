@@ -101,7 +101,7 @@ class ComposableSerializer(_Composable):
     No stage gets a null: it passes as a null, so a tombstone stays one.
 
     Args:
-        stages: serializers as `app.serializers.stage` describes them; a string is a list of dotted paths with commas.
+        stages: serializers in a shape that `docs/serializers.md` has; a string is a list of dotted paths with commas.
         config: the client's configuration; classes among the stages get it.
         is_key: whether the data are keys, not values.
         key: the key of the configuration that lists the stages, for messages; `value.serializers` and the like by

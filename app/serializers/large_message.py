@@ -163,7 +163,7 @@ class LargeMessageSerializer(_LargeMessage):
             raise self._error(
                 topic,
                 f"it is large ({len(data):,} bytes), and a reference needs headers; give the record headers=[], or use "
-                "the SerializingProducer of app.serializers.confluent",
+                "the SerializingProducer of wideload.serializers.confluent",
             )
         if self._cluster is not None and topic not in self._asked:
             self._ask(self._cluster, topic)
@@ -284,7 +284,7 @@ class LargeMessageDeserializer(_LargeMessage):
             topic,
             self._part.name,
             f"LargeMessageDeserializer: the value is a piece of a message, {piece_text(headers)}, and a deserializer "
-            "sees one record at a time; read the topic with app.chunks.AssemblingConsumer, or behind a pipeline with "
+            "sees one record at a time; read the topic with wideload.AssemblingConsumer, or behind a pipeline with "
             "the transform inflate or assemble",
             deserializing=True,
         )

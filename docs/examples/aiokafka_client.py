@@ -14,8 +14,13 @@ import sys
 
 from aiokafka import ConsumerRecord, TopicPartition
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError, SerializationError
-from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
+from wideload.serializers import (
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+    PayloadNotFoundError,
+    SerializationError,
+)
+from wideload.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 
 COMMON = {
     "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 
-from app.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
+from wideload.chunks import AssembledRecord, AssemblingConsumer, ChunkingProducer, Discarded
 
 COMMON = {"bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")}
 CONSUMER = {

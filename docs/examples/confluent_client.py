@@ -15,8 +15,8 @@ import time
 from confluent_kafka import DeserializingConsumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
-from app.serializers.confluent import SerializingProducer, consumer_config
+from wideload.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
+from wideload.serializers.confluent import SerializingProducer, consumer_config
 
 COMMON = {
     "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),

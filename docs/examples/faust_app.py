@@ -12,8 +12,8 @@ import os
 import faust
 from faust.types.tuples import Message
 
-from app.serializers import SerializationError
-from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from wideload.serializers import SerializationError
+from wideload.serializers.faust import LargeMessageSchema, LargeMessageTopic
 
 STORE = {"large.message.payload.store.class": "s3", "s3.bucket": os.environ.get("S3_BUCKET", "payloads")}
 

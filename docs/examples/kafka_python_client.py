@@ -15,8 +15,13 @@ import time
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from app.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError, SerializationError
-from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
+from wideload.serializers import (
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+    PayloadNotFoundError,
+    SerializationError,
+)
+from wideload.serializers.kafka_python import DeserializingConsumer, SerializingProducer
 
 COMMON = {
     "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
+from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["NO_CONNECTOR", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
@@ -116,7 +117,7 @@ def _cause(text: str) -> str:
     raised = _RAISED.findall(text)
     if raised:
         name, message = raised[0]
-        return str(message) if name.startswith("transforms.errors.") else f"{name.rpartition('.')[2]}: {message}"
+        return str(message) if name.startswith(f"{errors.__name__}.") else f"{name.rpartition('.')[2]}: {message}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or lines or ["Spark gives no reason"])[-1 if causes else 0]

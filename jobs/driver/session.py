@@ -28,6 +28,7 @@ from transforms.errors import ConfigurationError
 
 __all__ = [
     "AVRO",
+    "CODE",
     "CONNECTOR",
     "DELTA",
     "DELTA_CONF",
@@ -42,6 +43,9 @@ __all__ = [
     "stopping",
     "submitted",
 ]
+
+CODE = Path(__file__).resolve().parents[__name__.count(".")]
+"""The folder that this code is imported from: of a checkout, or site-packages."""
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """The Kafka connector for the PySpark of this project, as `--packages` takes it."""
@@ -238,7 +242,7 @@ def share_code(spark: SparkSession) -> None:
     session finds the workers of the first: Spark would start new ones for another environment.
     """
     context = spark.sparkContext
-    folder = str(Path(__file__).resolve().parents[2])
+    folder = str(CODE)
     given = context.environment.get("PYTHONPATH")
     entries = given.split(os.pathsep) if given else []
     if folder not in entries:

@@ -70,7 +70,7 @@ def require(store: PayloadStore, *capabilities: type) -> None:
         if not isinstance(store, capability):
             raise ConfigurationError(
                 STORE_CLASS,
-                f"the job needs {capability.__name__}, which this store does not offer; see stores/store.py",
+                f"the job needs {capability.__name__}, which this store does not offer; see wideload.stores",
             )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["dependents", "differing"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_FOLDERS = ("app", "transforms", "stores", "jobs", "tests", "benchmarks", "docs")
+_FOLDERS = ("app", "transforms", "stores", "jobs", "wideload", "package", "tests", "benchmarks", "docs")
 _MAINS = ("origin/main", "main")
 # All tests depend on these.
 _EVERYTHING = ("pyproject.toml", "requirements-dev.lock", "app/local/jars.lock")
@@ -53,6 +53,7 @@ def dependents(changed: Iterable[str], sources: Mapping[str, str]) -> set[str]:
     needs: dict[str, set[str]] = {}
     for path, source in sources.items():
         texts, imports = _read(source)
+        texts.discard("wideload")  # mostly the name of the command, or of the data source
         needs[path] = {modules[name] for each in imports | texts for name in _prefixes(each) if name in modules}
         # f"app.commands.{name}": any module of the package.
         packages = tuple(text for text in texts if text.endswith(".") and text[:-1] in modules)

@@ -740,4 +740,4 @@ def test_without_boto3_the_error_says_what_to_install() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ConfigurationError: large.message.payload.store.class: found 's3'" in ended.stderr
-    assert "pip install '.[s3]'" in ended.stderr.splitlines()[-1]
+    assert "pip install 'wideload[s3]'" in ended.stderr.splitlines()[-1]

@@ -89,5 +89,5 @@ def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         main(["job", "sweep", "--help"])
     assert ended.value.code == 2
-    said = "wideload: job: pyspark is not installed; run: pip install '.[spark]' in the project's folder\n"
+    said = "wideload: job: pyspark is not installed; run: pip install 'wideload[spark]'\n"
     assert capsys.readouterr().err == said

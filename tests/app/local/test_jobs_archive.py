@@ -12,16 +12,18 @@ from zipfile import ZipFile
 
 import pytest
 
-from app.local.jobs_archive import PACKAGES, write
+from app.local.jobs_archive import write
 from tests.integration.topics import read_all, send
 from transforms.reference import is_reference
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+PACKAGES = ("jobs", "stores", "transforms", "wideload")
 
 JOB = """
 import sys
 from pyspark.sql import SparkSession
 from jobs import backfill
+from wideload.jobs.backfill import main
 
 def place(_):
     from jobs.copying import range as module
@@ -29,7 +31,7 @@ def place(_):
 
 spark = SparkSession.builder.getOrCreate()
 print(backfill.__file__, *spark.sparkContext.parallelize([0], 1).map(place).collect())
-sys.exit(backfill.main())
+sys.exit(main())
 """
 
 

@@ -1,0 +1,10 @@
+"""The command line: `wideload`, or `python -m wideload`."""
+
+from __future__ import annotations
+
+from app.cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A topic copied to another one, with references in place of large values: `python -m wideload.jobs.backfill`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
+
+from jobs.backfill import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,7 @@
+"""References in a DataFrame, for programs of one's own."""
+
+from __future__ import annotations
+
+from jobs.references import REFERENCE, newest, references
+
+__all__ = ["REFERENCE", "newest", "references"]

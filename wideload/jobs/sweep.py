@@ -1,0 +1,16 @@
+"""Payloads that no record refers to any more, and their removal: `python -m wideload.jobs.sweep`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if not __package__:  # spark-submit runs this file by itself, with this folder on the path in place of the one above
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
+
+from jobs.sweep import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,46 @@
+"""Serializers for the producers and consumers of an application; each client has a module of its own below.
+
+Importing this imports none of the clients.
+"""
+
+from __future__ import annotations
+
+from app.serializers import (
+    ComposableDeserializer,
+    ComposableSerializer,
+    ConfigurationError,
+    LargeMessageDeserializer,
+    LargeMessageSerializer,
+    MalformedReferenceError,
+    MalformedWrapperError,
+    MessageWrapper,
+    PayloadCorruptError,
+    PayloadNotFoundError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    ReferenceRefusedError,
+    SerializationError,
+    ValueTooLargeError,
+    WrapperDeserializer,
+    WrapperSerializer,
+)
+
+__all__ = [
+    "ComposableDeserializer",
+    "ComposableSerializer",
+    "ConfigurationError",
+    "LargeMessageDeserializer",
+    "LargeMessageSerializer",
+    "MalformedReferenceError",
+    "MalformedWrapperError",
+    "MessageWrapper",
+    "PayloadCorruptError",
+    "PayloadNotFoundError",
+    "PayloadStoreError",
+    "PayloadTooLargeError",
+    "ReferenceRefusedError",
+    "SerializationError",
+    "ValueTooLargeError",
+    "WrapperDeserializer",
+    "WrapperSerializer",
+]

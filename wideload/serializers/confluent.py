@@ -1,0 +1,13 @@
+"""Serializers with confluent-kafka."""
+
+from __future__ import annotations
+
+from app.serializers.confluent import (
+    AwaitedDeserializer,
+    SerializingProducer,
+    async_consumer_config,
+    consumer_config,
+    producer_config,
+)
+
+__all__ = ["AwaitedDeserializer", "SerializingProducer", "async_consumer_config", "consumer_config", "producer_config"]

@@ -1,0 +1,7 @@
+"""Serializers with Faust."""
+
+from __future__ import annotations
+
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic, OnFailure
+
+__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnFailure"]
