@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from app.chunks import keys as chunks
+from app.config.client import LIMIT
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from app.config.wrapping import HEADER_KEY
@@ -113,6 +115,17 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
         "Deserializers in a consumer",
         "In the same way.",
         [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS],
+    ),
+    (
+        "Chunks in a producer of aiokafka",
+        "In the configuration of a `SerializingProducer`; those that begin with `chunk.` in a `ChunkingProducer`'s, "
+        "too. A message is a value that is sent as chunks (docs/chunks.md).",
+        [key for key in (chunks.STRATEGY, *chunks.PRODUCER_KEYS) if key is not LIMIT],
+    ),
+    (
+        "Chunks in a consumer of aiokafka",
+        "In the configuration of a `DeserializingConsumer` or an `AssemblingConsumer`.",
+        [key for key in chunks.CONSUMER_KEYS if key is not LIMIT],
     ),
 )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
+from app.chunks import keys as chunks
+from app.config.client import LIMIT
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
@@ -28,6 +30,8 @@ def test_page_has_each_key_once() -> None:
     # The clients' own, which do not stand in the file.
     expected += [*options.SERIALIZER_KEYS, options.STORE_KEY, *options.PRODUCER_KEYS]
     expected += [*options.DESERIALIZER_KEYS, options.STORE_KEY, *options.CONSUMER_KEYS]
+    of_chunks = [chunks.STRATEGY, *chunks.PRODUCER_KEYS, *chunks.CONSUMER_KEYS]
+    expected += [key for key in of_chunks if key is not LIMIT]  # the worker's own stands for theirs
     assert sorted(row.split("`")[1] for row in rows) == sorted(key.name for key in expected)
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 

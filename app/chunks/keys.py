@@ -20,8 +20,31 @@ _DEFAULTS = Limits()
 _KEYS = {key.name: key for key in CHUNK_KEYS}
 # The worker derives these defaults from `in.flight.bytes`, which clients do not have.
 _MESSAGE_BYTES = replace(_KEYS["chunk.max.message.bytes"], default=_DEFAULTS.message_bytes)
-_PENDING_BYTES = replace(_KEYS["max.pending.chunked.bytes"], default=_DEFAULTS.pending_bytes)
-STRATEGY = _KEYS["large.message.strategy"]
+_PENDING_MESSAGES = replace(
+    _KEYS["max.pending.chunked.message"],
+    doc="How many incomplete messages are held in memory. The chunks of more are read again from the log.",
+)
+_PENDING_BYTES = replace(
+    _KEYS["max.pending.chunked.bytes"],
+    doc="How many bytes the chunks of incomplete messages may take in memory. What is over it is read again.",
+    default=_DEFAULTS.pending_bytes,
+)
+_EXPIRE = replace(
+    _KEYS["expire.time.of.incomplete.chunked.message.ms"],
+    doc="How long a message may wait for its last chunk before it is discarded; 0 for ever. Only the time counts in "
+    "which a call reads its partition.",
+)
+_DROPS_OLDEST = replace(
+    _KEYS["auto.ack.oldest.chunked.message.on.queue.full"],
+    doc="Whether the oldest incomplete message is dropped, and only counted, if there are too many; else the chunks of "
+    "one are read again.",
+)
+STRATEGY = replace(
+    _KEYS["large.message.strategy"],
+    doc="What a producer of aiokafka does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
+    "chunks, if its topic would refuse it, and needs no store. `auto`: it goes to the store; while the store is down, "
+    "it is sent as chunks, up to `chunk.max.message.bytes`.",
+)
 _LOOKBACK = Key(
     "chunk.lookback",
     "int",
@@ -33,10 +56,10 @@ _LOOKBACK = Key(
 PRODUCER_KEYS: Sequence[Key] = (_KEYS["chunk.max.bytes"], _MESSAGE_BYTES, LIMIT)
 CONSUMER_KEYS: Sequence[Key] = (
     _MESSAGE_BYTES,
-    _KEYS["max.pending.chunked.message"],
+    _PENDING_MESSAGES,
     _PENDING_BYTES,
-    _KEYS["expire.time.of.incomplete.chunked.message.ms"],
-    _KEYS["auto.ack.oldest.chunked.message.on.queue.full"],
+    _EXPIRE,
+    _DROPS_OLDEST,
     _LOOKBACK,
     LIMIT,
 )
