@@ -1,7 +1,7 @@
 """A message whose chunks are read again, from the log: what `Assembler` with `on_reread` asks for.
 
 The caller reads the offsets from `Reread.first` to `Reread.last`, and gives each record to `take`. If the first chunk
-is not known, the caller looks for it before that, and begins there: see `begins`.
+is not known, the caller looks for it before that, and begins there: see `Beginnings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from transforms.chunk import Chunk, is_chunk
 from transforms.chunked_message import Assembled, Discarded, Limits, LoggedRecord, Reread
 from transforms.errors import MalformedChunkError
 
-__all__ = ["Rereading", "begins"]
+__all__ = ["Beginnings", "Rereading"]
+
+_STEP = 500  # so many offsets are searched at once
 
 
 class Rereading:
@@ -68,10 +70,42 @@ class Rereading:
         return Discarded("missing-first", reread.uuid, tuple(self._chunks.values()), detail)
 
 
-def begins(record: LoggedRecord) -> str | None:
-    """The uuid of the message whose first chunk this is; None for all other records."""
-    chunk = _chunk(record)
-    return chunk.uuid if chunk is not None and not chunk.id else None
+class Beginnings:
+    """Where messages begin below the offset where reading began; the log is searched backwards, and only once.
+
+    Args:
+        below: that offset.
+        floor: the lowest offset that may be searched.
+    """
+
+    def __init__(self, below: int, floor: int) -> None:
+        self.below = below
+        self._floor = floor
+        self._searched = below
+        self._found: dict[str, int] = {}
+        self._now: dict[str, int] = {}
+
+    def missing(self, uuid: str) -> tuple[int, int] | None:
+        """The range to search next, for `take` and then `searched`; None if that is of no use any more."""
+        if uuid in self._found or self._searched <= self._floor:
+            return None
+        return max(self._floor, self._searched - _STEP), self._searched
+
+    def take(self, record: LoggedRecord) -> None:
+        """Takes the next record of the range."""
+        chunk = _chunk(record)
+        if chunk is not None and not chunk.id:
+            self._now[chunk.uuid] = record.offset  # the last time that it begins
+
+    def searched(self, begin: int) -> None:
+        """Takes in that a range was read, from `begin` on."""
+        self._found = self._now | self._found
+        self._now = {}
+        self._searched = begin
+
+    def of(self, uuid: str) -> int | None:
+        """The offset of the first chunk of a message, if it was found."""
+        return self._found.get(uuid)
 
 
 def _chunk(record: LoggedRecord) -> Chunk | None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
 from transforms.assembly import Assembled, Discarded, Limits, Reread
-from transforms.rereading import Rereading, begins
+from transforms.rereading import Beginnings, Rereading
 
 __all__ = ["Again", "Rereader"]
 
 _logger = logging.getLogger(__name__)
 
 _POLL_MS = 1_000
-_STEP = 500  # so many offsets are read at once to find where messages begin
 # These are of a member of a group; the rest says how to reach the cluster, and how much to fetch.
 _OF_MEMBERS = frozenset({"group_id", "group_instance_id", "enable_auto_commit", "auto_offset_reset"})
 
@@ -43,15 +42,6 @@ class Again:
         return self.reread.last
 
 
-@dataclass(slots=True)
-class _Beginnings:
-    """Where messages begin below an offset, as far as the log was searched."""
-
-    below: int
-    searched: int
-    found: dict[str, int] = field(default_factory=dict)
-
-
 class Rereader:
     """A consumer without a group, which starts when it is needed. Belongs to one event loop.
 
@@ -68,7 +58,7 @@ class Rereader:
         self._lookback = lookback
         self._consumer: AIOKafkaConsumer | None = None
         self._reading = asyncio.Lock()
-        self._beginnings: dict[TopicPartition, _Beginnings] = {}
+        self._beginnings: dict[TopicPartition, Beginnings] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begin(self, again: Again) -> asyncio.Task[tuple[Assembled | Discarded | None, int]]:
@@ -127,23 +117,20 @@ class Rereader:
             return reread.first
         known = self._beginnings.get(partition)
         if known is None or known.below != reread.below:
-            known = self._beginnings[partition] = _Beginnings(reread.below, reread.below)
-        lowest = (await consumer.beginning_offsets([partition]))[partition]
-        floor = max(lowest, reread.below - self._lookback)
-        while reread.uuid not in known.found and known.searched > floor:
-            begin = max(floor, known.searched - _STEP)
+            lowest = (await consumer.beginning_offsets([partition]))[partition]
+            known = Beginnings(reread.below, max(lowest, reread.below - self._lookback))
+            self._beginnings[partition] = known
+        while (range_ := known.missing(reread.uuid)) is not None:
             _logger.info(
                 "topic %s partition %d: the message whose last chunk is at offset %d began before offset %d, where "
                 "reading began; its first chunk is looked for from offset %d on",
-                *(partition.topic, partition.partition, reread.last, reread.below, begin),
+                *(partition.topic, partition.partition, reread.last, reread.below, range_[0]),
             )
-            found: dict[str, int] = {}
-            async for record in _records(consumer, partition, begin, known.searched):
-                if (uuid := begins(record)) is not None:
-                    found[uuid] = record.offset  # the last time that it begins
-            known.found = found | known.found
-            known.searched = begin
-        return known.found.get(reread.uuid, reread.first)
+            async for record in _records(consumer, partition, *range_):
+                known.take(record)
+            known.searched(range_[0])
+        begins = known.of(reread.uuid)
+        return reread.first if begins is None else begins
 
 
 async def _records(

@@ -14,7 +14,7 @@ from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded,
 from transforms.chunk import Chunk
 from transforms.pending_message import ASIDE_BYTES
 from transforms.record import Record
-from transforms.rereading import Rereading, begins
+from transforms.rereading import Beginnings, Rereading
 
 
 class Reader:
@@ -47,7 +47,13 @@ class Reader:
             rereading = Rereading(self.limits, reread)
             start = reread.first
             if reread.below is not None and reread.reason is None:
-                start = {begins(each): each.offset for each in self.log[: reread.below]}.get(reread.uuid, start)
+                known = Beginnings(reread.below, 0)
+                while (range_ := known.missing(reread.uuid)) is not None:
+                    for record in self.log[slice(*range_)]:
+                        known.take(record)
+                    known.searched(range_[0])
+                found = known.of(reread.uuid)
+                start = start if found is None else found
             for record in self.log[start : reread.last + 1]:
                 rereading.take(record)
             outcome = rereading.outcome()
@@ -206,3 +212,18 @@ def test_restart_does_not_give_again_what_was_set_aside_and_delivered() -> None:
     reader = Reader(Limits(messages=1), log)
     reader.assembler.resume(0, 3)
     assert [event.id for event in reader.read() if isinstance(event, Assembled)] == [ChunkMessageId(0, 3)]
+
+
+def test_beginnings_are_searched_once_and_the_last_one_counts() -> None:
+    """In steps backwards, no further than allowed; of a message that begins twice, where it begins last."""
+    log = logged([*letters("a", "xy"), *letters("b", "xy"), *[Record(b"k", b"-")] * 600, letters("b", "xy")[0]])
+    known = Beginnings(len(log), 1)
+    ranges = []
+    for uuid in ("b", "a", "b"):
+        while (range_ := known.missing(uuid)) is not None:
+            ranges.append(range_)
+            for record in log[slice(*range_)]:
+                known.take(record)
+            known.searched(range_[0])
+    assert ranges == [(105, 605), (1, 105)]
+    assert (known.of("a"), known.of("b")) == (None, 604)

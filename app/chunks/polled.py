@@ -1,0 +1,222 @@
+"""Chunks for a consumer that polls one record after the other, on one thread: messages, and the offsets to commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from transforms.assembly import Assembled, Assembler, Counts, Discarded, Limits, Reread
+from transforms.commit_metadata import note, noted
+from transforms.record import Header
+from transforms.rereading import Beginnings, Rereading
+
+__all__ = ["Place", "Polled", "PolledRecord", "Seeking", "read_again"]
+
+Place = tuple[str, int]
+"""A topic and the number of a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolledRecord:
+    """A record as Kafka has it.
+
+    Attributes:
+        topic: where it is.
+        partition: its number.
+        offset: its offset.
+        timestamp: in milliseconds.
+        key: of the record.
+        value: of the record.
+        headers: of the record.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+class Polled:
+    """The incomplete messages of a consumer. Belongs to one thread.
+
+    Args:
+        limits: how much may be held in memory; what is over them is to be read again.
+        lookback: how many offsets before the one where reading began the first chunk of a message may be.
+        evicts: whether the oldest message is dropped instead, and only counted.
+
+    Attributes:
+        discarded: what is to be given to the application, in order; or what is to be read again for that.
+        again: the message that is to be delivered next, once it has been read again.
+    """
+
+    def __init__(self, limits: Limits, lookback: int, *, evicts: bool = False) -> None:
+        self.limits = limits
+        self.lookback = lookback
+        self.discarded: deque[tuple[Place, Discarded | Reread]] = deque()
+        self.again: Reread | None = None
+        self._assembler = Assembler(limits, self._on_reread, evicts=evicts)
+        self._evicts = evicts
+        self._elapsed_s: dict[Place, float] = {}
+        self._beginnings: dict[Place, Beginnings] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._assembler.counts
+
+    @property
+    def pending(self) -> int:
+        """How many messages are incomplete."""
+        return self._assembler.pending
+
+    @property
+    def pending_bytes(self) -> int:
+        """The memory of their chunks."""
+        return self._assembler.pending_bytes
+
+    @property
+    def waits(self) -> bool:
+        """Whether the time of a message is running."""
+        return bool(self.limits.expire_ms and (self._assembler.pending or self._assembler.repeating))
+
+    def take(self, record: PolledRecord) -> Assembled | None:
+        """Takes a chunk; returns the message that is whole with it. Other outcomes are in `discarded` and `again`."""
+        place = (record.topic, record.partition)
+        whole: Assembled | None = None
+        for event in self._assembler.add(place, record, self._now_ms(place)):
+            if isinstance(event, Assembled):
+                whole = event
+            else:
+                self._discard(event)
+        return whole
+
+    def count(self, places: Iterable[Place], seconds: float) -> None:
+        """Adds the time in which the consumer has waited for these partitions, and discards what is too old."""
+        for place in places:
+            self._elapsed_s[place] = self._elapsed_s.get(place, 0.0) + seconds
+            for event in self._assembler.expire(self._now_ms(place), place):
+                self._discard(event)
+
+    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None) -> None:
+        """Takes in what reading again gave: `again`, or the first of `discarded`, is done with."""
+        if reread is self.again:
+            self.again = None
+            self._assembler.resolve(reread, outcome)
+        else:
+            self.discarded.popleft()
+        if isinstance(outcome, Discarded) and outcome.records:
+            self.discarded.appendleft((self._of(reread), outcome))
+
+    def delivered(self, place: Place, offset: int) -> bool:
+        """Whether an ordinary record at this offset was delivered before the restart."""
+        return self._assembler.delivered(place, offset)
+
+    def position(self, place: Place, offset: int) -> int:
+        """The offset from which the next record is delivered, if all below `offset` have been polled.
+
+        If an incomplete message begins more than `lookback` before that, it is the offset of its first chunk.
+        """
+        position = self._undelivered(place, offset)
+        first = self._assembler.safe_offset(place, position)
+        return position if position - first <= self.lookback else first
+
+    def safe(self, place: Place, offset: int, metadata: str = "") -> tuple[int, str]:
+        """The offset and the metadata to commit, if all below `offset` have been polled."""
+        position = self._undelivered(place, offset)
+        firsts = [first for of, first, _ in self._waiting() if of == place]
+        safe = min([self._assembler.safe_offset(place, position), *firsts])
+        delivered = self._assembler.delivered_below(place, position)
+        return safe, metadata or note(safe, delivered, self._assembler.torn(place, safe))
+
+    def resume(self, place: Place, metadata: str | None) -> None:
+        """Takes in the metadata of the commit at which reading begins."""
+        found = noted(metadata)
+        if found is not None:
+            self._assembler.resume(place, found.delivered, found.torn)
+
+    def clear(self, place: Place) -> None:
+        """Forgets a partition that was revoked, or whose position is set."""
+        self._assembler.clear(place)
+        self._elapsed_s.pop(place, None)
+        self.discarded = deque(each for each in self.discarded if each[0] != place)
+        if self.again is not None and self._of(self.again) == place:
+            self.again = None
+
+    def beginnings(self, place: Place, below: int, first: Callable[[Place], int]) -> Beginnings:
+        """What is known of the messages that begin before the offset where reading began."""
+        known = self._beginnings.get(place)
+        if known is None or known.below != below:
+            known = self._beginnings[place] = Beginnings(below, max(first(place), below - self.lookback))
+        return known
+
+    def _now_ms(self, place: Place) -> int:
+        return int(self._elapsed_s.get(place, 0.0) * 1000)
+
+    def _on_reread(self, reread: Reread) -> None:
+        if reread.reason is None:
+            self.again = reread
+        elif not (self._evicts and reread.reason == "evicted"):
+            self.discarded.append((self._of(reread), reread))
+
+    def _discard(self, event: Discarded) -> None:
+        if not (self._evicts and event.reason == "evicted"):
+            first = event.records[0]
+            assert isinstance(first, PolledRecord)
+            self.discarded.append(((first.topic, first.partition), event))
+
+    def _waiting(self) -> Iterator[tuple[Place, int, int]]:
+        """The partition, the first and the last offset of what is not delivered yet."""
+        for place, each in self.discarded:
+            if isinstance(each, Reread):
+                yield place, each.first, each.last
+            else:
+                yield place, each.records[0].offset, each.records[-1].offset
+        if self.again is not None:
+            yield self._of(self.again), self.again.first, self.again.last
+
+    def _undelivered(self, place: Place, offset: int) -> int:
+        return min([offset, *(last for of, _, last in self._waiting() if of == place)])
+
+    @staticmethod
+    def _of(reread: Reread) -> Place:
+        place: Place = reread.partition  # type: ignore[assignment]  # as `take` gave it
+        return place
+
+
+class Seeking(Protocol):
+    """A consumer of its own, that reads one partition anywhere."""
+
+    def first(self, place: Place) -> int:
+        """The lowest offset that is still in the log."""
+
+    def records(self, place: Place, start: int, end: int) -> Iterator[PolledRecord | None]:
+        """The records of a range that are still in the log; None where it has waited a moment for more."""
+
+
+def read_again(log: Seeking, polled: Polled, reread: Reread) -> Generator[None, None, Assembled | Discarded | None]:
+    """Reads a message again, in steps: yields where the caller may look at the time, and returns the outcome."""
+    place: Place = reread.partition  # type: ignore[assignment]  # as `Polled` gave it
+    start = reread.first
+    if reread.below is not None and reread.reason is None:
+        known = polled.beginnings(place, reread.below, log.first)
+        while (range_ := known.missing(reread.uuid)) is not None:
+            for record in log.records(place, *range_):
+                if record is None:
+                    yield
+                else:
+                    known.take(record)
+            known.searched(range_[0])
+        found = known.of(reread.uuid)
+        start = start if found is None else found
+    rereading = Rereading(polled.limits, reread)
+    for record in log.records(place, start, reread.last + 1):
+        if record is None:
+            yield
+        else:
+            rereading.take(record)
+    return rereading.outcome()
