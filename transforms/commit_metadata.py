@@ -39,5 +39,6 @@ def note(offset: int, delivered: int, torn: Sequence[str]) -> str:
 
 def noted(metadata: str | None) -> Noted | None:
     """The inverse of `note`; None if the metadata is not of this form."""
-    match = _NOTE.fullmatch(metadata or "")
+    # confluent-kafka (2.16.1) writes the NUL that ends a string in C, too.
+    match = _NOTE.fullmatch((metadata or "").removesuffix("\0"))
     return None if match is None else Noted(int(match[1]), tuple(match[2].split(",")) if match[2] else ())

@@ -8,8 +8,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
+from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, apart
-from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer, warn
+from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.kafka.arguments import Arguments
 
 __all__ = ["AssemblingConsumer"]

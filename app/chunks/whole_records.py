@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -25,11 +24,9 @@ from app.kafka.delivering import DeliveringConsumer, count_as_poll
 from transforms.assembly import ChunkMessageId, Counts, Discarded
 from transforms.errors import SerializationError
 
-__all__ = ["OnDiscarded", "Restoring", "WholeRecordConsumer", "warn"]
+__all__ = ["OnDiscarded", "Restoring", "WholeRecordConsumer"]
 
 OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
-
-_logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a call that waits looks for expired messages, and for what a cancelled call has left
 
@@ -52,20 +49,6 @@ class Restoring(Protocol):
 
     async def close(self) -> None:
         """Waits for the last download."""
-
-
-def warn(discarded: Discarded) -> None:
-    """Logs a message that was discarded."""
-    first: Any = discarded.records[0]
-    _logger.warning(
-        "topic %s partition %d: a message of chunks was discarded: %s (%s); %d chunks from offset %d on",
-        first.topic,
-        first.partition,
-        discarded.reason,
-        discarded.detail,
-        len(discarded.records),
-        first.offset,
-    )
 
 
 class WholeRecordConsumer(DeliveringConsumer):

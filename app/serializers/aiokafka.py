@@ -16,9 +16,10 @@ from typing import Any, cast
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.errors import ProducerClosed
 
+from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
 from app.chunks.producer import ChunkingProducer
-from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer, warn
+from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.chunking import Strategy
 from app.config.client import coerced
 from app.config.naming import check_name

@@ -1,10 +1,10 @@
 """confluent-kafka's own clients, made from one configuration that has the serializers and their store in it.
 
     producer = SerializingProducer({"bootstrap.servers": ..., "value.serializers": [...], ...})
-    consumer = DeserializingConsumer(consumer_config({...}))
+    consumer = DeserializingConsumer({"bootstrap.servers": ..., "value.deserializers": [...], ...})
 
-`producer_config` and `consumer_config` make a configuration as confluent-kafka's classes take it. These do not close
-the serializers in it; the application does: `config["value.serializer"].close()`. Our producer closes its own.
+`producer_config` and `consumer_config` make a configuration as confluent-kafka's own classes take it. These do not
+close the serializers in it; the application does: `config["value.serializer"].close()`. Ours close their own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,31 @@ from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
 
+from app.chunks.discarded import warn
+from app.chunks.keys import CONSUMER_KEYS, limits
+from app.chunks.polled import Polled
+from app.config.client import coerced
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
+from app.serializers.confluent_chunks import OnDiscarded, PollingConsumer
 from app.serializers.librdkafka import KEYS
 from app.serializers.threads import Threads
+from stores.keys import read
 
-__all__ = ["AwaitedDeserializer", "SerializingProducer", "async_consumer_config", "consumer_config", "producer_config"]
+__all__ = [
+    "AwaitedDeserializer",
+    "DeserializingConsumer",
+    "SerializingProducer",
+    "async_consumer_config",
+    "consumer_config",
+    "producer_config",
+]
 
 _LIMIT = "message.max.bytes"
 _LIMIT_BYTES = 1_000_000  # librdkafka's default
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
 _NAMES = KEYS | _ASIDE
+_CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 
 
 def producer_config(config: Mapping[str, object]) -> dict[str, Any]:
@@ -119,6 +133,56 @@ class SerializingProducer(_SerializingProducer):
         """As there (`flush` before 2.13); then closes the serializers and their stores. May be called twice."""
         try:
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
+        finally:
+            self._split.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+if TYPE_CHECKING:
+    _DeserializingConsumer = confluent_kafka.DeserializingConsumer[Any, Any]
+else:
+    _DeserializingConsumer = confluent_kafka.DeserializingConsumer
+
+
+class DeserializingConsumer(_DeserializingConsumer, PollingConsumer):  # type: ignore[misc]  # `poll` is narrowed
+    """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
+
+    A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
+    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
+    second consumer that does not join the group. All else is as there, errors too.
+
+    Args:
+        conf: as for `consumer_config`, and the keys of `app.chunks.keys.CONSUMER_KEYS`.
+        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
+            next call tries again, and no commit passes the message. By default a warning is logged.
+
+    Raises:
+        ConfigurationError: a key is unknown or missing, or its value is wrong.
+    """
+
+    def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
+        self._split = taken.consumer(conf, _NAMES | _CHUNK_KEYS)
+        with self._split.closed_on_error():
+            chunks = {key: value for key, value in conf.items() if key in _CHUNK_KEYS}
+            values: Mapping[str, Any] = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, chunks))
+            evicts = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
+            polled = Polled(limits(values), values["chunk.lookback"], evicts=evicts)
+            client = {key: value for key, value in self._split.client.items() if key not in _CHUNK_KEYS}
+            stores = str(client.get("enable.auto.offset.store", True)).lower() != "false"
+            own = self.begin(polled, on_discarded, client, stores=stores)
+            parts = {f"{part}.deserializer": composable for part, composable in self._split.parts.items()}
+            super().__init__({**own, **parts})
+
+    def close(self) -> None:
+        """As there; then closes the deserializers and their stores. May be called twice."""
+        try:
+            super().close()
         finally:
             self._split.close()
 

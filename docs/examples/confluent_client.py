@@ -12,11 +12,11 @@ import os
 import sys
 import time
 
-from confluent_kafka import DeserializingConsumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
 from wideload.serializers import LargeMessageDeserializer, LargeMessageSerializer, PayloadNotFoundError
-from wideload.serializers.confluent import SerializingProducer, consumer_config
+from wideload.serializers.confluent import DeserializingConsumer, SerializingProducer
 
 COMMON = {
     "bootstrap.servers": os.environ.get("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092"),
@@ -75,10 +75,8 @@ def main(topic: str) -> None:
         producer.produce(topic, key=b"order", value=order, on_delivery=delivered)
         producer.flush()
 
-    config = consumer_config(CONSUMER)
-    consumer = DeserializingConsumer(config)
-    consumer.subscribe([topic])
-    try:
+    with DeserializingConsumer(CONSUMER) as consumer:
+        consumer.subscribe([topic])
         while True:
             message = read(consumer)
             value = message.value()
@@ -86,9 +84,6 @@ def main(topic: str) -> None:
             print(f"offset {message.offset()}: order {value['id']}, {len(value['scan']):,} characters")
             if value == order:
                 break
-    finally:
-        consumer.close()
-        config["value.deserializer"].close()
 
 
 if __name__ == "__main__":

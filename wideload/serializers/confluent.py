@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from app.serializers.confluent import (
     AwaitedDeserializer,
+    DeserializingConsumer,
     SerializingProducer,
     async_consumer_config,
     consumer_config,
     producer_config,
 )
 
-__all__ = ["AwaitedDeserializer", "SerializingProducer", "async_consumer_config", "consumer_config", "producer_config"]
+__all__ = [
+    "AwaitedDeserializer",
+    "DeserializingConsumer",
+    "SerializingProducer",
+    "async_consumer_config",
+    "consumer_config",
+    "producer_config",
+]

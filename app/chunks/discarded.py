@@ -1,0 +1,26 @@
+"""What becomes of a discarded message if the application does not say."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from transforms.assembly import Discarded
+
+__all__ = ["warn"]
+
+_logger = logging.getLogger(__name__)
+
+
+def warn(discarded: Discarded) -> None:
+    """Logs a message that was discarded."""
+    first: Any = discarded.records[0]
+    _logger.warning(
+        "topic %s partition %d: a message of chunks was discarded: %s (%s); %d chunks from offset %d on",
+        first.topic,
+        first.partition,
+        discarded.reason,
+        discarded.detail,
+        len(discarded.records),
+        first.offset,
+    )
