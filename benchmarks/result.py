@@ -87,6 +87,11 @@ TARGETS: Mapping[str, Target] = {
     "inflate.s3.vs_best_peer": Target("ratio", "least", 1.6),
     "inflate.s3.cpu_ms": Target("value", "most", 9.0),
     "offload.s3.vs_peer": Target("ratio", "least", 1.3),
+    **{
+        f"clients.{client}.{verb}.vs_bare": Target("ratio", "least", bound)
+        for bound, verbs in ((0.9, ("write", "read")), (0.8, ("offload", "inflate", "chunk", "assemble")))
+        for client, verb in itertools.product(("aiokafka", "confluent"), verbs)
+    },
     "chunks.chunk.vs_copy": Target("ratio", "least", 0.7),
     "chunks.assemble.vs_copy": Target("ratio", "least", 0.7),
     "chunks.memory.peak_mib": Target("ratio", "most", 1.0),

@@ -23,6 +23,7 @@ from benchmarks import machine
 from benchmarks.batches import batches
 from benchmarks.bench import Bench, matches
 from benchmarks.chunks import chunks
+from benchmarks.clients import clients
 from benchmarks.exactly_once import COUNTS, exactly_once
 from benchmarks.latency import MEASURES, latency
 from benchmarks.memory import memory
@@ -42,6 +43,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Result]]]] = {
     "latency": latency,
     "offload": offload,
     "chunks": chunks,
+    "clients": clients,
     "memory": memory,
     "batches": batches,
     "sweep": sweep,
