@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from app.serializers import LargeMessageSerializer
 from tests.forks import run
+from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
@@ -172,6 +174,23 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     assert done.stderr.startswith("wideload: standard input, line 2: it is longer than")
     assert "1 messages were sent before" in done.stderr
     assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first"]
+
+
+def test_produce_splits_a_batch_that_the_topic_refuses(broker: str, make_topic: MakeTopic) -> None:
+    """A limit that is lowered meanwhile: batches over it are sent again in parts; each line arrives once, in order."""
+    topic = make_topic(**{"max.message.bytes": 500_000})
+    sent = [b"%06d" % number + b"x" * 994 for number in range(2_000)]
+    command = [sys.executable, "-m", "app.cli", "produce", topic, "--lines", "-p", "0", "-b", broker, "--debug"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any("Kafka producer started" in line for line in process.stderr), "it has asked for the limit before"
+        asyncio.run(set_limit(broker, topic, 20_000))
+        told, logged = process.communicate(b"\n".join(sent).decode(), timeout=60)
+    assert (process.returncode, told.startswith("sent 2,000 messages (")) == (0, True), logged[-2_000:]
+    assert "is refused, and split in two" in logged
+    assert [record.value for record in read_all(broker, topic)[0]] == sent
 
 
 def test_produce_mistake(place: Place) -> None:
