@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
-from app.kafka.batches import BatchingProducer, BatchSettings
+from app.kafka.batches import Batches, BatchSettings
+from app.kafka.batches.bounds import ByteLimit
 from app.kafka.clients import admin, translated, writing_producer
 from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic, topics
@@ -23,11 +24,12 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record, RecordLike
 
-__all__ = ["BATCH_BYTES", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
+__all__ = ["BATCH_BYTES", "CHUNK", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
-BATCH_BYTES = 131_072
 _WINDOW_BYTES = 64 * 1024 * 1024
-_BUFFER_BYTES = 2**40  # of the producer below: it is the window that limits
+BATCH_BYTES = 131_072
+CHUNK = "chunk"
+"""The name of the transform that makes several records of a message."""
 
 
 class SendError(WideloadError):
@@ -71,28 +73,51 @@ class Sent:
     applied: Counter[str] = field(default_factory=Counter)
     chunks: int = 0
 
-    def note_record(self, partition: int, offset: int) -> None:
-        """Counts one record."""
-        if offset >= 0:  # unknown to a broker that had the record from an earlier try
-            first, last = self.offsets.get(partition, (offset, offset))
-            self.offsets[partition] = (min(first, offset), max(last, offset))
+    def note_records(self, partition: int, first: int, last: int) -> None:
+        """Counts the records from an offset to another; below 0 if the broker, asked again, did not say."""
+        if first >= 0:
+            earliest, latest = self.offsets.get(partition, (first, last))
+            self.offsets[partition] = (min(earliest, first), max(latest, last))
 
     def note_message(self, message: Message) -> None:
         """Counts one message, all of whose records are counted."""
         self.messages += 1
         self.size += message.size
         self.applied.update(message.applied)
-        self.chunks += len(message.records) if "chunk" in message.applied else 0
+        self.chunks += len(message.records) if CHUNK in message.applied else 0
 
 
-@dataclass(frozen=True, slots=True)
 class _Flying:
-    """A record that was handed over; `ends` is the message that is sent with it, None for a chunk before the last."""
+    """The records of a batch: the bytes of each, the name of its message, and the message that ends with it."""
 
-    future: asyncio.Future[Any]
-    size: int
-    name: str
-    ends: Message | None
+    __slots__ = ("_partition", "_records", "_sender")
+
+    def __init__(self, sender: Sender, partition: int) -> None:
+        self._sender = sender
+        self._partition = partition
+        self._records: list[tuple[int, str, Message | None]] = []
+
+    def add(self, size: int, name: str, ends: Message | None) -> None:
+        """Notes a record; `ends` is None for a chunk before the last."""
+        self._records.append((size, name, ends))
+
+    def split(self, count: int) -> _Flying:
+        """See `Load.split`."""
+        rest = _Flying(self._sender, self._partition)
+        rest._records, self._records = self._records[count:], self._records[:count]
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        """See `Load.delivered`."""
+        sender, first = self._sender, metadata.offset
+        sender.sent.note_records(self._partition, first, first + records - 1)
+        for held, _, ends in self._records:
+            sender.acknowledged(held, ends)
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`."""
+        for held, name, _ in self._records:
+            self._sender.failed(held, name, error)
 
 
 class Sender:
@@ -119,12 +144,13 @@ class Sender:
     ) -> None:
         self.sent = Sent()
         self._controls = ProducerControls(producer)
-        self._producer = BatchingProducer(producer, BatchSettings(batch_bytes=batch_bytes), buffer_bytes=_BUFFER_BYTES)
+        self._batches = Batches(producer, BatchSettings(batch_bytes=batch_bytes))
         self._topic = topic
         self._limit_bytes = limit_bytes
         self._done = done
-        self._waiting: deque[_Flying] = deque()
-        self._waiting_bytes = 0
+        self._flying = ByteLimit(_WINDOW_BYTES)
+        self._unsent_bytes = 0
+        self._failure: SendError | None = None
 
     async def send(self, record: Record, name: str, partition: int | None = None) -> None:
         """Sends a record as it is; see `send_message`."""
@@ -142,59 +168,63 @@ class Sender:
                 raise SendError(f"{name}: {RecordTooLargeError(self._topic, size, self._limit_bytes)}")
         now_ms = int(time.time() * 1000)
         last = len(sizes) - 1
-        if last and partition is None:
-            partition = await self._partition(message.records[0], name)
-        for number, (record, size) in enumerate(zip(message.records, sizes, strict=True)):
-            # All chunks of a message have one timestamp.
-            stamp = now_ms if record.timestamp < 0 else record.timestamp
-            stamped = Record(record.key, record.value, record.headers, stamp)
-            await self._put(stamped, size, name, partition, message if number == last else None)
+        try:
+            number = await self._controls.partition(self._topic, partition, message.records[0].key)
+        except KafkaError as exc:
+            raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
+        for position, (record, size) in enumerate(zip(message.records, sizes, strict=True)):
+            await self._flying.take(size)
+            try:
+                self._check()
+                outbox = self._batches.outbox(self._topic, number, lambda: _Flying(self, number))
+                # All chunks of a message have one timestamp.
+                stamp = now_ms if record.timestamp < 0 else record.timestamp
+                flying = outbox.append(Record(record.key, record.value, record.headers, stamp))
+            except BaseException:
+                self._flying.give(size)
+                raise
+            flying.add(size, name, message if position == last else None)
+            outbox.send(outbox)
+            await self._breathe(size)
 
     async def drain(self) -> None:
-        """Waits until all messages in flight are acknowledged.
+        """Waits until no message is in flight.
 
         Raises:
             SendError: one of them was not acknowledged.
         """
-        while self._waiting:
-            await self._acknowledge()
+        await self.close()
+        self._check()
 
     async def close(self) -> None:
         """Waits until each message in flight is acknowledged, or has failed."""
-        await self._producer.close()
+        await self._batches.flush()
 
-    async def _partition(self, record: RecordLike, name: str) -> int:
-        try:
-            return await self._controls.partition(self._topic, None, record.key)
-        except KafkaError as exc:
-            raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
+    def acknowledged(self, held: int, message: Message | None) -> None:
+        """A record that holds so many bytes is in the log; `message` ends with it."""
+        self._flying.give(held)
+        if message is not None:
+            self.sent.note_message(message)
+            self._done(message.size)
 
-    async def _put(self, record: Record, size: int, name: str, partition: int | None, ends: Message | None) -> None:
-        while self._waiting and (self._waiting_bytes + size > _WINDOW_BYTES or self._waiting[0].future.done()):
-            await self._acknowledge()
-        try:
-            future = await self._producer.send(self._topic, record, partition=partition)
-        except (KafkaError, WideloadError, OSError) as exc:
-            raise self._failed(name, exc) from exc
-        self._waiting.append(_Flying(future, size, name, ends))
-        self._waiting_bytes += size
+    def failed(self, held: int, name: str, error: BaseException) -> None:
+        """A record is not in the log, or nobody knows."""
+        self._flying.give(held)
+        if self._failure is None:
+            told = error if isinstance(error, WideloadError) else translated(error, f"topic {self._topic} refuses it")
+            self._failure = SendError(f"{name}: {told}")
+            self._failure.__cause__ = error
 
-    async def _acknowledge(self) -> None:
-        flying = self._waiting.popleft()
-        self._waiting_bytes -= flying.size
-        try:
-            metadata = await flying.future
-        except (KafkaError, WideloadError, OSError) as exc:
-            raise self._failed(flying.name, exc) from exc
-        self.sent.note_record(metadata.partition, metadata.offset)
-        if flying.ends is not None:
-            self.sent.note_message(flying.ends)
-            self._done(flying.ends.size)
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
-    def _failed(self, name: str, error: Exception) -> SendError:
-        if isinstance(error, WideloadError):
-            return SendError(f"{name}: {error}")
-        return SendError(f"{name}: {translated(error, f'topic {self._topic} did not take it')}")
+    async def _breathe(self, size: int) -> None:
+        """Lets batches leave while a caller hands over one message after the other."""
+        self._unsent_bytes += size
+        if self._unsent_bytes >= BATCH_BYTES:
+            self._unsent_bytes = 0
+            await asyncio.sleep(0)
 
 
 async def find_topic(client: ClientSettings, name: str) -> Topic:
