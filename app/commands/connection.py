@@ -18,11 +18,20 @@ from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, of_pipeline
 from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "opened_store", "pipeline_of"]
+__all__ = [
+    "BOOTSTRAP_VARIABLE",
+    "agreed",
+    "client_of",
+    "config_option",
+    "connection_options",
+    "opened_store",
+    "pipeline_of",
+]
 
 BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
 
 # For commands that need a configuration.
 config_option = click.option(
@@ -128,6 +137,38 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
         if pipeline.name == name:
             return pipeline
     raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+
+
+def agreed(
+    settings: Settings,
+    name: str | None,
+    concerns: Callable[[PipelineSettings], bool],
+    what: Callable[[PipelineSettings], _Value],
+    differ: str,
+) -> _Value | None:
+    """What a pipeline says: the one called `name`, or all together that it concerns; None if it concerns none.
+
+    Args:
+        settings: of the file.
+        name: None for no choice.
+        concerns: whether a pipeline says something about it.
+        what: what it says.
+        differ: which keys differ, for the error.
+
+    Raises:
+        ConfigurationError: there is no such pipeline, or a name is needed, as the pipelines differ.
+    """
+    if name is not None:
+        for pipeline in settings.pipelines:
+            if pipeline.name == name:
+                return what(pipeline)
+        names = ", ".join(pipeline.name for pipeline in settings.pipelines)
+        raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+    found = [pipeline for pipeline in settings.pipelines if concerns(pipeline)]
+    if any(what(pipeline) != what(found[0]) for pipeline in found):
+        names = ", ".join(pipeline.name for pipeline in found)
+        raise ConfigurationError("--pipeline", f"is missing, but {differ}; name one of: {names}")
+    return what(found[0]) if found else None
 
 
 def opened_store(pipeline: PipelineSettings, stack: ExitStack) -> PayloadStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from app.serializers import LargeMessageSerializer
-from tests.forks import run
+from tests.integration.command_line import lines, wideload
 from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
@@ -32,14 +31,6 @@ LARGE = 3_000_000
 THRESHOLD = 1_000
 
 
-def wideload(
-    *arguments: object, stdin: bytes = b"", environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
-    command = [sys.executable, "-m", "app.cli", *map(str, arguments)]
-    return run(command, environ={**os.environ, **(environ or {})}, given=stdin)
-
-
 @contextmanager
 def consuming(place: Place) -> Iterator[subprocess.Popen[bytes]]:
     """A process that shows all records of the source and then waits for more; killed at the end."""
@@ -49,12 +40,6 @@ def consuming(place: Place) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-def lines(done: subprocess.CompletedProcess[str], status: int = 0) -> list[dict[str, Any]]:
-    """The JSON lines of a command that ended with `status`."""
-    assert done.returncode == status, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @dataclass
