@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import click
 
-from app.commands.connection import agreed, opened_store, pipeline_of
+from app.commands.connection import agreed, opened_store, pipeline_of, wrap_of
 from app.commands.source import Limit
 from app.config.chunking import Strategy
 from app.config.parsing import load
@@ -212,7 +212,7 @@ def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | No
             "--strategy", f"found {strategy!r}, which needs the store of a configuration: -c FILE; chunk needs none"
         )
     settings = None if config is None else load(config)
-    wrapper = (Wrap() if settings is None else _wrap(settings, pipeline)) if wrap else None
+    wrapper = wrap_of(settings, pipeline) if wrap else None
     if settings is None or strategy is None:
         return Packing(strategy, wrapper)
     if strategy == "chunk":
@@ -230,17 +230,6 @@ def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | No
             "--strategy", f"found 'auto'; readers of reference.format {writer.reference_format!r} know no chunks"
         )
     return Packing(strategy, wrapper, writer, writer.chunks.max_bytes, writer.chunks.message_bytes)
-
-
-def _wrap(settings: Settings, pipeline: str | None) -> Wrap:
-    wrap = agreed(
-        settings,
-        pipeline,
-        lambda each: each.wrapper.wraps or each.wrapper.unwraps or bool(each.wrapper.headers),
-        lambda each: each.wrapper.wrap,
-        "wrapper.header.NUMBER or wrap.on.… differ",
-    )
-    return Wrap() if wrap is None else wrap
 
 
 def _writer(settings: Settings, name: str | None) -> PipelineSettings:

@@ -1,4 +1,4 @@
-"""`wideload produce` with a real broker: values as references, as chunks, and in wrappers."""
+"""The commands with a real broker: values as references, as chunks, and in wrappers, written and read."""
 
 from __future__ import annotations
 
@@ -70,6 +70,12 @@ class Place:
         """The summary of a run that succeeds."""
         (summary,) = lines(self.produce(*arguments, "--json", stdin=stdin))
         return summary
+
+    def consumed(self, *arguments: object, status: int = 0) -> list[dict[str, Any]]:
+        """The lines of `wideload consume --values`, from beginning to end."""
+        return lines(
+            wideload("consume", self.topic, "--from-beginning", "-e", "--json", "--values", *arguments), status=status
+        )
 
     def found(self) -> list[Found]:
         """All records, partition by partition."""
@@ -235,6 +241,55 @@ def test_wrappers_hold_references_and_chunks_hold_wrappers(place: Place) -> None
     assert unwrap.unwrap(whole).value == large.read_bytes()
 
 
+def test_consume_takes_wrappers_off(place: Place) -> None:
+    """Value and headers, by the table of the configuration; what is no wrapper is an error, unless it is to pass."""
+    config = place.config(TABLE)
+    place.sent(place.file("plain", 5), "-p", 0, "-b", place.broker)
+    (place.folder / "v").write_bytes(b"value")
+    place.sent(place.folder / "v", "--tombstone", "k", "-p", 0, "-H", "trace-id=7", "--wrap", "-c", config)
+    bad, value, tombstone = place.consumed("--unwrap", "-c", config, status=1)
+    assert "malformed wrapper: the whole is '5 bytes'; allowed: 9 bytes or more" in bad["error"]
+    assert (bad["reference"], bad["unwrapped"]) == (False, False)
+    assert (value["headers"], value["value"], value["unwrapped"]) == ([["trace-id", "7"]], "value", True)
+    assert (tombstone["headers"], tombstone["value"], tombstone["size"]) == ([["trace-id", "7"]], None, None)
+    told = wideload("consume", place.topic, "--from-beginning", "-e", "--unwrap", "-c", config).stderr
+    assert told.endswith("1 of them could not be unwrapped\n")
+    passing = place.config({"unwrap.on.plain.value": "pass", **TABLE})
+    assert [line["unwrapped"] for line in place.consumed("--unwrap", "-c", passing)] == [False, True, True]
+    # Without a configuration headers have numbers; without the option a wrapper is a value like others.
+    assert place.consumed("--unwrap", "-b", place.broker, status=1)[1]["headers"] == [["wrapper.header.3000001", "7"]]
+    shown = place.consumed("-b", place.broker)
+    assert [(line["headers"], line["unwrapped"]) for line in shown] == [([], False)] * 3
+
+
+def test_consume_restores_in_the_order_of_the_worker(place: Place) -> None:
+    """Chunks of a wrapper, a wrapper of a reference, and, as clients make it, a reference to a wrapper: one value."""
+    config, large = place.config(TABLE), place.file("large", LARGE)
+    large.write_bytes(b"text" * (LARGE // 4))
+    options = ("-p", 0, "-H", "trace-id=7", "--wrap", "-c", config)
+    place.sent(large, *options, "--strategy", "chunk")
+    place.sent(large, *options, "--strategy", "offload")
+    wrapped = place.folder / "wrapped"
+    wrapped.write_bytes(MessageWrapper({3_000_001: b"7"}, large.read_bytes()).serialize())
+    place.sent(wrapped, "-p", 0, "-c", config, "--strategy", "offload")
+    found = place.consumed("--unwrap", "--inflate", "-c", config)
+    assert [(each["value"], each["headers"]) for each in found] == [
+        (large.read_text(), [["trace-id", "7"]])
+    ] * 3  # fmt: skip
+    assert [(each["assembled"], each["unwrapped"], each["inflated"]) for each in found] == [
+        (True, True, False), (False, True, True), (False, True, True),
+    ]  # fmt: skip
+    # Without --inflate they are shown as what they are; nothing is an error.
+    *pieces, reference, outer = place.consumed("--unwrap", "-c", config)
+    assert {(each["chunk"], each["unwrapped"]) for each in pieces} == {(True, False)}
+    assert [(each["reference"], each["unwrapped"]) for each in (reference, outer)] == [(True, True), (True, False)]
+    # A payload that is gone is told of the reference, not of the wrapper.
+    for payload in (place.folder / "store" / place.topic).iterdir():
+        payload.unlink()
+    _, *gone = place.consumed("--unwrap", "--inflate", "-c", config, status=1)
+    assert [("there is no payload at" in each["error"], each["reference"]) for each in gone] == [(True, True)] * 2
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +327,7 @@ def test_mistakes_of_forms(place: Place, make_topic: MakeTopic) -> None:
         ),
         (
             (place.topic, small, "--wrap", "-c", config),
-            "--pipeline: is missing, but wrapper.header.NUMBER or wrap.on.… differ; name one of: one, two",
+            "--pipeline: is missing, but wrapper.header.NUMBER differ; name one of: one, two",
         ),
         (
             (place.topic, small, "--wrap", "-c", config, "--pipeline", "three"),
