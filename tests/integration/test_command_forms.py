@@ -290,6 +290,35 @@ def test_consume_restores_in_the_order_of_the_worker(place: Place) -> None:
     assert [("there is no payload at" in each["error"], each["reference"]) for each in gone] == [(True, True)] * 2
 
 
+def test_inspect_tells_wrappers_and_what_is_in_them(place: Place) -> None:
+    """Version, headers and size of each; a reference in one is looked up; chunks may make one. None of it is bad."""
+    config = place.config(TABLE)
+    place.sent(place.file("plain", 5), "-p", 0, "-b", place.broker)
+    options = ("-p", 0, "-H", "trace-id=7", "-H", "wrapper.header.5=x", "--wrap", "-c", config)
+    place.sent(place.file("small", 50), "--tombstone", "gone", *options)
+    large = place.file("large", LARGE)
+    place.sent(large, *options, "--strategy", "offload")
+    place.sent(large, *options, "--strategy", "chunk")
+    small, gone, large_, reference, chunks, last = lines(wideload("inspect", place.topic, "-c", config, "--json"))
+    assert small == {
+        "partition": 0, "offset": 1, "key": "small", "of": "value", "wrapper": 0, "headers": 2, "size": 50,
+    }  # fmt: skip
+    assert [(each["key"], each["headers"], each["size"]) for each in (gone, large_)] == [
+        ("gone", 2, None), ("large", 5, len(reference["path"])),
+    ]  # fmt: skip
+    assert (reference["offset"], reference["payload"], reference["size"]) == (3, "ok", LARGE)
+    assert chunks["message"] == "whole"
+    assert "they make a wrapper, version 0, with 2 headers and a value of 90.0 kB" in chunks["detail"]
+    assert (last["summary"]["wrappers"], last["summary"]["references"]) == (3, 1)
+    rows = wideload("inspect", place.topic, "-b", place.broker).stdout
+    assert "  a wrapper, version 0, with 2 headers and a value of 50 B\n" in rows
+    assert f"{place.topic}: 3 wrappers\n" in rows
+    (payload,) = (place.folder / "store" / place.topic).iterdir()
+    payload.unlink()
+    gone, _ = lines(wideload("inspect", place.topic, "-c", config, "--json", "--only-bad"), status=1)
+    assert (gone["offset"], gone["payload"]) == (3, "missing")
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
