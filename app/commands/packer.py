@@ -6,7 +6,8 @@ It is the reverse of the restorer of `wideload consume`, and applies the worker'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from app.commands.source import Limit
 from app.config.chunking import Strategy
 from app.config.parsing import load
 from app.config.settings import PipelineSettings, Settings
-from app.kafka.sender import Message
+from app.kafka.sender import Message, SendError
 from app.kafka.topics import Topic
 from app.pipeline.chain import Chain, Result, Work
 from app.pipeline.fallback import Fallback
@@ -25,7 +26,7 @@ from app.pipeline.stages import ChunkStage, OffloadStage, Stage, wrap_stage
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Limits
 from transforms.chunk import Chunking
-from transforms.errors import ConfigurationError, PayloadStoreError, WrapError
+from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WrapError
 from transforms.formats import FORMATS
 from transforms.offload import Offload
 from transforms.record import Header, Record
@@ -35,6 +36,8 @@ from transforms.wrapper import Wrap
 __all__ = ["Packer", "Packing", "packing_of"]
 
 _GENERATOR = "large.message.id.generator"
+_AT_ONCE = 8  # messages that wait for threads, most of them for the store
+_AHEAD_BYTES = 64 * 1024 * 1024  # of their values, beside one
 _MESSAGE_BYTES = "chunk.max.message.bytes"
 
 
@@ -148,12 +151,21 @@ class Packing:
         return stages
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A message that is being packed; `size` is that of its value."""
+
+    message: asyncio.Future[Message]
+    size: int
+    name: str
+
+
 class Packer:
-    """Packs messages one by one. Use `Packing.open`.
+    """Packs messages. Use `Packing.open`.
 
     Args:
         chain: of the worker's stages.
-        finish: finishes work of the chain; blocks.
+        finish: finishes work of the chain; blocks, and is called on several threads.
         codec: the number of the compression of batches.
     """
 
@@ -162,20 +174,54 @@ class Packer:
         self._finish = finish
         self._codec = codec
 
-    async def pack(self, record: Record) -> Message:
-        """The message as it is to be sent.
+    async def packed(self, records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
+        """The messages as they are to be sent, in order, with their names; several are packed at once.
+
+        An error, of a message or of `records`, is raised when all messages before it were given.
 
         Raises:
-            TransformError: it can never be sent.
-            PayloadStoreError: the store failed.
+            SendError: a message can never be sent, or the store failed.
         """
+        begun: deque[_Begun] = deque()
+        failure = None
+        try:
+            try:
+                async for record, name in records:
+                    size = len(record.value or b"")
+                    while begun and (len(begun) == _AT_ONCE or sum(each.size for each in begun) + size > _AHEAD_BYTES):
+                        yield await begun[0].message, begun.popleft().name
+                    begun.append(_Begun(self._begin(record, name), size, name))
+                    while begun and begun[0].message.done():
+                        yield begun[0].message.result(), begun.popleft().name
+            except SendError as exc:
+                failure = exc
+            while begun:
+                yield await begun[0].message, begun.popleft().name
+            if failure is not None:
+                raise failure
+        finally:
+            for each in begun:
+                each.message.cancel()
+            await asyncio.gather(*(each.message for each in begun), return_exceptions=True)
+
+    def _begin(self, record: Record, name: str) -> asyncio.Future[Message]:
         plain = Message.plain(record)
         work = self._chain.begin(record, self._codec)
-        if work is None:
-            return plain
-        slow = work.blocks or work.asks_store
-        records, applied = await asyncio.to_thread(self._finish, work) if slow else self._finish(work)
-        return Message(records, plain.size, applied)
+        if work is not None and (work.blocks or work.asks_store):
+            return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
+        done: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(plain if work is None else self._message(work, plain.size, name))
+        except SendError as exc:
+            done.set_exception(exc)
+        return done
+
+    def _message(self, work: Work, size: int, name: str) -> Message:
+        try:
+            records, applied = self._finish(work)
+        except (TransformError, PayloadStoreError) as exc:
+            raise SendError(f"{name}: {exc}") from exc
+        return Message(records, size, applied)
 
 
 class _Warning:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing
 from itertools import chain
 
 import click
 
 from app.commands.connection import client_of, connection_options
 from app.commands.console import progress
-from app.commands.packer import Packer, Packing, packing_of
+from app.commands.packer import Packing, packing_of
 from app.commands.source import KeyFrom, Source, file_sources, line_sources, tombstone
 from app.config.chunking import Strategy
 from app.config.settings import ClientSettings
@@ -23,7 +23,7 @@ from app.kafka.sender import BATCH_BYTES, CHUNK, Message, SendError, Sent, find_
 from app.kafka.topics import Topic
 from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS
-from transforms.errors import ConfigurationError, PayloadStoreError, TransformError
+from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 from transforms.text import bytes_text
 
@@ -70,7 +70,7 @@ def _refuse_too_large(
 async def _records(
     sources: Iterator[Source], headers: tuple[Header, ...], limit: int
 ) -> AsyncIterator[tuple[Record, str]]:
-    """Reads one message at a time; the sender limits the bytes in flight, and one more message is in memory."""
+    """Reads one message at a time; packer and sender limit the bytes that wait, and one more message is in memory."""
     for source in sources:
         try:
             if source.size is not None and source.size < BATCH_BYTES:
@@ -82,13 +82,9 @@ async def _records(
         yield Record(source.key, value, headers), source.name
 
 
-async def _message(packer: Packer | None, record: Record, name: str) -> Message:
-    if packer is None:
-        return Message.plain(record)
-    try:
-        return await packer.pack(record)
-    except (TransformError, PayloadStoreError) as exc:
-        raise SendError(f"{name}: {exc}") from exc
+async def _plain(records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
+    async for record, name in records:
+        yield Message.plain(record), name
 
 
 async def _produce(
@@ -111,9 +107,11 @@ async def _produce(
             advance = stack.enter_context(progress(title, total, unit="bytes"))
             async with open_sender(client, topic, codec, advance) as sender:
                 sent = sender.sent
+                records = _records(sources, headers, limit)
                 try:
-                    async for record, name in _records(sources, headers, limit):
-                        await sender.send_message(await _message(packer, record, name), name, partition)
+                    async with aclosing(_plain(records) if packer is None else packer.packed(records)) as messages:
+                        async for message, name in messages:
+                            await sender.send_message(message, name, partition)
                 finally:
                     # Messages handed over before the error are still sent, in order, and counted.
                     await sender.drain()
