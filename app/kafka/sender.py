@@ -26,6 +26,7 @@ from transforms.record import Record, RecordLike
 
 __all__ = ["BATCH_BYTES", "CHUNK", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
+DELIVERY_TIMEOUT_S = 120.0  # as Kafka's delivery.timeout.ms
 _WINDOW_BYTES = 64 * 1024 * 1024
 BATCH_BYTES = 131_072
 CHUNK = "chunk"
@@ -132,6 +133,7 @@ class Sender:
         batch_bytes: at which a batch is closed.
         limit_bytes: the greatest size of a record as a batch of one; None if only the broker knows it.
         done: called with the number of bytes that were acknowledged.
+        delivery_timeout_s: how long a broker may not answer.
     """
 
     def __init__(
@@ -141,10 +143,12 @@ class Sender:
         batch_bytes: int,
         limit_bytes: int | None,
         done: Callable[[int], None],
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
     ) -> None:
         self.sent = Sent()
         self._controls = ProducerControls(producer)
-        self._batches = Batches(producer, BatchSettings(batch_bytes=batch_bytes))
+        settings = BatchSettings(batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s)
+        self._batches = Batches(producer, settings)
         self._topic = topic
         self._limit_bytes = limit_bytes
         self._done = done
@@ -193,12 +197,15 @@ class Sender:
         Raises:
             SendError: one of them was not acknowledged.
         """
-        await self.close()
+        await self._batches.flush()
         self._check()
 
     async def close(self) -> None:
         """Waits until each message in flight is acknowledged, or has failed."""
         await self._batches.flush()
+        if self._batches.failure is not None:
+            # The producer still has the batch that nobody knows of, and its `stop` would wait for a broker for ever.
+            await self._controls.abandon()
 
     def acknowledged(self, held: int, message: Message | None) -> None:
         """A record that holds so many bytes is in the log; `message` ends with it."""
@@ -244,7 +251,11 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
 
 @asynccontextmanager
 async def open_sender(
-    client: ClientSettings, topic: Topic, codec: str = "none", done: Callable[[int], None] = lambda _: None
+    client: ClientSettings,
+    topic: Topic,
+    codec: str = "none",
+    done: Callable[[int], None] = lambda _: None,
+    delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
 ) -> AsyncIterator[Sender]:
     """A sender for the length of a block; what is in flight at its end is still sent.
 
@@ -254,7 +265,9 @@ async def open_sender(
     compression = None if codec == "none" else codec
     limit = topic.max_message_bytes if codec == "none" else None
     async with writing_producer(client, compression_type=compression) as producer:
-        sender = Sender(producer, topic.name, min(BATCH_BYTES, topic.max_message_bytes), limit, done)
+        sender = Sender(
+            producer, topic.name, min(BATCH_BYTES, topic.max_message_bytes), limit, done, delivery_timeout_s
+        )
         try:
             yield sender
         finally:
