@@ -14,7 +14,7 @@ import click
 from app.commands.connection import client_of, connection_options
 from app.commands.console import progress
 from app.commands.packer import Packing, packing_of
-from app.commands.source import KeyFrom, Source, file_sources, line_sources, tombstone
+from app.commands.source import KeyFrom, Refill, Source, file_sources, line_sources, tombstone
 from app.config.chunking import Strategy
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
@@ -68,10 +68,14 @@ def _refuse_too_large(
 
 
 async def _records(
-    sources: Iterator[Source], headers: tuple[Header, ...], limit: int
+    sources: Iterator[Source | Refill], headers: tuple[Header, ...], limit: int
 ) -> AsyncIterator[tuple[Record, str]]:
     """Reads one message at a time; packer and sender limit the bytes that wait, and one more message is in memory."""
     for source in sources:
+        if isinstance(source, Refill):
+            await source.wait()
+            source.read()
+            continue
         try:
             if source.size is not None and source.size < BATCH_BYTES:
                 value = source.read(limit + 1)
@@ -90,7 +94,7 @@ async def _plain(records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[t
 async def _produce(
     client: ClientSettings,
     topic: Topic,
-    sources: Iterator[Source],
+    sources: Iterator[Source | Refill],
     total: int | None,
     headers: tuple[Header, ...],
     partition: int | None,
@@ -240,7 +244,7 @@ def command(
         found.check_partition(partition)
         packing.check(found, record_headers, tombstones=bool(tombstones))
         deletes = [tombstone(name) for name in tombstones]
-        sources: Iterator[Source]
+        sources: Iterator[Source | Refill]
         total = None
         if lines:
             limit = packing.limit(found)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from app.kafka.sender import SendError
 from transforms.errors import ConfigurationError
 
-__all__ = ["KeyFrom", "Limit", "Source", "file_sources", "line_sources", "tombstone"]
+__all__ = ["KeyFrom", "Limit", "Refill", "Source", "file_sources", "line_sources", "tombstone"]
 
 KeyFrom = Literal["name", "path", "none"]
 
 _STDIN = "-"
+_READ_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,32 @@ class Source:
     key: bytes | None
     size: int | None
     read: Callable[[int], bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """What comes next has not been read: wait until the file can be read, call `read`, and go on.
+
+    Attributes:
+        fd: the number of the open file.
+        read: reads what is there; blocks if nothing is.
+    """
+
+    fd: int
+    read: Callable[[], None]
+
+    async def wait(self) -> None:
+        """Waits until there is something to read, or the end. A file on a disk can be read at any time."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        try:
+            loop.add_reader(self.fd, readable.set)
+        except PermissionError:
+            return
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self.fd)
 
 
 def _file_source(path: Path, name: str, key: bytes | None) -> Source:
@@ -93,17 +121,41 @@ def file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, re
                 yield _file_source(child, str(child), _key(key, key_from, child, child.relative_to(path).as_posix()))
 
 
-def _lines(file: IO[bytes], name: str, key: bytes | None, limit: Limit) -> Iterator[Source]:
-    number = 0
-    while line := file.readline(limit.size + 2):
+def _lines(fd: int, name: str, key: bytes | None, limit: Limit) -> Iterator[Source | Refill]:
+    """The lines of an open file, each as soon as it is there."""
+    held = bytearray()
+    number = searched = 0
+    ended = False
+
+    def read() -> None:
+        nonlocal ended
+        data = os.read(fd, _READ_BYTES)
+        ended = not data
+        held.extend(data)
+
+    def line(start: int, end: int) -> Source:
+        nonlocal number
         number += 1
-        if len(line) > limit.size + 1:
+        if end - start > limit.size:
             raise SendError(f"{name}, line {number}: it is longer than {limit.size:,} bytes, {limit.name}")
-        value = line.removesuffix(b"\n")
-        yield Source(f"{name}, line {number}", key, len(value), lambda _, value=value: value)  # type: ignore[misc]
+        value = bytes(held[start:end])
+        return Source(f"{name}, line {number}", key, len(value), lambda _: value)
+
+    while not ended:
+        yield Refill(fd, read)
+        start = 0
+        while (end := held.find(b"\n", searched)) >= 0:
+            yield line(start, end)
+            start = searched = end + 1
+        del held[:start]
+        searched = len(held)
+        if searched > limit.size:
+            yield line(0, searched)
+    if held:
+        yield line(0, len(held))
 
 
-def line_sources(files: Sequence[str], key: bytes | None, limit: Limit) -> Iterator[Source]:
+def line_sources(files: Sequence[str], key: bytes | None, limit: Limit) -> Iterator[Source | Refill]:
     """Each line as a message; standard input without files.
 
     Raises:
@@ -112,14 +164,14 @@ def line_sources(files: Sequence[str], key: bytes | None, limit: Limit) -> Itera
     """
     for name in files or [_STDIN]:
         if name == _STDIN:
-            yield from _lines(sys.stdin.buffer, "standard input", key, limit)
+            yield from _lines(sys.stdin.fileno(), "standard input", key, limit)
             continue
         try:
             file = Path(name).open("rb")  # noqa: SIM115  # closed below; only a failure to open is a usage error
         except OSError as exc:
             raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
         with file:
-            yield from _lines(file, name, key, limit)
+            yield from _lines(file.fileno(), name, key, limit)
 
 
 def tombstone(key: str) -> Source:

@@ -161,6 +161,20 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first"]
 
 
+def test_produce_sends_each_line_when_it_comes(place: Place) -> None:
+    """A line does not wait for the next one, nor for the end of the input; what has no line break yet does."""
+    command = [sys.executable, "-m", "app.cli", "produce", place.raw, "--lines", "-p", "0", "-b", place.broker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for number, text in enumerate((b"first\n", b"second\nthi", b"rd\nlast")):
+            process.stdin.write(text)
+            process.stdin.flush()
+            until(lambda count=number + 1: end_offsets(place.broker, place.raw)[0] == count, "the line has come")  # type: ignore[misc]
+        told, _ = process.communicate(timeout=60)
+    assert told.startswith(b"sent 4 messages (")
+    assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first", b"second", b"third", b"last"]
+
+
 def test_produce_splits_a_batch_that_the_topic_refuses(broker: str, make_topic: MakeTopic) -> None:
     """A limit that is lowered meanwhile: batches over it are sent again in parts; each line arrives once, in order."""
     topic = make_topic(**{"max.message.bytes": 500_000})
