@@ -37,7 +37,7 @@ __all__ = ["Packer", "Packing", "packing_of"]
 
 _GENERATOR = "large.message.id.generator"
 _AT_ONCE = 8  # messages that wait for threads, most of them for the store
-_AHEAD_BYTES = 64 * 1024 * 1024  # of their values, beside one
+_AHEAD_BYTES = 32 * 1024 * 1024  # of their values, beside one
 _MESSAGE_BYTES = "chunk.max.message.bytes"
 
 

@@ -27,7 +27,8 @@ from transforms.record import Record, RecordLike
 __all__ = ["BATCH_BYTES", "CHUNK", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
 DELIVERY_TIMEOUT_S = 120.0  # as Kafka's delivery.timeout.ms
-_WINDOW_BYTES = 64 * 1024 * 1024
+_WINDOW_BYTES = 32 * 1024 * 1024  # as Kafka's buffer.memory
+_RECORD_BYTES = 400  # of memory, beside what is sent
 BATCH_BYTES = 131_072
 CHUNK = "chunk"
 """The name of the transform that makes several records of a message."""
@@ -98,9 +99,9 @@ class _Flying:
         self._partition = partition
         self._records: list[tuple[int, str, Message | None]] = []
 
-    def add(self, size: int, name: str, ends: Message | None) -> None:
+    def add(self, held: int, name: str, ends: Message | None) -> None:
         """Notes a record; `ends` is None for a chunk before the last."""
-        self._records.append((size, name, ends))
+        self._records.append((held, name, ends))
 
     def split(self, count: int) -> _Flying:
         """See `Load.split`."""
@@ -122,7 +123,7 @@ class _Flying:
 
 
 class Sender:
-    """Sends messages to one topic in order, with at most 64 MiB and one record in flight.
+    """Sends messages to one topic in order, with at most 32 MiB and one record in flight.
 
     A batch that the topic refuses is split and sent again in its place (KIP-126), so a message that is refused fails
     alone.
@@ -177,7 +178,8 @@ class Sender:
         except KafkaError as exc:
             raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
         for position, (record, size) in enumerate(zip(message.records, sizes, strict=True)):
-            await self._flying.take(size)
+            held = size + _RECORD_BYTES
+            await self._flying.take(held)
             try:
                 self._check()
                 outbox = self._batches.outbox(self._topic, number, lambda: _Flying(self, number))
@@ -185,9 +187,9 @@ class Sender:
                 stamp = now_ms if record.timestamp < 0 else record.timestamp
                 flying = outbox.append(Record(record.key, record.value, record.headers, stamp))
             except BaseException:
-                self._flying.give(size)
+                self._flying.give(held)
                 raise
-            flying.add(size, name, message if position == last else None)
+            flying.add(held, name, message if position == last else None)
             outbox.send(outbox)
             await self._breathe(size)
 
