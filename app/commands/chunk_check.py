@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from aiokafka import TopicPartition
 
+from app.commands.wrapper_check import WrapperCheck
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
 from transforms.errors import MalformedChunkError
@@ -31,7 +32,7 @@ class ChunkCheck:
         record: its last chunk; the first one if it is not whole.
         chunk: the headers of that record; None if they break the format.
         have: bytes of its chunks.
-        detail: the problem, for people.
+        detail: the problem, or that the message is a wrapper; for people.
     """
 
     state: State
@@ -61,7 +62,9 @@ class ChunkChecks:
         """The messages that end with a chunk; those of a partition come in their order."""
         for event in self._assembler.add(TopicPartition(record.topic, record.partition), record, 0):
             if isinstance(event, Assembled):
-                yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""))
+                wrapper = WrapperCheck.of(event.record)
+                detail = None if wrapper is None else f"they make {wrapper}"
+                yield ChunkCheck("whole", record, _chunk(record), len(event.record.value or b""), detail)
             elif not event.late:  # its message was told
                 yield _check("unchecked" if event.reason == "evicted" else "broken", event)
 

@@ -12,17 +12,30 @@ import click
 from app.config.parsing import checked_client_settings, load
 from app.config.secret import fill_in
 from app.config.settings import CONNECTION_KEYS, ClientSettings, PipelineSettings, Settings
+from app.config.wrapping import WrapperSettings
 from stores.keys import unknown
 from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, of_pipeline
 from transforms.identifiers import LIMIT_KEY
+from transforms.wrapper import Unwrap, Wrap
 
-__all__ = ["BOOTSTRAP_VARIABLE", "client_of", "config_option", "connection_options", "opened_store", "pipeline_of"]
+__all__ = [
+    "BOOTSTRAP_VARIABLE",
+    "agreed",
+    "client_of",
+    "config_option",
+    "connection_options",
+    "opened_store",
+    "pipeline_of",
+    "unwrap_of",
+    "wrap_of",
+]
 
 BOOTSTRAP_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
 
 # For commands that need a configuration.
 config_option = click.option(
@@ -128,6 +141,78 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
         if pipeline.name == name:
             return pipeline
     raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+
+
+def agreed(
+    settings: Settings,
+    name: str | None,
+    concerns: Callable[[PipelineSettings], bool],
+    what: Callable[[PipelineSettings], _Value],
+    differ: str,
+) -> _Value | None:
+    """What a pipeline says: the one called `name`, or all together that it concerns; None if it concerns none.
+
+    Args:
+        settings: of the file.
+        name: None for no choice.
+        concerns: whether a pipeline says something about it.
+        what: what it says.
+        differ: which keys differ, for the error.
+
+    Raises:
+        ConfigurationError: there is no such pipeline, or a name is needed, as the pipelines differ.
+    """
+    if name is not None:
+        for pipeline in settings.pipelines:
+            if pipeline.name == name:
+                return what(pipeline)
+        names = ", ".join(pipeline.name for pipeline in settings.pipelines)
+        raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+    found = [pipeline for pipeline in settings.pipelines if concerns(pipeline)]
+    if any(what(pipeline) != what(found[0]) for pipeline in found):
+        names = ", ".join(pipeline.name for pipeline in found)
+        raise ConfigurationError("--pipeline", f"is missing, but {differ}; name one of: {names}")
+    return what(found[0]) if found else None
+
+
+def wrap_of(settings: Settings | None, name: str | None) -> Wrap:
+    """How the pipelines of the file wrap; without a file, headers have numbers alone.
+
+    Raises:
+        ConfigurationError: see `agreed`.
+    """
+    return _wrapping(settings, name, lambda each: each.wraps, lambda each: each.wrap) or Wrap()
+
+
+def unwrap_of(settings: Settings | None, name: str | None) -> Unwrap:
+    """How the pipelines of the file unwrap; without a file, headers have numbers alone.
+
+    Raises:
+        ConfigurationError: see `agreed`.
+    """
+    return _wrapping(settings, name, lambda each: each.unwraps, lambda each: each.unwrap) or Unwrap()
+
+
+def _wrapping(
+    settings: Settings | None,
+    name: str | None,
+    does: Callable[[WrapperSettings], bool],
+    what: Callable[[WrapperSettings], _Value],
+) -> _Value | None:
+    """The table of all pipelines that know wrappers, with the rest from those that do the same as the command."""
+    if settings is None:
+        return None
+
+    def knows(each: PipelineSettings) -> bool:
+        return each.wrapper.wraps or each.wrapper.unwraps or bool(each.wrapper.headers)
+
+    def of(each: PipelineSettings) -> _Value:
+        return what(each.wrapper)
+
+    agreed(settings, name, knows, lambda each: each.wrapper.headers, "wrapper.header.NUMBER differ")
+    differ = "what to do with other values differs"
+    found = agreed(settings, name, lambda each: does(each.wrapper), of, differ)
+    return agreed(settings, name, knows, of, differ) if found is None else found
 
 
 def opened_store(pipeline: PipelineSettings, stack: ExitStack) -> PayloadStore:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
+from app.commands.connection import client_of, connection_options, opened_store, pipeline_of, unwrap_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.folder import Folder
 from app.commands.restorer import Restored, Restorer
@@ -24,6 +24,7 @@ from app.kafka.sender import find_topic
 from app.kafka.topic_reader import Selection, open_reader
 from app.pipeline.stages import InflateStage
 from app.pipeline.stats import PipelineStats
+from transforms.assembly import Limits
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.formats import FORMATS
@@ -86,13 +87,19 @@ class _Printer:
         """Prints one record, and the file that its value was written to."""
         source, record, error = found.source, found.record, found.error
         chunk = is_chunk(record.headers) and not found.assembled
-        reference = (error is not None and not chunk) or (record.value is not None and is_reference(record.headers))
-        flags = {"reference": reference, "inflated": found.inflated, "chunk": chunk, "assembled": found.assembled}
+        reference = found.reference or (record.value is not None and is_reference(record.headers))
+        flags = {
+            "reference": reference,
+            "inflated": found.inflated,
+            "chunk": chunk,
+            "assembled": found.assembled,
+            "unwrapped": found.unwrapped,
+        }
         if self._rows is None:
             self._json(source, record, flags, file, error)
             return
         value = record.value
-        kinds = [name for name in ("chunk", "reference", "inflated", "assembled") if flags[name]]
+        kinds = [name for name in ("chunk", "reference", "inflated", "assembled", "unwrapped") if flags[name]]
         kind = "tombstone" if value is None else [*kinds, "value"][0]
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
@@ -129,11 +136,14 @@ class _Printer:
 
 
 class _Run:
-    """One run of `consume`: restores, writes and prints each record."""
+    """One run of `consume`: restores, writes and prints each record. `how` it is restored is for messages."""
 
-    def __init__(self, printer: _Printer, folder: Folder | None, restorer: Restorer | None) -> None:
+    def __init__(
+        self, printer: _Printer, folder: Folder | None, restorer: Restorer | None, how: str = "inflated"
+    ) -> None:
         self.totals = _Totals()
         self.restorer = restorer
+        self.how = how
         self._printer = printer
         self._folder = folder
 
@@ -166,7 +176,7 @@ class _Run:
 
 async def _consume(client: ClientSettings, topic_name: str, selection: Selection, run: _Run, advance: Advance) -> None:
     topic = await find_topic(client, topic_name)
-    # With --inflate, --max-messages counts values, of which each may be many records.
+    # --max-messages counts values, of which each may be many records.
     counted = run.restorer is not None and selection.max_messages is not None
     async with open_reader(client, topic, selection, run.restorer) as reader:
         async for records in reader.batches((lambda: run.enough(selection)) if counted else None):
@@ -196,14 +206,23 @@ def start_of(offset: str | None, *, from_beginning: bool) -> Any:
         ) from None
 
 
-def _restorer(config: str | None, pipeline: str | None, stack: ExitStack) -> Restorer:
-    if config is None:
+def _restorer(
+    config: str | None, pipeline: str | None, stack: ExitStack, *, inflates: bool, unwraps: bool
+) -> Restorer | None:
+    """What makes records whole; None if they are to be shown as they are."""
+    if not inflates and not unwraps:
+        return None
+    if inflates and config is None:
         raise ConfigurationError("--inflate", "needs the store of a configuration: -c FILE")
-    settings = pipeline_of(load(config), pipeline)
+    loaded = None if config is None else load(config)
+    unwrap = unwrap_of(loaded, pipeline) if unwraps else None
+    if not inflates or loaded is None:
+        return Restorer(None, Limits(), unwrap)
+    settings = pipeline_of(loaded, pipeline)
     store = opened_store(settings, stack)
     inflate = Inflate(settings.max_bytes, FORMATS[settings.reference_format], signing=settings.signing)
     stage = InflateStage(inflate, store, PipelineStats(), reference_scope(settings.reference_scope, store))
-    return Restorer(stage, settings.chunks.limits)
+    return Restorer(stage, settings.chunks.limits, unwrap)
 
 
 @click.command("consume")
@@ -220,7 +239,8 @@ def _restorer(config: str | None, pipeline: str | None, stack: ExitStack) -> Res
 @click.option("-g", "--group", help="Begin at the offsets of this group, and commit to it.")
 @click.option("--output", metavar="DIR", help="Write each value to a file, named after the key if that is safe.")
 @click.option("--inflate", is_flag=True, help="Give whole values: of references, and of chunks; needs -c.")
-@click.option("--pipeline", metavar="NAME", help="The pipeline whose store holds the payloads, if there are several.")
+@click.option("--unwrap", is_flag=True, help="Take message wrappers off; names of headers from -c.")
+@click.option("--pipeline", metavar="NAME", help="The pipeline of -c for --inflate and --unwrap, if there are several.")
 @click.option("--values", is_flag=True, help="Put the values into the JSON lines.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on a terminal too.")
 def command(
@@ -238,6 +258,7 @@ def command(
     group: str | None,
     output: str | None,
     inflate: bool,
+    unwrap: bool,
     pipeline: str | None,
     values: bool,
     as_json: bool,
@@ -249,13 +270,16 @@ def command(
     Without --from-beginning or --offset the command waits for new records, like Kafka's console consumer. It overwrites
     no file in DIR; if the key is not a safe name, the file is called TOPIC-PARTITION-OFFSET. With --inflate, a value
     that came as chunks has the offset of the last one, and with --group no commit passes the first one of a value that
-    is not whole, so that records behind it may come again. The status is 1 if a value could not be given whole.
+    is not whole, so that records behind it may come again. With --unwrap, a value that is no wrapper is an error,
+    unless unwrap.on.plain.value in -c is pass; references in wrappers, and chunks of them, need --inflate, too. The
+    status is 1 if a value could not be given whole.
 
     \b
     Examples:
       wideload consume orders --from-beginning --until-end -b localhost:9092
       wideload consume orders --offset -10 --until-end --json --values -b localhost:9092 | jq .value
       wideload consume orders --from-beginning --inflate -c wideload.toml --output values/
+      wideload consume raw-wrapped --from-beginning --unwrap -c wideload.toml
     """
     client = client_of(bootstrap_servers, config, extra)
     selection = Selection(
@@ -268,10 +292,11 @@ def command(
     )
     _check(selection)
     with ExitStack() as stack:
-        restorer = _restorer(config, pipeline, stack) if inflate else None
+        restorer = _restorer(config, pipeline, stack, inflates=inflate, unwraps=unwrap)
         folder = None if output is None else Folder(output)
         rows = sys.stdout.isatty() and not as_json
-        run = _Run(_Printer(as_json=not rows, values=values), folder, restorer)
+        how = " or ".join(word for word, asked in (("unwrapped", unwrap), ("inflated", inflate)) if asked)
+        run = _Run(_Printer(as_json=not rows, values=values), folder, restorer, how)
         # No bar beside the rows of a table.
         advance = stack.enter_context(progress(f"from {topic}", max_messages, unit="messages", shown=not rows))
         return _run(client, topic, selection, run, advance)
@@ -301,7 +326,7 @@ def _run(client: ClientSettings, topic: str, selection: Selection, run: _Run, ad
     totals = run.totals
     pending = 0 if run.restorer is None or run.enough(selection) else run.restorer.pending
     if totals.failed or pending or sys.stderr.isatty():
-        failed = f", {totals.failed:,} of them could not be inflated" if totals.failed else ""
+        failed = f", {totals.failed:,} of them could not be {run.how}" if totals.failed else ""
         begun = f"; {pending:,} more came in part: their last chunks were not read" if pending else ""
         click.echo(f"{totals.messages:,} messages ({bytes_text(totals.size)}) from {topic}{failed}{begun}", err=True)
     return 130 if interrupted else 1 if totals.failed or pending else 0

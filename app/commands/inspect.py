@@ -1,4 +1,4 @@
-"""`wideload inspect`: lists the references and the chunks in a topic, and checks what they lead to."""
+"""`wideload inspect`: lists the references, chunks and wrappers in a topic, and checks what they lead to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -18,6 +18,8 @@ from app.commands.chunk_check import ChunkCheck, ChunkChecks
 from app.commands.connection import client_of, connection_options, opened_store, pipeline_of
 from app.commands.console import Advance, Column, Rows, progress
 from app.commands.consume import json_line, text_json
+from app.commands.reference_check import BAD, ReferenceCheck, check_reference
+from app.commands.wrapper_check import WrapperCheck
 from app.config.parsing import load
 from app.config.settings import ClientSettings
 from app.kafka.sender import find_topic
@@ -25,26 +27,16 @@ from app.kafka.topic_reader import Selection, open_reader
 from stores.store import Stat
 from transforms.assembly import Limits
 from transforms.chunk import is_chunk
-from transforms.errors import (
-    ConfigurationError,
-    MalformedReferenceError,
-    PayloadNotFoundError,
-    PayloadStoreError,
-    ReferenceRefusedError,
-    SignatureError,
-)
+from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, WIDELOAD, Format
-from transforms.record import SourceRecord
-from transforms.reference import KEY, VALUE, Field, Reference, is_reference
+from transforms.record import RecordLike, SourceRecord
+from transforms.reference import KEY, VALUE, Field, is_reference
 from transforms.signing import Signing
 from transforms.text import bytes_text, printable
 
-__all__ = ["ReferenceCheck", "check_reference", "command"]
-
-State = Literal["ok", "unchecked", "missing", "size", "refused", "malformed", "unknown"]
+__all__ = ["command"]
 
 _THREADS = 16  # concurrent store calls, which mostly wait for the network
-_BAD: frozenset[State] = frozenset({"missing", "size", "refused", "malformed", "unknown"})
 
 _COLUMNS = (
     Column("partition", 9, ">"),
@@ -59,79 +51,6 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceCheck:
-    """The result for one reference.
-
-    Attributes:
-        state: `ok`: the payload exists and has the right size. `unchecked`: no store was given, or the store has no
-            `stat`. `missing`: the payload does not exist. `size`: the payload has a different size. `refused`: the path
-            is not below the store's root, or the signature is wrong. `malformed`: the reference cannot be read.
-            `unknown`: the store failed.
-        reference: None if it is malformed.
-        stored: the size of the payload in the store in bytes; None if it is not known.
-        detail: the problem, for people.
-    """
-
-    state: State
-    reference: Reference | None = None
-    stored: int | None = None
-    detail: str | None = None
-
-    @property
-    def bad(self) -> bool:
-        """Whether the reference has a problem."""
-        return self.state in _BAD
-
-
-def check_reference(
-    record: SourceRecord,
-    store: Stat | None,
-    form: Format = WIDELOAD,
-    part: Field = VALUE,
-    signing: Signing | None = None,
-) -> ReferenceCheck:
-    """Reads one reference, and looks for its payload in the store. Blocks.
-
-    Args:
-        record: a record whose value or key is a reference.
-        store: None to skip the look at the store.
-        form: the format of references in values.
-        part: the key or the value.
-        signing: verifies signatures; None to accept all references.
-    """
-    try:
-        if part is KEY:
-            reference, _ = Reference.read(record.key, record.headers, KEY)
-        else:
-            reference, _ = form.read_reference(record)
-    except MalformedReferenceError as exc:
-        return ReferenceCheck("malformed", detail=str(exc))
-    try:
-        if signing is not None:
-            signing.verify(reference, part)
-    except SignatureError as exc:
-        return ReferenceCheck("refused", reference, detail=str(exc))
-    return ReferenceCheck("unchecked", reference) if store is None else _look(reference, store)
-
-
-def _look(reference: Reference, store: Stat) -> ReferenceCheck:
-    try:
-        stored = store.stat(reference.path).size
-    except PayloadNotFoundError as exc:
-        return ReferenceCheck("missing", reference, detail=str(exc))
-    except ReferenceRefusedError as exc:
-        return ReferenceCheck("refused", reference, detail=str(exc))
-    except PayloadStoreError as exc:
-        return ReferenceCheck("unknown", reference, detail=str(exc))
-    size = reference.size
-    # A payload is stored compressed only if that makes it smaller.
-    wrong = size is not None and (stored != size if reference.codec is None else stored > size)
-    if wrong:
-        return ReferenceCheck("size", reference, stored, f"the store has {stored:,} bytes, the reference says {size:,}")
-    return ReferenceCheck("ok", reference, stored)
-
-
 @dataclass(slots=True)
 class _Totals:
     records: int = 0
@@ -141,12 +60,13 @@ class _Totals:
     referred_bytes: int = 0
     stored_bytes: int = 0
     states: Counter[str] = field(default_factory=Counter)
+    wrappers: int = 0
     chunks: int = 0
     messages: Counter[str] = field(default_factory=Counter)
 
     @property
     def bad(self) -> int:
-        return sum(self.states[state] for state in _BAD) + self.messages["broken"]
+        return sum(self.states[state] for state in BAD) + self.messages["broken"]
 
 
 class _Printer:
@@ -174,6 +94,25 @@ class _Printer:
             (None if reference is None else reference.codec) or "-",
             printable(record.key, 24),
             printable(path or "", 500),
+        )
+
+    def show_wrapper(self, record: SourceRecord, check: WrapperCheck) -> None:
+        """Prints one wrapper."""
+        if self._only_bad:
+            return
+        if self._rows is None:
+            sys.stdout.write(json_line(_wrapper_line(record, check)))
+            return
+        self._rows.add(
+            str(record.partition),
+            str(record.offset),
+            VALUE.name,
+            "wrapper",
+            "-" if check.size is None else bytes_text(check.size),
+            "-",
+            "-",
+            printable(record.key, 24),
+            str(check),
         )
 
     def show_chunks(self, check: ChunkCheck) -> None:
@@ -210,6 +149,8 @@ class _Printer:
             f"{topic}: {totals.records:,} records ({bytes_text(totals.value_bytes)}), {totals.references:,} references"
             f" to {bytes_text(totals.referred_bytes)}" + (f": {states}" if states else "")
         )
+        if totals.wrappers:
+            click.echo(f"{topic}: {totals.wrappers:,} wrappers")
         if totals.chunks:
             messages = ", ".join(f"{count:,} {state}" for state, count in sorted(totals.messages.items()))
             click.echo(f"{topic}: {totals.chunks:,} chunks, of messages that are: {messages}")
@@ -229,6 +170,18 @@ def _line(record: SourceRecord, part: Field, check: ReferenceCheck) -> dict[str,
         "compression": None if reference is None else reference.codec,
         "checksum": None if reference is None else reference.checksum,
         **({} if check.detail is None else {"detail": check.detail}),
+    }
+
+
+def _wrapper_line(record: SourceRecord, check: WrapperCheck) -> dict[str, Any]:
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": text_json(record.key),
+        "of": VALUE.name,
+        "wrapper": check.version,
+        "headers": check.headers,
+        "size": check.size,
     }
 
 
@@ -279,22 +232,29 @@ class _Inspection:
     async def take(self, records: Sequence[SourceRecord]) -> None:
         """Counts and examines one batch."""
         totals = self.totals
-        references = [(record, part) for record in records for part in self._parts(record)]
+        wrappers = {at: found for at, record in enumerate(records) if (found := WrapperCheck.of(record)) is not None}
+        contents: list[tuple[SourceRecord, RecordLike]] = [
+            (record, wrappers[at].content if at in wrappers else record) for at, record in enumerate(records)
+        ]
+        references = [(record, content, part) for record, content in contents for part in self._parts(content)]
         totals.records += len(records)
         totals.tombstones += sum(record.value is None for record in records)
         totals.value_bytes += sum(len(record.value or b"") for record in records)
         totals.references += len(references)
+        totals.wrappers += len(wrappers)
+        for at, wrapper in wrappers.items():
+            self._printer.show_wrapper(records[at], wrapper)
         loop = asyncio.get_running_loop()
         settings = self._settings
         checks = await asyncio.gather(
             *(
                 loop.run_in_executor(
-                    self._executor, check_reference, record, settings.store, settings.format, part, settings.signing
+                    self._executor, check_reference, content, settings.store, settings.format, part, settings.signing
                 )
-                for record, part in references
+                for _, content, part in references
             )
         )
-        for (record, part), check in zip(references, checks, strict=True):
+        for (record, _, part), check in zip(references, checks, strict=True):
             totals.states[check.state] += 1
             totals.stored_bytes += check.stored or 0
             if check.reference is not None:
@@ -315,7 +275,7 @@ class _Inspection:
             self.totals.messages[check.state] += 1
             self._printer.show_chunks(check)
 
-    def _parts(self, record: SourceRecord) -> Iterator[Field]:
+    def _parts(self, record: RecordLike) -> Iterator[Field]:
         """The parts of a record that are references. Keys always have the format of the serializers."""
         if record.key is not None and is_reference(record.headers, KEY):
             yield KEY
@@ -372,12 +332,15 @@ def command(
     only_bad: bool,
     as_json: bool,
 ) -> int:
-    """List the references in a topic and check that their payloads exist, with the right size; list its chunks, too.
+    """List the references in a topic and check that their payloads exist, with the right size.
+
+    Its chunks and message wrappers are listed, too.
 
     The command downloads no payload, so it verifies no checksum. Without -c it reads only the records. The status is 1
     if a reference is malformed or has a wrong signature, or if its payload is missing, has a different size, is outside
     the store's root, or could not be looked up; or if chunks make no message. A message of chunks is whole, broken, or
-    pending: its last chunks were not read.
+    pending: its last chunks were not read. Of a wrapper, the version, the number of headers and the size of the value
+    are shown, and references in wrappers are looked up as others are.
 
     \b
     Examples:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import stat
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing
 from itertools import chain
-from pathlib import Path
-from typing import IO, Literal
 
 import click
 
 from app.commands.connection import client_of, connection_options
 from app.commands.console import progress
+from app.commands.packer import Packing, packing_of
+from app.commands.source import KeyFrom, Refill, Source, file_sources, line_sources, tombstone
+from app.config.chunking import Strategy
 from app.config.settings import ClientSettings
 from app.kafka.clients import ClusterError
 from app.kafka.producer import UNLIMITED_BYTES
-from app.kafka.sender import BATCH_BYTES, SendError, Sent, find_topic, open_sender
+from app.kafka.sender import BATCH_BYTES, CHUNK, Message, SendError, Sent, find_topic, open_sender
 from app.kafka.topics import Topic
 from transforms.batch_size import batch_of_one_bytes
 from transforms.compression import CODECS
@@ -29,92 +27,7 @@ from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 from transforms.text import bytes_text
 
-__all__ = ["Source", "command"]
-
-KeyFrom = Literal["name", "path", "none"]
-
-_STDIN = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A message whose value is not read yet.
-
-    Attributes:
-        name: its name in messages to the user.
-        key: the key of the record.
-        size: of the value in bytes; None if it is not known before reading.
-        read: returns the value, or at most as many bytes of it as the argument; blocks.
-    """
-
-    name: str
-    key: bytes | None
-    size: int | None
-    read: Callable[[int], bytes | None]
-
-
-# --- what to send ----------------------------------------------------------------------------------------------------
-
-
-def _file_source(path: Path, name: str, key: bytes | None) -> Source:
-    try:
-        status = path.stat()
-        if not os.access(path, os.R_OK):
-            raise ConfigurationError("FILE", f"{name} may not be read by this user")
-    except OSError as exc:
-        raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
-
-    def read(limit: int) -> bytes:
-        with path.open("rb") as file:
-            return file.read(limit)
-
-    return Source(name, key, status.st_size if stat.S_ISREG(status.st_mode) else None, read)
-
-
-def _key(key: str | None, key_from: KeyFrom, path: Path, below: str) -> bytes | None:
-    if key is not None:
-        return key.encode(errors="surrogateescape")
-    return None if key_from == "none" else os.fsencode(path.name if key_from == "name" else below)
-
-
-def _file_sources(files: Sequence[str], key: str | None, key_from: KeyFrom, *, recursive: bool) -> Iterator[Source]:
-    for name in files:
-        path = Path(name)
-        if name == _STDIN:
-            yield Source("standard input", _key(key, "none", path, ""), None, sys.stdin.buffer.read)
-        elif not path.is_dir():
-            yield _file_source(path, name, _key(key, key_from, path, name))
-        elif not recursive:
-            raise ConfigurationError("FILE", f"{name} is a folder; --recursive sends all files in it")
-        else:
-            found = sorted(child for child in path.rglob("*") if child.is_file())
-            if not found:
-                raise ConfigurationError("FILE", f"there is no file in the folder {name}")
-            for child in found:
-                yield _file_source(child, str(child), _key(key, key_from, child, child.relative_to(path).as_posix()))
-
-
-def _lines(file: IO[bytes], name: str, key: bytes | None, limit: int) -> Iterator[Source]:
-    number = 0
-    while line := file.readline(limit + 2):
-        number += 1
-        if len(line) > limit + 1:
-            raise SendError(f"{name}, line {number}: it is longer than {limit:,} bytes, the limit of the topic")
-        value = line.removesuffix(b"\n")
-        yield Source(f"{name}, line {number}", key, len(value), lambda _, value=value: value)  # type: ignore[misc]
-
-
-def _line_sources(files: Sequence[str], key: bytes | None, limit: int) -> Iterator[Source]:
-    for name in files or [_STDIN]:
-        if name == _STDIN:
-            yield from _lines(sys.stdin.buffer, "standard input", key, limit)
-            continue
-        try:
-            file = Path(name).open("rb")  # noqa: SIM115  # closed below; only a failure to open is a usage error
-        except OSError as exc:
-            raise ConfigurationError("FILE", f"{name} cannot be read: {exc.strerror}") from exc
-        with file:
-            yield from _lines(file, name, key, limit)
+__all__ = ["command"]
 
 
 def _headers(given: Sequence[str]) -> tuple[Header, ...]:
@@ -127,15 +40,27 @@ def _headers(given: Sequence[str]) -> tuple[Header, ...]:
     return tuple(headers)
 
 
-def _refuse_too_large(sources: Sequence[Source], headers: tuple[Header, ...], topic: Topic) -> None:
+def _refuse_too_large(
+    sources: Sequence[Source], headers: tuple[Header, ...], topic: Topic, packing: Packing, codec: str
+) -> None:
+    """Refuses a source that cannot be sent, as far as is known before it is read."""
+    measure = batch_of_one_bytes if packing.wrap is None else packing.wrap.batch_of_one_bytes
+    limit = packing.limit(topic)
     for source in sources:
-        size = (source.size or 0) + batch_of_one_bytes(Record(source.key, b"", headers))
-        if size > topic.max_message_bytes:
+        size = source.size or 0
+        if packing.strategy is not None:
+            if size > limit.size and (codec == "none" or packing.pipeline is not None):
+                raise ConfigurationError(
+                    "FILE",
+                    f"{source.name} has {size:,} bytes, but {limit.name} is {limit.size:,}, and readers with this "
+                    "limit would refuse it; nothing was sent. Raise it in the configuration of -c, and in the readers",
+                )
+        elif codec == "none" and size + measure(Record(source.key, b"", headers)) > topic.max_message_bytes:
             raise ConfigurationError(
                 "FILE",
-                f"{source.name} has {source.size:,} bytes, but topic {topic.name} accepts messages of up to "
+                f"{source.name} has {size:,} bytes, but topic {topic.name} accepts messages of up to "
                 f"{topic.max_message_bytes:,} (its max.message.bytes); nothing was sent. Raise the limit of the topic, "
-                "or try --compression-type",
+                "or try --compression-type, or --strategy chunk",
             )
 
 
@@ -143,10 +68,14 @@ def _refuse_too_large(sources: Sequence[Source], headers: tuple[Header, ...], to
 
 
 async def _records(
-    sources: Iterator[Source], headers: tuple[Header, ...], limit: int
+    sources: Iterator[Source | Refill], headers: tuple[Header, ...], limit: int
 ) -> AsyncIterator[tuple[Record, str]]:
-    """Reads one message at a time; the sender limits the bytes in flight, and one more message is in memory."""
+    """Reads one message at a time; packer and sender limit the bytes that wait, and one more message is in memory."""
     for source in sources:
+        if isinstance(source, Refill):
+            await source.wait()
+            source.read()
+            continue
         try:
             if source.size is not None and source.size < BATCH_BYTES:
                 value = source.read(limit + 1)
@@ -157,26 +86,36 @@ async def _records(
         yield Record(source.key, value, headers), source.name
 
 
+async def _plain(records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
+    async for record, name in records:
+        yield Message.plain(record), name
+
+
 async def _produce(
     client: ClientSettings,
-    topic_name: str,
-    plan: Callable[[Topic], tuple[Iterator[Source], int | None]],
+    topic: Topic,
+    sources: Iterator[Source | Refill],
+    total: int | None,
     headers: tuple[Header, ...],
     partition: int | None,
     codec: str,
+    packing: Packing,
 ) -> Sent:
-    topic = await find_topic(client, topic_name)
-    topic.check_partition(partition)
-    sources, total = plan(topic)
-    limit = topic.max_message_bytes if codec == "none" else UNLIMITED_BYTES - 1
+    # What compression makes of a value is not known before it is read.
+    limit = packing.limit(topic).size if codec == "none" else UNLIMITED_BYTES - 1
+    title = f"to {topic.name}" + (f", strategy {packing.strategy}" if packing.strategy else "")
     sent = Sent()
     try:
-        with progress(f"to {topic.name}", total, unit="bytes") as advance:
+        with ExitStack() as stack:
+            packer = None if packing.idle else packing.open(topic, codec, stack)
+            advance = stack.enter_context(progress(title, total, unit="bytes"))
             async with open_sender(client, topic, codec, advance) as sender:
                 sent = sender.sent
+                records = _records(sources, headers, limit)
                 try:
-                    async for record, name in _records(sources, headers, limit):
-                        await sender.send(record, name, partition)
+                    async with aclosing(_plain(records) if packer is None else packer.packed(records)) as messages:
+                        async for message, name in messages:
+                            await sender.send_message(message, name, partition)
                 finally:
                     # Messages handed over before the error are still sent, in order, and counted.
                     await sender.drain()
@@ -193,6 +132,10 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
             "messages": sent.messages,
             "bytes": sent.size,
             "seconds": round(seconds, 3),
+            "references": sent.applied["offload"],
+            "wrapped": sent.applied["wrap"],
+            "chunked": sent.applied[CHUNK],
+            "chunks": sent.chunks,
             "partitions": {
                 str(partition): {"first": first, "last": last}
                 for partition, (first, last) in sorted(sent.offsets.items())
@@ -202,10 +145,21 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
         return
     where = ", ".join(f"{partition}: {first}-{last}" for partition, (first, last) in sorted(sent.offsets.items()))
     messages = "1 message" if sent.messages == 1 else f"{sent.messages:,} messages"
+    forms = "".join(f"; {text}" for text in _forms(sent))
     click.echo(
-        f"sent {messages} ({bytes_text(sent.size)}) to {topic} in {seconds:.1f} s"
+        f"sent {messages} ({bytes_text(sent.size)}{forms}) to {topic} in {seconds:.1f} s"
         + (f"; offsets by partition: {where}" if where else "")
     )
+
+
+def _forms(sent: Sent) -> Iterator[str]:
+    """What messages went as, if not as they were."""
+    if references := sent.applied["offload"]:
+        yield f"{references:,} as {'a reference' if references == 1 else 'references'}"
+    if wrapped := sent.applied["wrap"]:
+        yield f"{wrapped:,} wrapped"
+    if chunked := sent.applied[CHUNK]:
+        yield f"{chunked:,} as {sent.chunks:,} chunks"
 
 
 @click.command("produce")
@@ -233,6 +187,15 @@ def _report(topic: str, sent: Sent, seconds: float, *, as_json: bool) -> None:
     show_default=True,
     help="The compression of batches.",
 )
+@click.option(
+    "--strategy",
+    type=click.Choice(["offload", "chunk", "auto"]),
+    help="What becomes of values that the topic would refuse, as large.message.strategy: offload puts them into the "
+    "store of -c, and those over its threshold; chunk splits them; auto splits them while the store is down. By "
+    "default they are refused.",
+)
+@click.option("--wrap", is_flag=True, help="Put headers and value into a message wrapper; names of headers from -c.")
+@click.option("--pipeline", metavar="NAME", help="The pipeline of -c for --strategy and --wrap, if there are several.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def command(
     topic: str,
@@ -249,12 +212,16 @@ def command(
     tombstones: tuple[str, ...],
     recursive: bool,
     codec: str,
+    strategy: Strategy | None,
+    wrap: bool,
+    pipeline: str | None,
     as_json: bool,
 ) -> int:
     """Send each file as a message to a topic; - is standard input.
 
-    Files larger than the topic's max.message.bytes are refused before anything is sent. A message counts as sent when
-    all in-sync replicas have it.
+    Files larger than the topic's max.message.bytes are refused before anything is sent, or with --strategy go as
+    references or chunks, which wideload consume --inflate makes whole. A message counts as sent when all in-sync
+    replicas have it.
 
     \b
     Examples:
@@ -262,26 +229,35 @@ def command(
       wideload produce raw-large photos/ --recursive --key-from path -c wideload.toml
       seq 1000 | wideload produce numbers --lines -b localhost:9092
       wideload produce orders --tombstone order-17 -b localhost:9092
+      wideload produce orders film.mp4 --strategy chunk -b localhost:9092
+      wideload produce orders film.mp4 --strategy offload -c wideload.toml
+      wideload produce raw-wrapped order.json --wrap --header trace-id=7 -c wideload.toml
     """
     if not files and not tombstones and not lines:
         raise click.UsageError("Missing argument 'FILE…'; - is standard input.")
     client = client_of(bootstrap_servers, config, extra)
     record_headers = _headers(headers)
+    packing = packing_of(config, pipeline, strategy, wrap=wrap)
 
-    def plan(found: Topic) -> tuple[Iterator[Source], int | None]:
-        deletes = [
-            Source(f"tombstone {name}", name.encode(errors="surrogateescape"), 0, lambda _: None) for name in tombstones
-        ]
+    async def run() -> Sent:
+        found = await find_topic(client, topic)
+        found.check_partition(partition)
+        packing.check(found, record_headers, tombstones=bool(tombstones))
+        deletes = [tombstone(name) for name in tombstones]
+        sources: Iterator[Source | Refill]
+        total = None
         if lines:
-            sources = _line_sources(files, None if key is None else key.encode(), found.max_message_bytes)
-            return chain(sources, deletes), None
-        listed = [*_file_sources(files, key, key_from, recursive=recursive), *deletes]
-        if codec == "none":
-            _refuse_too_large(listed, record_headers, found)
-        known = all(source.size is not None for source in listed)
-        return iter(listed), sum(source.size or 0 for source in listed) if known else None
+            limit = packing.limit(found)
+            sources = chain(line_sources(files, None if key is None else key.encode(), limit), deletes)
+        else:
+            listed = [*file_sources(files, key, key_from, recursive=recursive), *deletes]
+            _refuse_too_large(listed, record_headers, found, packing, codec)
+            sources = iter(listed)
+            if all(source.size is not None for source in listed):
+                total = sum(source.size or 0 for source in listed)
+        return await _produce(client, found, sources, total, record_headers, partition, codec, packing)
 
     started = time.monotonic()
-    sent = asyncio.run(_produce(client, topic, plan, record_headers, partition, codec))
+    sent = asyncio.run(run())
     _report(topic, sent, time.monotonic() - started, as_json=as_json)
     return 0

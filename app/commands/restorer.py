@@ -1,4 +1,4 @@
-"""The restorer of a command: whole records, whether they came as they are, as a reference, or as chunks."""
+"""The restorer of a command: whole records, whether they came as they are, as a reference, as chunks, or wrapped."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from aiokafka import TopicPartition
 from app.pipeline.stages import InflateStage
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import is_chunk
-from transforms.errors import PayloadStoreError, TransformError
+from transforms.errors import MalformedWrapperError, PayloadStoreError, TransformError
 from transforms.record import RecordLike, SourceRecord
+from transforms.reference import is_reference
+from transforms.wrapper import MessageWrapper, Unwrap
 
 __all__ = ["Restored", "Restorer"]
 
@@ -27,32 +29,41 @@ class Restored:
 
     Attributes:
         source: as it was read; the last one of several chunks.
-        record: as it was before a writer offloaded or split it; as it was read if that fails.
+        record: as it was before a writer offloaded, wrapped or split it; as it was read if that fails.
         inflated: whether its value was a reference.
         assembled: whether its value came as chunks.
+        unwrapped: whether it came in a wrapper.
         error: why it cannot be restored; None if it was.
+        reference: whether it is a reference that cannot be inflated.
     """
 
     source: SourceRecord
     record: RecordLike
     inflated: bool = False
     assembled: bool = False
+    unwrapped: bool = False
     error: str | None = None
+    reference: bool = False
 
 
 class Restorer:
-    """Inflates references, and puts chunks together. Belongs to one event loop.
+    """Inflates references and puts chunks together, or takes wrappers off, or all of it. Belongs to one event loop.
+
+    The order is the worker's: chunks become a message, whose wrapper is taken off, and a reference in it inflated. What
+    clients make comes as well: a reference whose payload is a wrapper is inflated before. Nothing is inflated twice.
 
     A message of chunks expires by the time of its partition's log: when a record is read there that is so much later
     than its first chunk. So one whose writer has died does not hold back commits for ever, whoever reads, and when.
 
     Args:
-        inflate: knows references and their store.
+        inflate: knows references and their store; None to leave references and chunks as they are.
         limits: of the messages that are not whole.
+        unwrap: takes wrappers off; None to leave them.
     """
 
-    def __init__(self, inflate: InflateStage, limits: Limits) -> None:
+    def __init__(self, inflate: InflateStage | None, limits: Limits, unwrap: Unwrap | None = None) -> None:
         self._inflate = inflate
+        self._unwrap = unwrap
         self._assembler = Assembler(limits)
         self._clocks: dict[TopicPartition, int] = {}  # the latest timestamp that was read, in milliseconds
 
@@ -75,16 +86,21 @@ class Restorer:
 
         Chunks that make no message are one `Restored` for each message, with an error.
         """
+        if self._inflate is None:
+            found = Restored(source, source)
+            # A piece is no wrapper, nor is a path, and what they stand for may be one.
+            stands_for = is_chunk(source.headers) or (is_reference(source.headers) and not _is_wrapper(source))
+            return [found if stands_for else await self._opened(found)]
         partition = TopicPartition(source.topic, source.partition)
         # A timestamp of the future must not let all messages expire.
         now_ms = max(self._clocks.get(partition, 0), min(source.timestamp, int(time.time() * 1000)))
         self._clocks[partition] = now_ms
         restored = [_given_up(event) for event in self._expired() if not event.late]
         if not is_chunk(source.headers):
-            return [*restored, await self._inflated(source, Restored(source, source))]
+            return [*restored, await self._opened(Restored(source, source))]
         for event in self._assembler.add(partition, source, now_ms):
             if isinstance(event, Assembled):
-                restored.append(await self._inflated(source, Restored(source, event.record, assembled=True)))
+                restored.append(await self._opened(Restored(source, event.record, assembled=True)))
             elif not event.late:  # its message was told
                 restored.append(_given_up(event))
         return restored
@@ -96,14 +112,31 @@ class Restorer:
         held = [now for place, now in self._clocks.items() if self._assembler.safe_offset(place, _END) < _END]
         return self._assembler.expire(min(held))
 
-    async def _inflated(self, source: SourceRecord, found: Restored) -> Restored:
-        if not self._inflate.wants(found.record):
-            return found
+    async def _opened(self, begun: Restored) -> Restored:
+        """Without its wrapper, and with the payload of its reference."""
+        inflate, unwrap, found = self._inflate, self._unwrap, begun
         try:
-            (record,) = await asyncio.to_thread(self._inflate.apply, found.record, source)
+            if unwrap is not None:
+                # Of a reference, it is the payload that may be a wrapper, unless headers in a wrapper are one, too.
+                if inflate is not None and inflate.moves(found.record) and not _is_wrapper(found.record):
+                    found = await self._inflated(found, inflate)
+                if unwrap.wants(found.record):
+                    found = dataclasses.replace(found, record=unwrap.unwrap(found.record), unwrapped=True)
+            if inflate is not None and inflate.wants(found.record) and not found.inflated:
+                found = await self._inflated(found, inflate)
+        except MalformedWrapperError as exc:
+            return dataclasses.replace(begun, error=str(exc))
         except (TransformError, PayloadStoreError) as exc:
-            return dataclasses.replace(found, error=str(exc))
-        return dataclasses.replace(found, record=record, inflated=self._inflate.moves(found.record))
+            return dataclasses.replace(begun, error=str(exc), reference=True)
+        return found
+
+    async def _inflated(self, found: Restored, inflate: InflateStage) -> Restored:
+        (record,) = await asyncio.to_thread(inflate.apply, found.record, found.source)
+        return dataclasses.replace(found, record=record, inflated=inflate.moves(found.record))
+
+
+def _is_wrapper(record: RecordLike) -> bool:
+    return record.value is not None and MessageWrapper.check(record.value)
 
 
 def _given_up(event: Discarded) -> Restored:

@@ -1,33 +1,61 @@
-"""Sends the records of a command to one topic, with a limit of the bytes in flight."""
+"""Sends the messages of a command to one topic, with a limit of the bytes in flight."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
 from app.config.naming import check_name
 from app.config.settings import ClientSettings
+from app.kafka.batches import Batches, BatchSettings
+from app.kafka.batches.bounds import ByteLimit
 from app.kafka.clients import admin, translated, writing_producer
+from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic, topics
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
-from transforms.record import Record
+from transforms.record import Record, RecordLike
 
-__all__ = ["BATCH_BYTES", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
+__all__ = ["BATCH_BYTES", "CHUNK", "Message", "SendError", "Sender", "Sent", "find_topic", "open_sender"]
 
+DELIVERY_TIMEOUT_S = 120.0  # as Kafka's delivery.timeout.ms
+_WINDOW_BYTES = 32 * 1024 * 1024  # as Kafka's buffer.memory
+_RECORD_BYTES = 400  # of memory, beside what is sent
 BATCH_BYTES = 131_072
-_WINDOW_BYTES = 64 * 1024 * 1024
+CHUNK = "chunk"
+"""The name of the transform that makes several records of a message."""
 
 
 class SendError(WideloadError):
     """Not all messages were sent; says how many were, and why not the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as it is sent.
+
+    Attributes:
+        records: one; or its chunks, which go to one partition, in order.
+        size: bytes of its key and its value.
+        applied: the names of the transforms that made it what it is.
+    """
+
+    records: Sequence[RecordLike]
+    size: int
+    applied: Sequence[str] = ()
+
+    @classmethod
+    def plain(cls, record: Record) -> Message:
+        """The message that is sent as it is."""
+        return cls((record,), len(record.key or b"") + len(record.value or b""))
 
 
 @dataclass(slots=True)
@@ -37,90 +65,175 @@ class Sent:
     Attributes:
         size: bytes of keys and values.
         offsets: the first and the last offset, by partition.
+        applied: how many of the messages went through a transform, by its name.
+        chunks: records of the messages that went as chunks.
     """
 
     messages: int = 0
     size: int = 0
     offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+    applied: Counter[str] = field(default_factory=Counter)
+    chunks: int = 0
 
-    def note(self, partition: int, offset: int, size: int) -> None:
-        """Counts one message."""
+    def note_records(self, partition: int, first: int, last: int) -> None:
+        """Counts the records from an offset to another; below 0 if the broker, asked again, did not say."""
+        if first >= 0:
+            earliest, latest = self.offsets.get(partition, (first, last))
+            self.offsets[partition] = (min(earliest, first), max(latest, last))
+
+    def note_message(self, message: Message) -> None:
+        """Counts one message, all of whose records are counted."""
         self.messages += 1
-        self.size += size
-        first, last = self.offsets.get(partition, (offset, offset))
-        self.offsets[partition] = (min(first, offset), max(last, offset))
+        self.size += message.size
+        self.applied.update(message.applied)
+        self.chunks += len(message.records) if CHUNK in message.applied else 0
+
+
+class _Flying:
+    """The records of a batch: the bytes of each, the name of its message, and the message that ends with it."""
+
+    __slots__ = ("_partition", "_records", "_sender")
+
+    def __init__(self, sender: Sender, partition: int) -> None:
+        self._sender = sender
+        self._partition = partition
+        self._records: list[tuple[int, str, Message | None]] = []
+
+    def add(self, held: int, name: str, ends: Message | None) -> None:
+        """Notes a record; `ends` is None for a chunk before the last."""
+        self._records.append((held, name, ends))
+
+    def split(self, count: int) -> _Flying:
+        """See `Load.split`."""
+        rest = _Flying(self._sender, self._partition)
+        rest._records, self._records = self._records[count:], self._records[:count]
+        return rest
+
+    def delivered(self, metadata: RecordMetadata, records: int, size: int) -> None:  # noqa: ARG002
+        """See `Load.delivered`."""
+        sender, first = self._sender, metadata.offset
+        sender.sent.note_records(self._partition, first, first + records - 1)
+        for held, _, ends in self._records:
+            sender.acknowledged(held, ends)
+
+    def failed(self, error: BaseException) -> None:
+        """See `Load.failed`."""
+        for held, name, _ in self._records:
+            self._sender.failed(held, name, error)
 
 
 class Sender:
-    """Sends records to one topic in order, with at most 64 MiB and one record in flight.
+    """Sends messages to one topic in order, with at most 32 MiB and one record in flight.
+
+    A batch that the topic refuses is split and sent again in its place (KIP-126), so a message that is refused fails
+    alone.
 
     Args:
-        producer: started, with `acks=all`.
+        producer: started, with `acks=all`; nothing else sends through it.
         topic: the topic.
+        batch_bytes: at which a batch is closed.
         limit_bytes: the greatest size of a record as a batch of one; None if only the broker knows it.
         done: called with the number of bytes that were acknowledged.
+        delivery_timeout_s: how long a broker may not answer.
     """
 
     def __init__(
         self,
         producer: AIOKafkaProducer,
         topic: str,
+        batch_bytes: int,
         limit_bytes: int | None,
         done: Callable[[int], None],
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
     ) -> None:
         self.sent = Sent()
-        self._producer = producer
+        self._controls = ProducerControls(producer)
+        settings = BatchSettings(batch_bytes=batch_bytes, delivery_timeout_s=delivery_timeout_s)
+        self._batches = Batches(producer, settings)
         self._topic = topic
         self._limit_bytes = limit_bytes
         self._done = done
-        self._waiting: deque[tuple[asyncio.Future[Any], int, str]] = deque()
-        self._waiting_bytes = 0
+        self._flying = ByteLimit(_WINDOW_BYTES)
+        self._unsent_bytes = 0
+        self._failure: SendError | None = None
 
     async def send(self, record: Record, name: str, partition: int | None = None) -> None:
-        """Sends a record, once fewer bytes are in flight.
+        """Sends a record as it is; see `send_message`."""
+        await self.send_message(Message.plain(record), name, partition)
+
+    async def send_message(self, message: Message, name: str, partition: int | None = None) -> None:
+        """Sends a message, once fewer bytes are in flight.
 
         Raises:
-            SendError: this record cannot be sent, or an earlier one was not acknowledged; `name` says which.
+            SendError: this message cannot be sent, or an earlier one was not acknowledged; `name` says which.
         """
-        if self._limit_bytes is not None:
-            size = batch_of_one_bytes(record)
-            if size > self._limit_bytes:
+        sizes = [batch_of_one_bytes(record) for record in message.records]
+        for size in sizes:
+            if self._limit_bytes is not None and size > self._limit_bytes:
                 raise SendError(f"{name}: {RecordTooLargeError(self._topic, size, self._limit_bytes)}")
-        size = len(record.key or b"") + len(record.value or b"")
-        while self._waiting and (self._waiting_bytes + size > _WINDOW_BYTES or self._waiting[0][0].done()):
-            await self._acknowledge()
+        now_ms = int(time.time() * 1000)
+        last = len(sizes) - 1
         try:
-            future = await self._producer.send(
-                self._topic, record.value, record.key, partition=partition, headers=list(record.headers)
-            )
+            number = await self._controls.partition(self._topic, partition, message.records[0].key)
         except KafkaError as exc:
             raise SendError(f"{name}: {translated(exc, 'it cannot be sent')}") from exc
-        self._waiting.append((future, size, name))
-        self._waiting_bytes += size
+        for position, (record, size) in enumerate(zip(message.records, sizes, strict=True)):
+            held = size + _RECORD_BYTES
+            await self._flying.take(held)
+            try:
+                self._check()
+                outbox = self._batches.outbox(self._topic, number, lambda: _Flying(self, number))
+                # All chunks of a message have one timestamp.
+                stamp = now_ms if record.timestamp < 0 else record.timestamp
+                flying = outbox.append(Record(record.key, record.value, record.headers, stamp))
+            except BaseException:
+                self._flying.give(held)
+                raise
+            flying.add(held, name, message if position == last else None)
+            outbox.send(outbox)
+            await self._breathe(size)
 
     async def drain(self) -> None:
-        """Waits until all records in flight are acknowledged.
+        """Waits until no message is in flight.
 
         Raises:
             SendError: one of them was not acknowledged.
         """
-        while self._waiting:
-            await self._acknowledge()
+        await self._batches.flush()
+        self._check()
 
-    async def _acknowledge(self) -> None:
-        future, size, name = self._waiting.popleft()
-        self._waiting_bytes -= size
-        try:
-            metadata = await future
-        except MessageSizeTooLargeError as exc:
-            raise SendError(
-                f"{name}: topic {self._topic} does not take {size:,} bytes, even compressed; raise its "
-                "max.message.bytes"
-            ) from exc
-        except KafkaError as exc:
-            raise SendError(f"{name}: {translated(exc, f'topic {self._topic} did not take it')}") from exc
-        self.sent.note(metadata.partition, metadata.offset, size)
-        self._done(size)
+    async def close(self) -> None:
+        """Waits until each message in flight is acknowledged, or has failed."""
+        await self._batches.flush()
+        if self._batches.failure is not None:
+            # The producer still has the batch that nobody knows of, and its `stop` would wait for a broker for ever.
+            await self._controls.abandon()
+
+    def acknowledged(self, held: int, message: Message | None) -> None:
+        """A record that holds so many bytes is in the log; `message` ends with it."""
+        self._flying.give(held)
+        if message is not None:
+            self.sent.note_message(message)
+            self._done(message.size)
+
+    def failed(self, held: int, name: str, error: BaseException) -> None:
+        """A record is not in the log, or nobody knows."""
+        self._flying.give(held)
+        if self._failure is None:
+            told = error if isinstance(error, WideloadError) else translated(error, f"topic {self._topic} refuses it")
+            self._failure = SendError(f"{name}: {told}")
+            self._failure.__cause__ = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _breathe(self, size: int) -> None:
+        """Lets batches leave while a caller hands over one message after the other."""
+        self._unsent_bytes += size
+        if self._unsent_bytes >= BATCH_BYTES:
+            self._unsent_bytes = 0
+            await asyncio.sleep(0)
 
 
 async def find_topic(client: ClientSettings, name: str) -> Topic:
@@ -140,14 +253,24 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
 
 @asynccontextmanager
 async def open_sender(
-    client: ClientSettings, topic: Topic, codec: str = "none", done: Callable[[int], None] = lambda _: None
+    client: ClientSettings,
+    topic: Topic,
+    codec: str = "none",
+    done: Callable[[int], None] = lambda _: None,
+    delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
 ) -> AsyncIterator[Sender]:
-    """A sender for the length of a block; records that are not drained at its end may be lost.
+    """A sender for the length of a block; what is in flight at its end is still sent.
 
     Raises:
         ClusterError: the producer cannot start.
     """
     compression = None if codec == "none" else codec
-    batch_bytes = min(BATCH_BYTES, topic.max_message_bytes)
-    async with writing_producer(client, compression_type=compression, max_batch_size=batch_bytes) as producer:
-        yield Sender(producer, topic.name, topic.max_message_bytes if codec == "none" else None, done)
+    limit = topic.max_message_bytes if codec == "none" else None
+    async with writing_producer(client, compression_type=compression) as producer:
+        sender = Sender(
+            producer, topic.name, min(BATCH_BYTES, topic.max_message_bytes), limit, done, delivery_timeout_s
+        )
+        try:
+            yield sender
+        finally:
+            await sender.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import signal
 import socket
@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from app.serializers import LargeMessageSerializer
-from tests.forks import run
+from tests.integration.command_line import lines, wideload
+from tests.integration.limits import set_limit
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 from tests.s3_server import free_port
@@ -30,14 +31,6 @@ LARGE = 3_000_000
 THRESHOLD = 1_000
 
 
-def wideload(
-    *arguments: object, stdin: bytes = b"", environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
-    command = [sys.executable, "-m", "app.cli", *map(str, arguments)]
-    return run(command, environ={**os.environ, **(environ or {})}, given=stdin)
-
-
 @contextmanager
 def consuming(place: Place) -> Iterator[subprocess.Popen[bytes]]:
     """A process that shows all records of the source and then waits for more; killed at the end."""
@@ -47,12 +40,6 @@ def consuming(place: Place) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-def lines(done: subprocess.CompletedProcess[str], status: int = 0) -> list[dict[str, Any]]:
-    """The JSON lines of a command that ended with `status`."""
-    assert done.returncode == status, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @dataclass
@@ -174,6 +161,37 @@ def test_produce_pipe_over_the_limit(place: Place) -> None:
     assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first"]
 
 
+def test_produce_sends_each_line_when_it_comes(place: Place) -> None:
+    """A line does not wait for the next one, nor for the end of the input; what has no line break yet does."""
+    command = [sys.executable, "-m", "app.cli", "produce", place.raw, "--lines", "-p", "0", "-b", place.broker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for number, text in enumerate((b"first\n", b"second\nthi", b"rd\nlast")):
+            process.stdin.write(text)
+            process.stdin.flush()
+            until(lambda count=number + 1: end_offsets(place.broker, place.raw)[0] == count, "the line has come")  # type: ignore[misc]
+        told, _ = process.communicate(timeout=60)
+    assert told.startswith(b"sent 4 messages (")
+    assert [record.value for record in read_all(place.broker, place.raw)[0]] == [b"first", b"second", b"third", b"last"]
+
+
+def test_produce_splits_a_batch_that_the_topic_refuses(broker: str, make_topic: MakeTopic) -> None:
+    """A limit that is lowered meanwhile: batches over it are sent again in parts; each line arrives once, in order."""
+    topic = make_topic(**{"max.message.bytes": 500_000})
+    sent = [b"%06d" % number + b"x" * 994 for number in range(2_000)]
+    command = [sys.executable, "-m", "app.cli", "produce", topic, "--lines", "-p", "0", "-b", broker, "--debug"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any("Kafka producer started" in line for line in process.stderr), "it has asked for the limit before"
+        asyncio.run(set_limit(broker, topic, 20_000))
+        told, logged = process.communicate(b"\n".join(sent).decode(), timeout=60)
+    assert (process.returncode, told.startswith("sent 2,000 messages (")) == (0, True), logged[-2_000:]
+    assert "is refused, and split in two" in logged
+    assert [record.value for record in read_all(broker, topic)[0]] == sent
+
+
 def test_produce_mistake(place: Place) -> None:
     """A wrong argument gives one line and status 2, and nothing is sent."""
     nix = place.folder / "nix"
@@ -203,7 +221,7 @@ def test_consume_shows_records_as_json_lines(place: Place) -> None:
     assert by_place[0, 0] == {
         "topic": place.raw, "partition": 0, "offset": 0, "timestamp": 5, "key": "k", "size": 1,
         "headers": [["a", {"base64": "/w=="}], ["a", None]], "reference": False, "inflated": False,
-        "chunk": False, "assembled": False, "value": "v",
+        "chunk": False, "assembled": False, "unwrapped": False, "value": "v",
     }  # fmt: skip
     assert by_place[1, 0]["value"] == {"base64": "/w=="}
     assert (by_place[1, 1]["size"], by_place[1, 1]["value"]) == (None, None)

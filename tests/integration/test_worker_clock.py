@@ -153,6 +153,7 @@ WALL_CLOCK = {
     "app/commands/dlq.py": "what a user means by a time ago",
     "app/commands/restorer.py": "which timestamps of records are of the future",
     "app/pipeline/service.py": "people are told since when",
+    "app/kafka/sender.py": "the timestamp of a record whose writer gives none",
     "app/kafka/topics.py": "which timestamps brokers take",
     "app/pipeline/error_policy.py": "the timestamp of a letter whose own is refused",
     "stores/memory.py": "the age of a payload",

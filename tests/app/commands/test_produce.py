@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.commands.produce import Source, _records
+from app.commands.produce import _records
+from app.commands.source import Source
 from app.kafka.sender import SendError
 
 

@@ -1,0 +1,293 @@
+"""The packer of `wideload produce`: a message as it goes into its topic: as it is, as a reference, wrapped, as chunks.
+
+It is the reverse of the restorer of `wideload consume`, and applies the worker's stages in the worker's order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import click
+
+from app.commands.connection import agreed, opened_store, pipeline_of, wrap_of
+from app.commands.source import Limit
+from app.config.chunking import Strategy
+from app.config.parsing import load
+from app.config.settings import PipelineSettings, Settings
+from app.kafka.sender import Message, SendError
+from app.kafka.topics import Topic
+from app.pipeline.chain import Chain, Result, Work
+from app.pipeline.fallback import Fallback
+from app.pipeline.stages import ChunkStage, OffloadStage, Stage, wrap_stage
+from app.pipeline.stats import PipelineStats
+from transforms.assembly import Limits
+from transforms.chunk import Chunking
+from transforms.errors import ConfigurationError, PayloadStoreError, TransformError, WrapError
+from transforms.formats import FORMATS
+from transforms.offload import Offload
+from transforms.record import Header, Record
+from transforms.record_batch import CODECS
+from transforms.wrapper import Wrap
+
+__all__ = ["Packer", "Packing", "packing_of"]
+
+_GENERATOR = "large.message.id.generator"
+_AT_ONCE = 8  # messages that wait for threads, most of them for the store
+_AHEAD_BYTES = 32 * 1024 * 1024  # of their values, beside one
+_MESSAGE_BYTES = "chunk.max.message.bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What the user wants of a packer.
+
+    Attributes:
+        strategy: what becomes of large values; None to refuse them.
+        wrap: wraps values and headers; None for no wrappers.
+        pipeline: whose store and format are used; None if the strategy needs no store.
+        chunk_bytes: `chunk.max.bytes`; None for the limit of the topic.
+        message_bytes: `chunk.max.message.bytes`.
+    """
+
+    strategy: Strategy | None = None
+    wrap: Wrap | None = None
+    pipeline: PipelineSettings | None = None
+    chunk_bytes: int | None = None
+    message_bytes: int = Limits().message_bytes
+
+    @property
+    def splits(self) -> bool:
+        """Whether large values may go as chunks."""
+        return self.strategy in {"chunk", "auto"}
+
+    @property
+    def idle(self) -> bool:
+        """Whether all messages go as they are."""
+        return self.strategy is None and self.wrap is None
+
+    def limit(self, topic: Topic) -> Limit:
+        """The longest value that can be sent without compression."""
+        limits = [Limit(topic.max_message_bytes, "the limit of the topic")]
+        if self.splits:
+            limits.append(Limit(self.message_bytes, _MESSAGE_BYTES))
+        if self.pipeline is not None:
+            limits.append(Limit(self.pipeline.max_bytes, "large.message.max.bytes"))
+        return max(limits, key=lambda limit: limit.size)
+
+    def check(self, topic: Topic, headers: Sequence[Header], *, tombstones: bool) -> None:
+        """Refuses what the topic would not keep, or a wrapper not hold.
+
+        Args:
+            topic: to be written to.
+            headers: of each message.
+            tombstones: whether there are some among the messages.
+
+        Raises:
+            ConfigurationError: chunks or wrapped tombstones would go to a compacted topic; or a header has no key.
+        """
+        if self.splits and "compact" in topic.cleanup_policy:
+            raise ConfigurationError(
+                "--strategy",
+                f"found {self.strategy!r}, and topic {topic.name} has cleanup.policy {topic.cleanup_policy}; the "
+                "chunks of a value have one key, so compaction would delete all but the last; take --strategy offload, "
+                "or a topic with cleanup.policy delete",
+            )
+        if self.wrap is None:
+            return
+        if tombstones and self.wrap.null == "wrap" and "compact" in topic.cleanup_policy:
+            raise ConfigurationError(
+                "--tombstone",
+                f"stands beside --wrap, and topic {topic.name} has cleanup.policy {topic.cleanup_policy}; a wrapped "
+                "tombstone is no null value, and deletes nothing; send it without --wrap, or set "
+                'wrap.on.null.value = "pass" in the configuration of -c',
+            )
+        try:
+            self.wrap.wrap(Record(None, b"", headers))
+        except WrapError as exc:
+            raise ConfigurationError("--header", str(exc)) from exc
+
+    def open(self, topic: Topic, codec: str, stack: ExitStack) -> Packer:
+        """A packer for a topic; `stack` closes its store.
+
+        Raises:
+            ConfigurationError: the store cannot be opened.
+        """
+        chain = Chain(
+            list(self._stages(topic, stack)),
+            topic.name,
+            topic.max_message_bytes,
+            falls_back=self.strategy == "auto",
+            compacted="compact" in topic.cleanup_policy,
+            recompressed=topic.recompressed,
+        )
+        finish = Fallback(chain, _Warning().tell).finish if chain.falls_back else chain.finish
+        return Packer(chain, finish, CODECS.index(None if codec == "none" else codec))
+
+    def _stages(self, topic: Topic, stack: ExitStack) -> Sequence[Stage]:
+        stages: list[Stage] = []
+        limit_bytes = topic.max_message_bytes
+        if (pipeline := self.pipeline) is not None:
+            offload = Offload(
+                pipeline.threshold_bytes,
+                limit_bytes,
+                pipeline.codec,
+                FORMATS[pipeline.reference_format],
+                None if self.wrap is None else self.wrap.batch_of_one_bytes,
+                pipeline.signing,
+                pipeline.max_bytes,
+            )
+            store = opened_store(pipeline, stack)
+            by_digest = pipeline.store.get(_GENERATOR, "sha256") == "sha256"
+            stages.append(OffloadStage(offload, store, topic.name, PipelineStats(), by_digest=by_digest))
+        if self.wrap is not None:
+            stages.append(wrap_stage(self.wrap))
+        if self.splits:
+            chunking = Chunking(min(limit_bytes, self.chunk_bytes or limit_bytes))
+            stages.append(ChunkStage(chunking, self.message_bytes, ""))  # no group has read the message
+        return stages
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A message that is being packed; `size` is that of its value."""
+
+    message: asyncio.Future[Message]
+    size: int
+    name: str
+
+
+class Packer:
+    """Packs messages. Use `Packing.open`.
+
+    Args:
+        chain: of the worker's stages.
+        finish: finishes work of the chain; blocks, and is called on several threads.
+        codec: the number of the compression of batches.
+    """
+
+    def __init__(self, chain: Chain, finish: Callable[[Work], Result], codec: int) -> None:
+        self._chain = chain
+        self._finish = finish
+        self._codec = codec
+
+    async def packed(self, records: AsyncIterator[tuple[Record, str]]) -> AsyncGenerator[tuple[Message, str]]:
+        """The messages as they are to be sent, in order, with their names; several are packed at once.
+
+        An error, of a message or of `records`, is raised when all messages before it were given.
+
+        Raises:
+            SendError: a message can never be sent, or the store failed.
+        """
+        begun: deque[_Begun] = deque()
+        failure = None
+        try:
+            try:
+                async for record, name in records:
+                    size = len(record.value or b"")
+                    while begun and (len(begun) == _AT_ONCE or sum(each.size for each in begun) + size > _AHEAD_BYTES):
+                        yield await begun[0].message, begun.popleft().name
+                    begun.append(_Begun(self._begin(record, name), size, name))
+                    while begun and begun[0].message.done():
+                        yield begun[0].message.result(), begun.popleft().name
+            except SendError as exc:
+                failure = exc
+            while begun:
+                yield await begun[0].message, begun.popleft().name
+            if failure is not None:
+                raise failure
+        finally:
+            for each in begun:
+                each.message.cancel()
+            await asyncio.gather(*(each.message for each in begun), return_exceptions=True)
+
+    def _begin(self, record: Record, name: str) -> asyncio.Future[Message]:
+        plain = Message.plain(record)
+        work = self._chain.begin(record, self._codec)
+        if work is not None and (work.blocks or work.asks_store):
+            return asyncio.create_task(asyncio.to_thread(self._message, work, plain.size, name))
+        done: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(plain if work is None else self._message(work, plain.size, name))
+        except SendError as exc:
+            done.set_exception(exc)
+        return done
+
+    def _message(self, work: Work, size: int, name: str) -> Message:
+        try:
+            records, applied = self._finish(work)
+        except (TransformError, PayloadStoreError) as exc:
+            raise SendError(f"{name}: {exc}") from exc
+        return Message(records, size, applied)
+
+
+class _Warning:
+    """Says once that the store is down."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, error: PayloadStoreError) -> None:
+        """A value goes as chunks, because the store has failed."""
+        if not self._told:
+            self._told = True
+            click.echo(f"wideload: the store has failed, so large values go as chunks: {error}", err=True)
+
+
+def packing_of(config: str | None, pipeline: str | None, strategy: Strategy | None, *, wrap: bool) -> Packing:
+    """The packing that the options of a command ask for. Makes no request.
+
+    Args:
+        config: the file of `-c`.
+        pipeline: the name of the pipeline in it.
+        strategy: what becomes of large values.
+        wrap: whether messages are wrapped.
+
+    Raises:
+        ConfigurationError: the file is wrong, or missing; or its pipelines differ, and `pipeline` is None.
+    """
+    if pipeline is not None and config is None:
+        raise ConfigurationError("--pipeline", "needs the configuration of the pipeline: -c FILE")
+    if pipeline is not None and strategy is None and not wrap:
+        raise ConfigurationError("--pipeline", "has no meaning without --strategy or --wrap")
+    if strategy in {"offload", "auto"} and config is None:
+        raise ConfigurationError(
+            "--strategy", f"found {strategy!r}, which needs the store of a configuration: -c FILE; chunk needs none"
+        )
+    settings = None if config is None else load(config)
+    wrapper = wrap_of(settings, pipeline) if wrap else None
+    if settings is None or strategy is None:
+        return Packing(strategy, wrapper)
+    if strategy == "chunk":
+        sizes = agreed(
+            settings,
+            pipeline,
+            lambda each: each.chunks.splits,
+            lambda each: (each.chunks.max_bytes, each.chunks.message_bytes),
+            f"chunk.max.bytes or {_MESSAGE_BYTES} differ",
+        )
+        return Packing(strategy, wrapper) if sizes is None else Packing(strategy, wrapper, None, *sizes)
+    writer = _writer(settings, pipeline)
+    if strategy == "auto" and writer.reference_format != "wideload":
+        raise ConfigurationError(
+            "--strategy", f"found 'auto'; readers of reference.format {writer.reference_format!r} know no chunks"
+        )
+    return Packing(strategy, wrapper, writer, writer.chunks.max_bytes, writer.chunks.message_bytes)
+
+
+def _writer(settings: Settings, name: str | None) -> PipelineSettings:
+    """The pipeline whose references are written: one that offloads, or else any with the store."""
+    any_with_store = pipeline_of(settings, name)
+    if name is not None:
+        return any_with_store
+    agreed(
+        settings,
+        None,
+        lambda each: each.offloads,
+        lambda each: (each.threshold_bytes, each.codec, each.signing, each.max_bytes, each.chunks.max_bytes),
+        "large.message.… or chunk.… differ",
+    )
+    return next((each for each in settings.pipelines if each.offloads), any_with_store)
