@@ -252,6 +252,13 @@ def test_the_table_has_the_names_that_are_used() -> None:
 
 
 def test_no_other_room_uses_private_names() -> None:
-    """Not by inheritance either, which no linter sees. Faust's thread has no public way to its consumer."""
-    faust = {("app.serializers.faust", "_thread"), ("app.serializers.faust", "_consumer")}
-    assert used("chunks", "serializers", "deadletters", "cluster", "pipeline") <= faust
+    """Not by inheritance either, which no linter sees. Faust's thread has no public way to its consumer.
+
+    The codes of librdkafka's own errors begin with an underscore, and are public.
+    """
+    others = {
+        ("app.serializers.faust", "_thread"),
+        ("app.serializers.faust", "_consumer"),
+        ("app.serializers.confluent_chunks", "_PARTITION_EOF"),
+    }
+    assert used("chunks", "serializers", "deadletters", "cluster", "pipeline") <= others
