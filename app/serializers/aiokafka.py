@@ -48,6 +48,8 @@ _WRITTEN_KEYS = frozenset(key.name for key in PRODUCER_KEYS)
 
 _logger = logging.getLogger(__name__)
 
+_ASK_AGAIN_S = 60.0
+
 
 class SerializingProducer(ChunkingProducer):
     """An `AIOKafkaProducer` whose keys and values go through serializers, and which sends nothing that is too large.
@@ -84,6 +86,7 @@ class SerializingProducer(ChunkingProducer):
             whole.setdefault("enable.idempotence", True)
         self._serializers = taken.producer(whole, [*_PRODUCER.keys(), *_WRITTEN_KEYS])
         self._threads = Threads()
+        self._unknown_until: dict[str, float] = {}
         with self._serializers.closed_on_error():
             self._large = self._large_serializer()
             super().__init__(whole)
@@ -164,18 +167,21 @@ class SerializingProducer(ChunkingProducer):
         return Chunking(self._limit_bytes(described)).wants(Record(key, value, headers))
 
     async def _topic(self, topic: str) -> Topic | None:
+        if self._unknown_until.get(topic, 0.0) > time.monotonic():
+            return None
         try:
             return await super()._topic(topic)
         except ConfigurationError as exc:
             if self._strategy == "chunk":
                 raise
-            self._described[topic] = None
-            _logger.warning(
-                "topic %s does not say what it takes, and refuses what is more than that and not over "
-                "large.message.threshold.bytes: %s",
-                topic,
-                exc.__cause__ or exc.reason,
-            )
+            if topic not in self._unknown_until:
+                _logger.warning(
+                    "topic %s does not say what it takes, and refuses what is more than that and not over "
+                    "large.message.threshold.bytes: %s",
+                    topic,
+                    exc.__cause__ or exc.reason,
+                )
+            self._unknown_until[topic] = time.monotonic() + _ASK_AGAIN_S
             return None
 
 

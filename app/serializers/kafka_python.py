@@ -18,7 +18,9 @@ from app.kafka.arguments import Arguments
 from app.serializers import config as taken
 from app.serializers.composable import ComposableSerializer
 from app.serializers.demand import Demand
+from app.serializers.pieces import refused_piece
 from app.serializers.stage import Headers
+from transforms.chunk import is_chunk
 from transforms.errors import SerializationError
 from transforms.record import Header
 
@@ -91,7 +93,8 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
 
     A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
     then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
-    tries again; `seek` to the next offset skips the record.
+    tries again; `seek` to the next offset skips the record. A chunk is such a record: it is no value, and this consumer
+    puts none together.
 
     One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
     that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
@@ -172,6 +175,9 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
             into.append(self._restored(record))
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
+        if record.headers and is_chunk(record.headers):
+            error = refused_piece("DeserializingConsumer of kafka-python", record.topic, record.headers)
+            raise error.at(record.partition, record.offset)
         if not self._deserializers.parts:
             return record
         found, headers = taken.deserialized(self._deserializers, record)

@@ -22,12 +22,13 @@ from app.serializers.options import (
     TIMEOUT,
     read_options,
 )
+from app.serializers.pieces import refused_piece
 from app.serializers.stage import Headers, appended_headers, shared_headers
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
 from stores.user import UserStore
-from transforms.chunk import is_chunk, piece_text
+from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
 from transforms.offload import Offload, Payload
@@ -263,7 +264,7 @@ class LargeMessageDeserializer(_LargeMessage):
         if data is None or not headers:
             return data
         if self._part is VALUE and is_chunk(headers):
-            raise self._piece(topic, headers)
+            raise refused_piece("LargeMessageDeserializer", topic, headers)
         if not is_reference(headers, self._part):
             return data
         try:
@@ -278,16 +279,6 @@ class LargeMessageDeserializer(_LargeMessage):
         if isinstance(headers, list):
             headers[:] = own
         return restored
-
-    def _piece(self, topic: str, headers: Sequence[Header]) -> SerializationError:
-        return SerializationError(
-            topic,
-            self._part.name,
-            f"LargeMessageDeserializer: the value is a piece of a message, {piece_text(headers)}, and a deserializer "
-            "sees one record at a time; read the topic with wideload.AssemblingConsumer, or behind a pipeline with "
-            "the transform inflate or assemble",
-            deserializing=True,
-        )
 
     def wants(self, headers: Sequence[Header]) -> bool:
         """Whether `deserialize` calls the store for data that is not null."""
