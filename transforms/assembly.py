@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 
 from transforms.chunk import Chunk
@@ -43,6 +42,7 @@ from transforms.chunked_message import (
 )
 from transforms.errors import MalformedChunkError
 from transforms.partition_history import End, PartitionHistory, hash_of, same_message
+from transforms.partition_messages import PartitionMessages
 from transforms.pending_message import PendingMessage, too_large
 
 __all__ = [
@@ -60,13 +60,6 @@ __all__ = [
 _BEGINNINGS = 10  # for so many times `expire_ms` a writer may begin its message again
 # These depend on other messages or on the time, so the same chunks may have another outcome the next time.
 _BY_CHANCE = frozenset({"expired", "evicted"})
-
-
-@dataclass(slots=True)
-class _Partition:
-    contexts: dict[str, PendingMessage] = field(default_factory=dict)  # the one that has waited longest first
-    history: PartitionHistory = field(default_factory=PartitionHistory)
-    start: int | None = None  # the first chunk that was read
 
 
 class Assembler:
@@ -93,7 +86,7 @@ class Assembler:
         self.counts = Counts()
         self._on_reread = on_reread
         self._evicts = evicts or on_reread is None
-        self._partitions: dict[Hashable, _Partition] = {}
+        self._partitions: dict[Hashable, PartitionMessages] = {}
         self._kept: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
         self._aside: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
         self._held = 0
@@ -114,6 +107,10 @@ class Assembler:
         """The memory of their chunks."""
         return self._held
 
+    def begin(self, partition: Hashable, offset: int) -> None:
+        """Takes in where the reading of a partition begins. Without it, that is the first chunk that `add` is given."""
+        self._partitions.setdefault(partition, PartitionMessages()).start = offset
+
     def add(self, partition: Hashable, record: LoggedRecord, now_ms: int) -> list[Assembled | Discarded]:
         """Takes the next chunk of a partition, in the order of offsets; returns the messages that end with it.
 
@@ -126,7 +123,7 @@ class Assembler:
             now_ms: milliseconds of a monotonic clock. It should stop while nothing is read; otherwise messages expire
                 whose chunks are waiting in the log.
         """
-        state = self._partitions.setdefault(partition, _Partition())
+        state = self._partitions.setdefault(partition, PartitionMessages())
         state.history.last = record.offset
         if state.start is None:
             state.start = record.offset
@@ -146,7 +143,9 @@ class Assembler:
         """
         limit = self.limits.expire_ms
         events: list[Discarded] = []
-        states = self._partitions if partition is None else {partition: self._partitions.get(partition, _Partition())}
+        states = (
+            self._partitions if partition is None else {partition: self._partitions.get(partition, PartitionMessages())}
+        )
         for place, state in states.items() if limit else ():
             while state.contexts:
                 uuid, context = next(iter(state.contexts.items()))
@@ -172,8 +171,8 @@ class Assembler:
         state = self._partitions.get(partition)
         if state is None:
             return position
-        firsts = [context.first for context in state.contexts.values()]
-        return min([state.history.safe_offset(position), *firsts])
+        safe, first = state.history.safe_offset(position), state.lowest()
+        return safe if first is None else min(safe, first)
 
     def delivered_below(self, partition: Hashable, position: int) -> int:
         """The offset to note beside a commit: `position`, or the one noted before the restart if that is higher."""
@@ -200,7 +199,7 @@ class Assembler:
             delivered: the result of `delivered_below` at the commit.
             torn: the result of `torn` then.
         """
-        self._partitions.setdefault(partition, _Partition()).history.resume(delivered, torn)
+        self._partitions.setdefault(partition, PartitionMessages()).history.resume(delivered, torn)
 
     def delivered(self, partition: Hashable, offset: int) -> bool:
         """Whether an ordinary record at this offset was delivered before the restart."""
@@ -214,25 +213,32 @@ class Assembler:
             self._held -= context.held
             del self._table(context)[partition, uuid]
 
-    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None) -> None:
+    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None, beginning: int | None = None) -> None:
         """Takes in what became of a message that was read again: it is counted, and its later chunks are judged by it.
 
         Args:
             reread: what `on_reread` was given.
             outcome: what `transforms.rereading` found; None if the message was delivered before.
+            beginning: `Rereading.beginning`.
         """
-        if reread.reason is not None or outcome is None:
+        if reread.reason is not None:
             return
-        self._count(outcome)
+        if outcome is not None:
+            self._count(outcome)
         state = self._partitions.get(reread.partition)
-        end = None if state is None else state.history.end_of(reread.uuid)
-        if state is not None and end is not None and isinstance(outcome, Discarded):
-            state.history.end(end.chunk, outcome.reason)
+        context = None if state is None else state.again.get(reread.uuid)
+        if state is None or context is None or context.last != reread.last:
+            return  # the partition was left, or another copy of the message has ended meanwhile
+        del state.again[reread.uuid]
+        if isinstance(outcome, Discarded):
+            state.history.end(context.chunk, outcome.reason)
+        else:
+            self._settle(state, context, beginning)
 
     # --- one chunk ---------------------------------------------------------------------------------------------------
 
     def _take(
-        self, partition: Hashable, state: _Partition, record: LoggedRecord, now_ms: int
+        self, partition: Hashable, state: PartitionMessages, record: LoggedRecord, now_ms: int
     ) -> Iterator[Assembled | Discarded]:
         try:
             chunk, headers = Chunk.parse(record)
@@ -264,11 +270,15 @@ class Assembler:
             yield from self._finish(partition, state, context)
 
     def _begin(
-        self, partition: Hashable, state: _Partition, chunk: Chunk, record: LoggedRecord, now_ms: int
+        self, partition: Hashable, state: PartitionMessages, chunk: Chunk, record: LoggedRecord, now_ms: int
     ) -> PendingMessage | tuple[Discarded, ...]:
         """The context of a chunk that has none; or why it gets none, which is nothing to tell for a duplicate."""
         history = state.history
         end = history.end_of(chunk.uuid)
+        again = state.again.get(chunk.uuid)
+        if again is not None:
+            # It is not known yet whether that copy is whole. This one is read again with it, from its first chunk on.
+            return self._open(partition, state, chunk, record, now_ms, again)
         if not chunk.id:
             if end is not None and end.begins_again_with(chunk, record):
                 self.counts.duplicates += 1
@@ -283,10 +293,23 @@ class Assembler:
         if (detail := too_large(chunk, self.limits)) is not None:
             history.end(chunk, "oversized")
             return (Discarded("oversized", chunk.uuid, (record,), detail),)
-        context = PendingMessage(chunk, record.offset, hash(record.key), not chunk.id, now_ms, now_ms)
-        state.contexts[chunk.uuid] = context
+        return self._open(partition, state, chunk, record, now_ms, None)
+
+    def _open(
+        self,
+        partition: Hashable,
+        state: PartitionMessages,
+        chunk: Chunk,
+        record: LoggedRecord,
+        now_ms: int,
+        again: PendingMessage | None,
+    ) -> PendingMessage:
+        """A new context, behind the one of the same message that is being read again if there is one."""
+        first, begins = (record.offset, not chunk.id) if again is None else (again.first, again.begins)
+        context = PendingMessage(chunk, first, hash(record.key), begins, now_ms, now_ms)
+        state.add(context)
         self._kept[partition, chunk.uuid] = None
-        if chunk.id:  # its first chunk may be before the offset where reading began
+        if chunk.id or again is not None:  # its first chunk was not read, or not kept
             context.expected = context.length = chunk.id  # each has a byte at least
             self._set_aside(partition, context)
         return context
@@ -340,12 +363,12 @@ class Assembler:
     # --- the end of a message ----------------------------------------------------------------------------------------
 
     def _finish(
-        self, partition: Hashable, state: _Partition, context: PendingMessage
+        self, partition: Hashable, state: PartitionMessages, context: PendingMessage
     ) -> Iterator[Assembled | Discarded]:
         chunk, records, last = context.chunk, context.records, state.history.last
         if records is None:
             self._forget(partition, state, context)
-            self._settle(state, context, context.beginning)
+            state.again[chunk.uuid] = context  # until `resolve`
             self._give_reread(partition, state, context, None, "")
         elif isinstance(whole := context.whole(), str):
             yield from self._drop(partition, chunk.uuid, "corrupt", whole)
@@ -354,7 +377,7 @@ class Assembler:
             self._settle(state, context, hash_of(records[0]))
             yield Assembled(whole, ChunkMessageId(context.first, last))
 
-    def _settle(self, state: _Partition, context: PendingMessage, beginning: int | None) -> None:
+    def _settle(self, state: PartitionMessages, context: PendingMessage, beginning: int | None) -> None:
         chunk, history = context.chunk, state.history
         history.end(chunk, None, beginning)
         if context.begun > 1 or history.is_torn(chunk):
@@ -373,19 +396,22 @@ class Assembler:
         return []
 
     def _give_reread(
-        self, partition: Hashable, state: _Partition, context: PendingMessage, reason: Reason | None, detail: str
+        self, partition: Hashable, state: PartitionMessages, context: PendingMessage, reason: Reason | None, detail: str
     ) -> None:
         assert self._on_reread is not None
         last = context.last if reason in _BY_CHANCE else state.history.last
-        if last < state.history.delivered and reason not in _BY_CHANCE:
-            return  # before the restart
+        if last < state.history.delivered and reason not in _BY_CHANCE:  # before the restart
+            if reason is None:
+                del state.again[context.chunk.uuid]
+                self._settle(state, context, context.beginning)
+            return
         if reason is not None:
             self.counts.discarded[reason] = self.counts.discarded.get(reason, 0) + 1
         below = None if context.begins else state.start
         uuid, size = context.chunk.uuid, context.chunk.size
         self._on_reread(Reread(partition, uuid, size, context.first, last, below, reason, detail))
 
-    def _forget(self, partition: Hashable, state: _Partition, context: PendingMessage) -> None:
+    def _forget(self, partition: Hashable, state: PartitionMessages, context: PendingMessage) -> None:
         del state.contexts[context.chunk.uuid]
         del self._table(context)[partition, context.chunk.uuid]
         self._held -= context.held

@@ -17,13 +17,13 @@ from transforms.record import Header, Record
 if TYPE_CHECKING:
     from hashlib import _Hash  # known to type checkers only
 
-__all__ = ["ASIDE_BYTES", "PendingMessage", "too_large"]
+__all__ = ["ASIDE_BYTES", "LEAST_CHUNK_BYTES", "PendingMessage", "too_large"]
 
 # The memory of a record of aiokafka beside the bytes of key, value and headers; measured with tracemalloc.
 _RECORD_OVERHEAD_BYTES = 400
 _HEADER_OVERHEAD_BYTES = 160
 _LEAST_HEADERS = 4
-_LEAST_CHUNK_BYTES = _RECORD_OVERHEAD_BYTES + _LEAST_HEADERS * _HEADER_OVERHEAD_BYTES
+LEAST_CHUNK_BYTES = _RECORD_OVERHEAD_BYTES + _LEAST_HEADERS * _HEADER_OVERHEAD_BYTES
 # The memory of a message that was set aside, its places in the tables of the assembler too; measured with tracemalloc.
 ASIDE_BYTES = 700
 
@@ -137,7 +137,7 @@ def too_large(chunk: Chunk, limits: Limits) -> str | None:
     """Why a message cannot be assembled within the limits, as far as its first chunk tells; None if it can."""
     if chunk.size > limits.message_bytes:
         return f"a message of {chunk.size:,} bytes, allowed are {limits.message_bytes:,}"
-    least = chunk.size + chunk.count * _LEAST_CHUNK_BYTES
+    least = chunk.size + chunk.count * LEAST_CHUNK_BYTES
     if least > limits.pending_bytes:
         what = f"{chunk.size:,} bytes in {chunk.count:,} chunks"
         return f"{what} take {least:,} bytes of memory at least, allowed are {limits.pending_bytes:,}"

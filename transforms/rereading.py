@@ -6,12 +6,15 @@ is not known, the caller looks for it before that, and begins there: see `Beginn
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from transforms.assembly import Assembler
 from transforms.chunk import Chunk, is_chunk
 from transforms.chunked_message import Assembled, Discarded, Limits, LoggedRecord, Reread
 from transforms.errors import MalformedChunkError
+from transforms.partition_history import hash_of
+from transforms.pending_message import LEAST_CHUNK_BYTES
 
 __all__ = ["Beginnings", "Rereading"]
 
@@ -24,6 +27,9 @@ class Rereading:
     Args:
         limits: those of the assembler that gave `reread`.
         reread: the message.
+
+    Attributes:
+        beginning: a hash of its first chunk; None if that was not read.
     """
 
     def __init__(self, limits: Limits, reread: Reread) -> None:
@@ -31,8 +37,9 @@ class Rereading:
         self._limits = limits
         # Time has told its part when the message was read first.
         self._assembler = Assembler(replace(limits, messages=1, expire_ms=0))
-        self._chunks: dict[int, LoggedRecord] = {}
+        self._chunks: dict[Hashable, LoggedRecord] = {}
         self._bytes = 0
+        self.beginning: int | None = None
         self._repeats = False
         self._outcome: Assembled | Discarded | None = None
 
@@ -40,9 +47,12 @@ class Rereading:
         """Takes the next record of the partition; those that are not of the message are ignored."""
         if (chunk := _chunk(record)) is None or chunk.uuid != self._reread.uuid:
             return
-        size = len(record.value or b"")
-        if chunk.id not in self._chunks and self._bytes + size <= self._limits.pending_bytes:
-            self._chunks[chunk.id] = record
+        if not chunk.id:
+            self.beginning = hash_of(record)
+        size = len(record.value or b"") + LEAST_CHUNK_BYTES
+        same = chunk, record.key, hash(record.value)
+        if same not in self._chunks and self._bytes + size <= 2 * self._limits.pending_bytes:
+            self._chunks[same] = record
             self._bytes += size
         for event in self._assembler.add(0, record, 0):
             if isinstance(event, Discarded):
@@ -57,17 +67,17 @@ class Rereading:
 
         Chunks that have left the log meanwhile are `missing-first`. `records` of the result may be empty then.
         """
-        reread = self._reread
-        if reread.reason is not None:
-            return Discarded(reread.reason, reread.uuid, tuple(self._chunks.values()), reread.detail)
-        if isinstance(self._outcome, Assembled):
+        reread, chunks = self._reread, tuple(self._chunks.values())
+        if reread.reason is None and isinstance(self._outcome, Assembled):
             return self._outcome
         if self._repeats:
             return None
-        if self._outcome is not None:
-            return replace(self._outcome, records=tuple(self._chunks.values()) or self._outcome.records)
-        detail = f"{len(self._chunks)} chunks were left when it was read again, up to offset {reread.last}"
-        return Discarded("missing-first", reread.uuid, tuple(self._chunks.values()), detail)
+        if reread.reason is not None:
+            return Discarded(reread.reason, reread.uuid, chunks, reread.detail)
+        if isinstance(self._outcome, Discarded):
+            return replace(self._outcome, records=chunks or self._outcome.records)
+        detail = f"{len(chunks)} chunks were left when it was read again, up to offset {reread.last}"
+        return Discarded("missing-first", reread.uuid, chunks, detail)
 
 
 class Beginnings:

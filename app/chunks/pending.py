@@ -12,7 +12,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from app.chunks.backlog import Backlog, Entry
-from app.chunks.rereader import Again
+from app.chunks.rereader import Again, ReadAgain
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
 from transforms.chunk import is_chunk
 from transforms.commit_metadata import note, noted
@@ -81,10 +81,14 @@ class Pending:
         self._size = size
         self._evicts = evicts
         self._known: set[TopicPartition] = set()
+        self._begun: set[TopicPartition] = set()  # those of which a record was read
 
     def take(self, partition: TopicPartition, records: Iterable[ConsumerRecord], now_ms: int) -> None:
         """Takes records in the order of offsets."""
         for record in records:
+            if partition not in self._begun:
+                self._begun.add(partition)
+                self.assembler.begin(partition, record.offset)
             if record.headers and is_chunk(record.headers):
                 for event in self.assembler.add(partition, record, now_ms):
                     if isinstance(event, Assembled):
@@ -98,24 +102,24 @@ class Pending:
         """Discards the messages of a partition that are too old."""
         self._keep(self.assembler.expire(now_ms, partition))
 
-    def whole(self, entry: Entry, outcome: Assembled | Discarded | None, timestamp_type: int) -> None:
+    def whole(self, entry: Entry, read: ReadAgain) -> None:
         """Takes what reading again gave for an entry: the message takes its place, or it is gone."""
-        again = cast("Again", entry.record)
+        again, outcome = cast("Again", entry.record), read.outcome
         entry.gone = not isinstance(outcome, Assembled)
         if isinstance(outcome, Assembled):
-            entry.record = _whole(outcome, again.partition, timestamp_type)
+            entry.record = _whole(outcome, again.partition, read.timestamp_type)
             entry.size = self._size(entry.record)
         if any(each is entry for each in self.backlog.entries(again.partition)):  # else the partition has been left
-            self.assembler.resolve(again.reread, outcome)
+            self.assembler.resolve(again.reread, outcome, read.beginning)
             self._keep([outcome] if isinstance(outcome, Discarded) else [])
 
-    def given_up(self, again: Again, outcome: Assembled | Discarded | None) -> None:
+    def given_up(self, again: Again, read: ReadAgain) -> None:
         """Takes what reading again gave for a message that is discarded, unless the partition has been left."""
         if again in self.discarded:
             place = self.discarded.index(again)
             del self.discarded[place]
-            if isinstance(outcome, Discarded) and _has_records(outcome):
-                self.discarded.insert(place, outcome)
+            if isinstance(read.outcome, Discarded) and _has_records(read.outcome):
+                self.discarded.insert(place, read.outcome)
 
     def safe(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, told: bool = False
@@ -155,6 +159,7 @@ class Pending:
     def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
         """See `Undelivered`."""
         self.assembler.clear(partition)
+        self._begun.discard(partition)
         self.backlog.forget(partition)
         self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
         self._known.add(partition)

@@ -84,6 +84,10 @@ class Polled:
         """Whether the time of a message is running."""
         return bool(self.limits.expire_ms and (self._assembler.pending or self._assembler.repeating))
 
+    def begin(self, place: Place, offset: int) -> None:
+        """Takes in the offset of the first record of a partition that is polled."""
+        self._assembler.begin(place, offset)
+
     def take(self, record: PolledRecord) -> Assembled | None:
         """Takes a chunk; returns the message that is whole with it. Other outcomes are in `discarded` and `again`."""
         place = (record.topic, record.partition)
@@ -102,11 +106,11 @@ class Polled:
             for event in self._assembler.expire(self._now_ms(place), place):
                 self._discard(event)
 
-    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None) -> None:
-        """Takes in what reading again gave: `again`, or the first of `discarded`, is done with."""
+    def resolve(self, reread: Reread, outcome: Assembled | Discarded | None, beginning: int | None) -> None:
+        """Takes in what `read_again` gave: `again`, or the first of `discarded`, is done with."""
         if reread is self.again:
             self.again = None
-            self._assembler.resolve(reread, outcome)
+            self._assembler.resolve(reread, outcome, beginning)
         else:
             self.discarded.popleft()
         if isinstance(outcome, Discarded) and outcome.records:
@@ -198,8 +202,14 @@ class Seeking(Protocol):
         """The records of a range that are still in the log; None where it has waited a moment for more."""
 
 
-def read_again(log: Seeking, polled: Polled, reread: Reread) -> Generator[None, None, Assembled | Discarded | None]:
-    """Reads a message again, in steps: yields where the caller may look at the time, and returns the outcome."""
+def read_again(
+    log: Seeking, polled: Polled, reread: Reread
+) -> Generator[None, None, tuple[Assembled | Discarded | None, int | None]]:
+    """Reads a message again, in steps: yields where the caller may look at the time.
+
+    Returns:
+        `Rereading.outcome` and `Rereading.beginning`.
+    """
     place: Place = reread.partition  # type: ignore[assignment]  # as `Polled` gave it
     start = reread.first
     if reread.below is not None and reread.reason is None:
@@ -219,4 +229,4 @@ def read_again(log: Seeking, polled: Polled, reread: Reread) -> Generator[None, 
             yield
         else:
             rereading.take(record)
-    return rereading.outcome()
+    return rereading.outcome(), rereading.beginning

@@ -9,17 +9,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import ConsumerStoppedError
 
 from transforms.assembly import Assembled, Discarded, Limits, Reread
 from transforms.rereading import Beginnings, Rereading
 
-__all__ = ["Again", "Rereader"]
+__all__ = ["Again", "ReadAgain", "Rereader"]
 
 _logger = logging.getLogger(__name__)
 
 _POLL_MS = 1_000
 # These are of a member of a group; the rest says how to reach the cluster, and how much to fetch.
 _OF_MEMBERS = frozenset({"group_id", "group_instance_id", "enable_auto_commit", "auto_offset_reset"})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """What reading again gave.
+
+    Attributes:
+        outcome: see `Rereading.outcome`.
+        beginning: see `Rereading.beginning`.
+        timestamp_type: of the last chunk.
+    """
+
+    outcome: Assembled | Discarded | None
+    beginning: int | None
+    timestamp_type: int
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +50,7 @@ class Again:
 
     partition: TopicPartition
     reread: Reread
-    task: asyncio.Task[tuple[Assembled | Discarded | None, int]] | None = None
+    task: asyncio.Task[ReadAgain] | None = None
 
     @property
     def offset(self) -> int:
@@ -60,17 +76,18 @@ class Rereader:
         self._reading = asyncio.Lock()
         self._beginnings: dict[TopicPartition, Beginnings] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
 
-    def begin(self, again: Again) -> asyncio.Task[tuple[Assembled | Discarded | None, int]]:
+    def begin(self, again: Again) -> asyncio.Task[ReadAgain]:
         """The task that reads a message; it goes on when the call that began it is cancelled."""
         if again.task is None:
             again.task = asyncio.ensure_future(self.read(again))
-            self._tasks.add(again.task)
-            again.task.add_done_callback(self._ended)
+            again.task.add_done_callback(_retrieve)
         return again.task
 
     async def stop(self) -> None:
         """Ends what is under way, and the consumer."""
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -78,29 +95,36 @@ class Rereader:
         if consumer is not None:
             await consumer.stop()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # or asyncio would log the error of a message that no call asks for any more
+    async def read(self, again: Again) -> ReadAgain:
+        """Reads a message, one at a time.
 
-    async def read(self, again: Again) -> tuple[Assembled | Discarded | None, int]:
-        """What `Rereading.outcome` gives, and the timestamp type of the last chunk; one message at a time."""
+        Raises:
+            ConsumerStoppedError: `stop` was called.
+        """
         partition, reread = again.partition, again.reread
-        async with self._reading:
-            consumer = await self._started()
-            consumer.assign([partition])
-            try:
-                rereading = Rereading(self._limits, reread)
-                timestamp_type = 0
-                start = await self._start(consumer, partition, reread)
-                async for record in _records(consumer, partition, start, reread.last + 1):
-                    rereading.take(record)
-                    timestamp_type = record.timestamp_type
-                return rereading.outcome(), timestamp_type
-            finally:
-                consumer.unsubscribe()  # it fetches ahead otherwise
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            async with self._reading:
+                consumer = await self._started()
+                consumer.assign([partition])
+                try:
+                    rereading = Rereading(self._limits, reread)
+                    timestamp_type = 0
+                    start = await self._start(consumer, partition, reread)
+                    async for record in _records(consumer, partition, start, reread.last + 1):
+                        rereading.take(record)
+                        timestamp_type = record.timestamp_type
+                    return ReadAgain(rereading.outcome(), rereading.beginning, timestamp_type)
+                finally:
+                    consumer.unsubscribe()  # it fetches ahead otherwise
+        finally:
+            self._tasks.discard(task)
 
     async def _started(self) -> AIOKafkaConsumer:
+        if self._stopped:
+            raise ConsumerStoppedError
         if self._consumer is None:
             consumer = AIOKafkaConsumer(**self._arguments)
             try:
@@ -137,9 +161,16 @@ async def _records(
     consumer: AIOKafkaConsumer, partition: TopicPartition, start: int, end: int
 ) -> AsyncIterator[ConsumerRecord]:
     """The records of a range that are still in the log."""
+    # A log that was made anew may be shorter.
+    end = min(end, (await consumer.end_offsets([partition]))[partition])
     consumer.seek(partition, start)
     while await consumer.position(partition) < end:
         for record in (await consumer.getmany(partition, timeout_ms=_POLL_MS)).get(partition, ()):
             if record.offset >= end:
                 return
             yield record
+
+
+def _retrieve(task: asyncio.Task[ReadAgain]) -> None:
+    if not task.cancelled():
+        task.exception()  # or asyncio would log the error of a message that no call asks for any more

@@ -185,12 +185,20 @@ class WholeRecordConsumer(DeliveringConsumer):
         downloads = await self._begun(taken)
         if downloads:
             if not (most == 1 and any(entries[0].ready for entries in taken.values())):
-                first = asyncio.FIRST_COMPLETED if most == 1 else asyncio.ALL_COMPLETED
-                await asyncio.wait(downloads, return_when=first)
+                await self._wait(downloads, all_of_them=most != 1)
             if self.closed:
                 raise ConsumerStoppedError
         deliverable = self._deliverable(partitions)
         return self._taken({tp: taken[tp] for tp in taken if tp in deliverable}, most)
+
+    async def _wait(self, downloads: set[asyncio.Task[ConsumerRecord]], *, all_of_them: bool) -> None:
+        """Waits for downloads, and counts that as a poll: what is read again has no time of its own."""
+        when = asyncio.ALL_COMPLETED if all_of_them else asyncio.FIRST_COMPLETED
+        while not self.closed:
+            done, left = await asyncio.wait(downloads, return_when=when, timeout=_LOOK_S)
+            if not left or (done and not all_of_them):
+                return
+            count_as_poll(self)
 
     def _deliverable(self, partitions: tuple[TopicPartition, ...]) -> set[TopicPartition]:
         """The partitions of a call that have a backlog, and may deliver it now."""
@@ -256,8 +264,7 @@ class WholeRecordConsumer(DeliveringConsumer):
             if self.closed:
                 raise ConsumerStoppedError
         again.task = None  # if it has failed, the next call tries again
-        outcome, _ = task.result()
-        self._pending.given_up(again, outcome)
+        self._pending.given_up(again, task.result())
 
     # --- records that need something before they are delivered --------------------------------------------------------
 
@@ -283,7 +290,7 @@ class WholeRecordConsumer(DeliveringConsumer):
 
     async def _restored(self, entry: Entry) -> ConsumerRecord:
         if isinstance(entry.record, Again):
-            self._pending.whole(entry, *await self._rereader.read(entry.record))
+            self._pending.whole(entry, await self._rereader.read(entry.record))
         return entry.record if entry.gone or entry.size is None else await self._restoring.restore(entry.record)
 
     def _taken(

@@ -140,10 +140,14 @@ class SerializingProducer(ChunkingProducer):
         data = {"key": key, "value": value}
         for part, composable in self._serializers.parts.items():
             data[part] = await self._threads.run(composable, topic, own, data[part])
+        for part, given in data.items():
+            if isinstance(given, bytearray | memoryview):
+                data[part] = bytes(given)
         if self._over_limit(data, own, described):
             if self._large is not None and not is_reference(own, VALUE):
                 data["value"] = await self._threads.offload(self._large, topic, own, data["value"])
-            if self._strategy != "offload" and self._over_limit(data, own, described):
+            chunks = self._strategy == "chunk" or (self._strategy == "auto" and described is not None)
+            if chunks and self._over_limit(data, own, described):
                 stamp_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
                 return await self._send_chunks(
                     topic, Record(data["key"], data["value"], own, stamp_ms), partition, described

@@ -27,7 +27,9 @@ _STEP_S = 0.2
 _END: int = confluent_kafka.KafkaError._PARTITION_EOF  # noqa: SLF001  # a public name, as librdkafka's are written
 _REQUEST_S = 30.0
 # These are of a member of a group, or would be called twice.
-_OF_MEMBERS = frozenset({"group.instance.id", "on_commit", "stats_cb"})
+_OF_MEMBERS = frozenset(
+    {"group.instance.id", "on_commit", "stats_cb", "key.deserializer.builder", "value.deserializer.builder"}
+)
 
 
 class PollingConsumer(confluent_kafka.Consumer):
@@ -53,7 +55,7 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._paused: set[Place] = set()
         self._ready: Message | None = None  # what `poll` gives next
         self._last: Message | None = None  # the last chunk of `polled.again`
-        self._steps: tuple[Reread, Generator[None, None, Assembled | Discarded | None]] | None = None
+        self._steps: tuple[Reread, Generator[None, None, tuple[Assembled | Discarded | None, int | None]]] | None = None
         self._log: _Log | None = None
         own = {key: value for key, value in config.items() if key not in _OF_MEMBERS}
         self._log_config = {
@@ -109,7 +111,8 @@ class PollingConsumer(confluent_kafka.Consumer):
                 self._read_again(discarded, until_s)
                 return
             self._on_discarded(discarded)  # if it raises an error, the next call tries again
-            polled.discarded.popleft()
+            if polled.discarded and polled.discarded[0][1] is discarded:  # the callback may have sought
+                polled.discarded.popleft()
             if self._stores:
                 self._store(place)
         elif polled.again is not None:
@@ -127,7 +130,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             return
         place, offset = _place(message), message.offset() or 0
         if place not in self._positions:
-            self._resume(place)
+            self._resume(place, offset)
         self._positions[place] = offset + 1
         if not is_chunk(_headers(message)):
             self._ready = None if self._polled.delivered(place, offset) else message
@@ -149,9 +152,10 @@ class PollingConsumer(confluent_kafka.Consumer):
                     return
         except StopIteration as end:
             self._steps = None
-            if reread is self._polled.again and isinstance(end.value, Assembled) and self._last is not None:
-                self._ready = _whole(self._last, end.value)
-            self._polled.resolve(reread, end.value)
+            outcome, beginning = end.value
+            if reread is self._polled.again and isinstance(outcome, Assembled) and self._last is not None:
+                self._ready = _whole(self._last, outcome)
+            self._polled.resolve(reread, outcome, beginning)
         except BaseException:
             self._steps = None  # the next call begins anew
             raise
@@ -216,22 +220,30 @@ class PollingConsumer(confluent_kafka.Consumer):
         if place in self._positions:
             super().store_offsets(offsets=[self._safe(TopicPartition(*place, self._positions[place]))])
 
-    def _resume(self, place: Place) -> None:
+    def _resume(self, place: Place, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
-        self._positions[place] = 0
+        self._positions[place] = offset
+        self._polled.begin(place, offset)
         if place not in self._sought:
             try:
                 (committed,) = self.committed([TopicPartition(*place)], timeout=_REQUEST_S)
             except KafkaException as exc:
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
                 return
-            if committed.offset >= 0:
+            if 0 <= committed.offset <= offset:  # else reading did not begin there
                 self._polled.resume(place, committed.metadata)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
-    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:  # type: ignore[override]
+    def subscribe(
+        self,
+        topics: list[str],
+        on_assign: Callable[..., None] | None = None,
+        on_revoke: Callable[..., None] | None = None,
+        on_lost: Callable[..., None] | None = None,
+    ) -> None:
         """As confluent-kafka's."""
+        callbacks = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
 
         def noted(name: str) -> Callable[[confluent_kafka.Consumer, list[TopicPartition]], None]:
             own = callbacks.get(name)
@@ -248,7 +260,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
             return called
 
-        names = ["on_assign", "on_revoke", *(["on_lost"] if "on_lost" in callbacks else [])]
+        names = ["on_assign", "on_revoke", *(["on_lost"] if on_lost is not None else [])]
         super().subscribe(topics, **{name: noted(name) for name in names})
 
     def assign(self, partitions: list[TopicPartition]) -> None:
@@ -293,6 +305,8 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._positions.pop(place, None)
             self._sought.discard(place)
             self._paused.discard(place)
+            if self._steps is not None and self._steps[0].partition == place:
+                self._steps = None
             if self._ready is not None and self._ready.error() is None and _place(self._ready) == place:
                 self._ready = None
 

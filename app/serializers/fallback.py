@@ -29,12 +29,9 @@ class Fallback:
 
     def holds(self, data: object) -> bool:
         """Whether a value goes without the store now."""
-        return (
-            self._until_s is not None
-            and isinstance(data, bytes)
-            and len(data) <= self._max_bytes
-            and self._clock() < self._until_s
-        )
+        until_s = self._until_s  # another thread may set it meanwhile
+        fits = isinstance(data, bytes) and len(data) <= self._max_bytes
+        return until_s is not None and fits and self._clock() < until_s
 
     def begin(self) -> None:
         """Takes in that a store call begins: while the store is down, the other values do not wait for it."""

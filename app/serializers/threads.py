@@ -7,7 +7,9 @@ for threads, and a small record costs no thread.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from app.kafka.allowance import PARALLEL
@@ -17,6 +19,8 @@ from app.serializers.stage import Context, Headers, Stage
 from transforms.errors import SerializationError
 
 __all__ = ["Threads"]
+
+_CLOSED = "the client was closed before the store was called"
 
 _Composable = ComposableSerializer | ComposableDeserializer
 
@@ -38,7 +42,9 @@ class Threads:
 
     async def offload(self, large: LargeMessageSerializer, topic: str, headers: Headers, data: bytes) -> bytes:
         """As `LargeMessageSerializer.offload`, without blocking the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, large.offload, topic, headers, data)
+        closed = SerializationError(topic, "value", f"LargeMessageSerializer, {_CLOSED}")
+        offloaded: bytes = await self._call(partial(large.offload, topic, headers, data), closed)
+        return offloaded
 
     async def close(self) -> None:
         """Waits until no store call is under way; no call can begin afterwards.
@@ -62,18 +68,24 @@ class Threads:
         return data
 
     async def _on_thread(self, composable: _Composable, stage: Stage, data: Any, context: Context) -> Any:
+        deserializing = isinstance(composable, ComposableDeserializer)
+        closed = SerializationError(
+            context.topic, context.field, f"{stage.name}, {_CLOSED}", deserializing=deserializing
+        )
+        return await self._call(partial(composable.step, stage, data, context), closed)
+
+    async def _call(self, call: Callable[[], Any], closed: SerializationError) -> Any:
+        """Calls on a thread; raises `closed` if the client was closed before."""
         if not self.closed:
-            call = asyncio.get_running_loop().run_in_executor(self._pool, composable.step, stage, data, context)
+            running = asyncio.get_running_loop().run_in_executor(self._pool, call)
             try:
-                return await call
+                return await running
             except asyncio.CancelledError:
                 task = asyncio.current_task()
-                if task is None or task.cancelling() or not call.cancelled():
+                if task is None or task.cancelling() or not running.cancelled():
                     raise
         # Nobody has cancelled the caller: a CancelledError would tell a TaskGroup that all is well.
-        reason = f"{stage.name}, the client was closed before the store was called"
-        deserializing = isinstance(composable, ComposableDeserializer)
-        raise SerializationError(context.topic, context.field, reason, deserializing=deserializing)
+        raise closed
 
 
 def _calls_store(target: object, data: object, context: Context) -> bool:

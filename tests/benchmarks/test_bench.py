@@ -31,6 +31,7 @@ _RECORDS = {
     "latency": 100,
     "offload": 6,
     "chunks": 5,
+    "clients": 10,
     "memory": 12,
     "batches": 250,
     "sweep": 400,
@@ -301,6 +302,15 @@ def test_target_reached(at: str, ratio: float | None, *, reached: bool | None) -
 def test_targets_are_those_of_the_issue() -> None:
     """Each target stands beside a result that a scenario gives."""
     assert {name: str(target) for name, target in TARGETS.items() if name not in _CELL_TARGETS} == {
+        "clients.aiokafka.write.vs_bare": "≥ 0.9×",
+        "clients.aiokafka.read.vs_bare": "≥ 0.9×",
+        "clients.aiokafka.offload.vs_bare": "≥ 0.8×",
+        "clients.aiokafka.inflate.vs_bare": "≥ 0.8×",
+        "clients.aiokafka.chunk.vs_bare": "≥ 0.8×",
+        "clients.aiokafka.assemble.vs_bare": "≥ 0.8×",
+        "clients.confluent.write.vs_bare": "≥ 0.9×",
+        "clients.confluent.read.vs_bare": "≥ 0.9×",
+        "clients.confluent.assemble.vs_bare": "≥ 0.8×",
         "passthrough.vs_faust_agent": "≥ 8×",
         "exactly_once.1p.vs_at_least_once": "≥ 0.9×",
         "latency.added_p99_ms": "≤ 5",

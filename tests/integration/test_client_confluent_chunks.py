@@ -168,6 +168,48 @@ async def test_discarded_messages(broker: str, make_topic: MakeTopic) -> None:
     assert (await committed(broker, topic, topic)).offset == 5
 
 
+async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic) -> None:
+    """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [chunks[0], chunks[2], Record(b"k", b"end")])
+    seen: list[str] = []
+    config = {"bootstrap.servers": broker, "group.id": topic, "auto.offset.reset": "earliest"}
+
+    def discarded(message: Discarded) -> None:
+        seen.append(message.reason)
+        if len(seen) == 1:
+            consumer.seek(TopicPartition(topic, 0, 0))
+
+    with DeserializingConsumer(config, discarded) as consumer:
+        consumer.subscribe([topic])
+        assert one(consumer).value() == b"end"
+    assert seen == ["out-of-order"] * 2
+
+
+async def test_callbacks_of_a_subscription(broker: str, make_topic: MakeTopic) -> None:
+    """They may be given by position, as with confluent-kafka's own class, and are called with the consumer."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"x")])
+    called: list[tuple[bool, list[int]]] = []
+    config = {"bootstrap.servers": broker, "group.id": topic, "auto.offset.reset": "earliest"}
+    with DeserializingConsumer(config) as consumer:
+        consumer.subscribe([topic], lambda who, found: called.append((who is consumer, [p.partition for p in found])))
+        assert one(consumer).value() == b"x"
+    assert called == [(True, [0])]
+
+
+async def test_a_note_of_another_log(broker: str, make_topic: MakeTopic) -> None:
+    """Where reading begins before the commit, its note says nothing: every record is given."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(3)])
+    with consuming(broker, topic) as consumer:
+        assert values(consumer, 1) == [b"0"]
+        consumer.commit(offsets=[TopicPartition(topic, 0, 50, "wideload:delivered=100")], asynchronous=False)
+    with consuming(broker, topic) as consumer:  # the commit is behind the end, so reading is reset to the beginning
+        assert values(consumer, 3) == [b"0", b"1", b"2"]
+
+
 async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic) -> None:
     """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
     topic = make_topic()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.transforms.test_assembly import Logged, letters, logged, pieces, split
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
-from transforms.chunk import Chunk
+from transforms.chunk import Chunk, is_chunk
 from transforms.pending_message import ASIDE_BYTES
 from transforms.record import Record
 from transforms.rereading import Beginnings, Rereading
@@ -26,13 +26,17 @@ class Reader:
         self.rereads: list[Reread] = []
         self.events: list[Assembled | Discarded] = []
         self.assembler = Assembler(limits, self.rereads.append)
+        self.assembler.begin(0, start)
         self.position = start
 
-    def read(self, end: int | None = None, now_ms: int = 0) -> list[Assembled | Discarded]:
-        """Reads up to an offset, or to the end."""
-        for record in self.log[self.position : end]:
-            self.events += self.assembler.add(0, record, now_ms)
-            self._again()
+    def read(self, end: int | None = None, now_ms: int = 0, *, at_once: int = 1) -> list[Assembled | Discarded]:
+        """Reads up to an offset, or to the end; so many records are fetched before anything is read again."""
+        for number, record in enumerate(self.log[self.position : end]):
+            if is_chunk(record.headers):
+                self.events += self.assembler.add(0, record, now_ms)
+            if number % at_once == at_once - 1:
+                self._again()
+        self._again()
         self.position = len(self.log) if end is None else end
         return self.events
 
@@ -57,7 +61,7 @@ class Reader:
             for record in self.log[start : reread.last + 1]:
                 rereading.take(record)
             outcome = rereading.outcome()
-            self.assembler.resolve(reread, outcome)
+            self.assembler.resolve(reread, outcome, rereading.beginning)
             if outcome is not None:
                 self.events.append(outcome)
 
@@ -87,34 +91,81 @@ def test_three_large_messages_of_which_two_fit() -> None:
     assert (reader.assembler.pending, reader.assembler.pending_bytes) == (0, 0)
 
 
+def given_back(events: Sequence[Assembled | Discarded]) -> dict[str | None, set[int]]:
+    """The offsets of the chunks that were given back, by message."""
+    found: dict[str | None, set[int]] = {}
+    for event in events:
+        if isinstance(event, Discarded):
+            found.setdefault(event.uuid, set()).update(record.offset for record in event.records)
+    return found
+
+
 @pytest.mark.parametrize("seed", range(150))
-def test_limits_change_nothing(seed: int) -> None:
-    """Whatever is set aside: the same events as without limits, in the order of last chunks, with the same ids."""
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_limits_change_nothing(seed: int, at_once: int) -> None:
+    """Whatever is set aside: the same messages as without limits, in their order, and the same chunks given back."""
     rng = random.Random(seed)
     messages = [
         split(Record(b"k%d" % n, rng.randbytes(60), [("h", b"%d" % n)]), rng.randint(2, 6), f"u{n}") for n in range(12)
     ]
-    for chunks in rng.sample(messages, 3):  # faults: left out, twice with other bytes, said to be larger
+    for chunks in rng.sample(messages, 4):  # faults: left out, twice, twice with other bytes, with other bytes
         where = rng.randrange(1, len(chunks))
-        fault = rng.choice(["gap", "twice", "bytes"])
+        fault = rng.choice(["gap", "twice", "other", "bytes"])
+        other = replace(chunks[where], value=b"?" * len(chunks[where].value or b""))
         if fault == "gap" and len(chunks) > 2:
             del chunks[where - 1]
         elif fault == "twice":
             chunks.insert(where, chunks[where - 1])
+        elif fault == "other":
+            chunks.insert(where + 1, other)
         else:
-            chunks[where] = replace(chunks[where], value=b"?" * len(chunks[where].value or b""))
+            chunks[where] = other
     log = interleaved(rng, messages)
     free, tight = Reader(Limits(), log), Reader(Limits(messages=2), log)
-    expected, found = free.read(), tight.read()
+    expected, found = free.read(), tight.read(at_once=at_once)
     assert tight.assembler.counts.set_aside > 0
-    assert [e for e in found if isinstance(e, Assembled)] == [e for e in expected if isinstance(e, Assembled)]
-    told = [
-        [(e.reason, e.uuid, e.records) for e in events if isinstance(e, Discarded) and not e.late]
-        for events in (found, expected)
-    ]
-    assert {(r, u) for r, u, _ in told[0]} == {(r, u) for r, u, _ in told[1]}
-    assert replace(tight.assembler.counts, set_aside=0) == free.assembler.counts
+    assert {event for event in found if isinstance(event, Assembled)} == {
+        event for event in expected if isinstance(event, Assembled)
+    }
+    assert given_back(found) == given_back(expected)
+    assert tight.assembler.counts.discarded == free.assembler.counts.discarded
     assert tight.assembler.safe_offset(0, len(log)) == free.assembler.safe_offset(0, len(log))
+
+
+def test_a_copy_behind_one_that_is_read_again() -> None:
+    """A writer that writes a damaged message once more, before the first copy is read again, loses nothing."""
+    good = split(Record(b"k", bytes(60)), 3, "u")
+    bad = [good[0], replace(good[1], value=b"?" * len(good[1].value or b"")), good[2]]
+    (blocker,) = letters("blocker", "ab")[:1]
+    for first, expected in ((bad, ["corrupt"]), (good, [])):
+        reader = Reader(Limits(messages=1), logged([blocker, *first, *good]))
+        events = reader.read(at_once=100)
+        assert [event.reason for event in events if isinstance(event, Discarded)] == expected
+        assert values(events) == [bytes(60)]
+        assert reader.assembler.safe_offset(0, 7) == 0
+        assert reader.assembler.pending == 1
+
+
+def test_look_back_counts_from_where_reading_began() -> None:
+    """Ordinary records before the first chunk that is read do not count."""
+    first, second, third = letters("u", "abc")
+    log = logged([first, second, *[Record(b"k", b"-")] * 100, third])
+    reader = Reader(Limits(), log, 60)
+    reader.read()
+    assert values(reader.events) == [b"abc"]
+    rereads: list[Reread] = []
+    assembler = Assembler(Limits(), rereads.append)
+    assembler.begin(0, 60)
+    assembler.add(0, log[-1], 0)
+    assert [(reread.below, reread.first) for reread in rereads] == [(60, 102)]
+
+
+def test_a_message_that_was_looked_for_is_remembered() -> None:
+    """Written once more behind where reading began, it is a duplicate, as if it had been read from its beginning."""
+    reader = Reader(Limits(), logged([*letters("u", "abc"), *letters("u", "abc")]), 1)
+    assert values(reader.read()) == [b"abc"]
+    assert reader.assembler.counts.assembled == 1
+    assert reader.assembler.counts.duplicates == 3
 
 
 def test_safe_offset_waits_for_what_is_set_aside() -> None:

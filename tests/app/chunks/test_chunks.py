@@ -13,7 +13,7 @@ from aiokafka.structs import OffsetAndMetadata, RecordMetadata
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, apart, limits
 from app.chunks.pending import AssembledRecord, Pending, ReadingClock
 from app.chunks.producer import ChunkedRecordMetadata
-from app.chunks.rereader import Again
+from app.chunks.rereader import Again, ReadAgain
 from app.kafka.arguments import Arguments
 from stores.keys import read
 from transforms.assembly import Assembled, ChunkMessageId, Discarded, Limits
@@ -159,7 +159,7 @@ def test_message_that_is_read_again() -> None:
     assert (again.reread.first, again.offset) == (4, 5)
     assert committable(pending, 7) == (3, 5)
     whole = Assembled(Record(b"k", b"ab", (), 7), ChunkMessageId(4, 5))
-    pending.whole(entry, whole, 1)
+    pending.whole(entry, ReadAgain(whole, None, 1))
     assert not entry.gone
     assert entry.ready
     assert [(each.offset, each.timestamp_type) for each in waiting(pending)] == [(5, 1), (6, 0)]
@@ -169,6 +169,17 @@ def test_message_that_is_read_again() -> None:
     assert committable(pending, 7) == (3, 7)
 
 
+def test_reading_begins_with_the_first_record() -> None:
+    """A message that began before it is looked for from there, wherever its own chunk is; a move begins anew."""
+    for start in (60, 70):
+        pending = Pending(Limits())
+        pending.moved(P0)
+        pending.take(P0, [fetched(P0, start, b"x"), letter(P0, 90, "u", "ab", 1)], 0)
+        again = waiting(pending)[1]
+        assert isinstance(again, Again)
+        assert (again.reread.below, again.reread.first) == (start, 90)
+
+
 def test_message_that_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
     """It is discarded at its place; if nothing of it is left, there is nothing to give back, and a warning says so."""
     for left in (True, False):
@@ -176,7 +187,8 @@ def test_message_that_cannot_be_read_again(caplog: pytest.LogCaptureFixture) -> 
         chunks = [letter(P0, 4, "v", "ab", 0), letter(P0, 5, "v", "ab", 1)]
         pending.take(P0, [letter(P0, 3, "u", "ab", 0), *chunks], 0)
         (entry,) = pending.backlog.entries(P0)
-        pending.whole(entry, Discarded("missing-first", "v", (chunks[1],) if left else (), "gone"), 0)
+        outcome = Discarded("missing-first", "v", (chunks[1],) if left else (), "gone")
+        pending.whole(entry, ReadAgain(outcome, None, 0))
         assert entry.gone
         assert deliver(pending) == []
         assert len(pending.discarded) == left

@@ -39,3 +39,16 @@ def test_what_the_caller_gets(data: bytes, error: Exception) -> None:
     fallback = Fallback(10)
     assert not fallback.takes(data, error)
     assert not fallback.holds(b"x")
+
+
+def test_the_store_answers_while_another_thread_asks() -> None:
+    """What one thread is told does not fail when another one takes in the answer of the store meanwhile."""
+
+    def clock() -> float:
+        fallback.end()
+        return 0.0
+
+    fallback = Fallback(10, clock)
+    assert fallback.takes(b"x", DOWN)
+    assert fallback.holds(b"x")
+    assert not fallback.holds(b"x")

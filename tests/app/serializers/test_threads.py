@@ -123,3 +123,15 @@ async def test_the_loop_runs_while_a_store_is_slow(config_of: Config) -> None:
     calls = [threads.run(serializer, TOPIC, [], b"x" * 200) for _ in range(2)]
     assert await asyncio.gather(*calls) == [b"where://orders"] * 2
     await threads.close()
+
+
+async def test_offloading_when_the_client_was_closed() -> None:
+    """The caller is told in words; it is not cancelled, and the store is not called."""
+    threads = Threads()
+    large = LargeMessageSerializer(CONFIG)
+    headers: list[Any] = []
+    assert await threads.offload(large, TOPIC, headers, b"x" * 200) == b"where://orders"
+    assert headers
+    await threads.close()
+    with pytest.raises(SerializationError, match="the client was closed before the store was called"):
+        await threads.offload(large, TOPIC, [], b"x" * 200)
