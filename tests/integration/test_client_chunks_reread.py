@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
-from aiokafka.errors import KafkaError
 
 from app.chunks import AssembledRecord, AssemblingConsumer, ChunkMessageId, Discarded
-from tests.integration.aiokafka_records import becomes, one
+from tests.integration.aiokafka_records import becomes, come_and_go, one
 from tests.integration.test_client_chunks import committed, consuming, pieces, value_of, write
 from tests.integration.way import MakeTopic
 from transforms.commit_metadata import Noted, noted
@@ -238,22 +236,6 @@ async def test_killed_and_rebalanced(broker: str, make_topic: MakeTopic, least_s
         "session.timeout.ms": least_session_ms,
         "heartbeat.interval.ms": 300,
     }
-    rng = random.Random(8)
     found: list[Discarded] = []
-    got: set[bytes] = set()
-
-    async def run(number: int) -> None:
-        async with consuming(broker, topic, found, keys) as consumer:
-            for _ in range(number):
-                for records in (await consumer.getmany(timeout_ms=500, max_records=3)).values():
-                    got.update(record.value for record in records)
-                if got == expected:
-                    return
-                if rng.random() < 0.5:
-                    with suppress(KafkaError):  # of a rebalance
-                        await consumer.commit()
-
-    async with asyncio.timeout(90):
-        while got != expected:
-            await asyncio.gather(run(rng.randint(2, 6)), run(rng.randint(2, 6)))
+    await come_and_go(lambda: consuming(broker, topic, found, keys), expected, 8)
     assert found == []

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaError
 
 from app.chunks import AssembledRecord, ChunkingProducer, ChunkMessageId, Discarded
 from app.serializers import SerializationError
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
-from tests.integration.aiokafka_records import one
+from tests.integration.aiokafka_records import come_and_go, one
 from tests.integration.client_config import consuming, on_s3, producing
 from tests.integration.test_client_chunks import pieces, value_of, write
 from tests.integration.way import MakeTopic
@@ -154,23 +150,7 @@ async def test_consumers_come_and_go(
         "max.pending.chunked.message": 2,
     }
     found: list[Discarded] = []
-    got: set[bytes] = set()
-    rng = random.Random(2)
-
-    async def run(calls: int) -> None:
-        async with DeserializingConsumer(config, topic, on_discarded=found.append) as consumer:
-            for _ in range(calls):
-                for records in (await consumer.getmany(timeout_ms=500, max_records=4)).values():
-                    got.update(record.value for record in records)
-                if got == expected:
-                    return
-                if rng.random() < 0.6:
-                    with suppress(KafkaError):  # of a rebalance
-                        await consumer.commit()
-
-    async with asyncio.timeout(90):
-        while got != expected:
-            await asyncio.gather(run(rng.randint(2, 6)), run(rng.randint(2, 6)))
+    await come_and_go(lambda: DeserializingConsumer(config, topic, on_discarded=found.append), expected, 2)
     assert found == []
 
 
