@@ -130,11 +130,12 @@ class SerializingProducer(ChunkingProducer):
         """
         if self._controls.closed:
             raise ProducerClosed
-        check_name("topic", topic, "topic")
-        described = None
-        if value is not None or key is not None:
-            await self.partitions_for(topic)  # no payload for a topic that does not exist
-            described = await self._topic(topic)
+        described = self._described.get(topic)
+        if described is None:
+            check_name("topic", topic, "topic")
+            if value is not None or key is not None:
+                await self.partitions_for(topic)  # no payload for a topic that does not exist
+                described = await self._topic(topic)
         _check_wrapper(topic, value, described)
         own = list(headers or ())
         data = {"key": key, "value": value}
@@ -271,6 +272,8 @@ class _Restoring:
         if not self._deserializers.parts:
             return record
         found, headers = taken.deserialized(self._deserializers, record)
+        if found["value"] is record.value and found["key"] is record.key and tuple(headers) == record.headers:
+            return record  # nothing was done with it, and a copy costs more than all the rest
         return replace(record, **found, headers=tuple(headers))
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ _logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a poll that waits looks for messages that have expired
 _STEP_S = 0.2
+_STORE_S = 0.1
 _END: int = confluent_kafka.KafkaError._PARTITION_EOF  # noqa: SLF001  # a public name, as librdkafka's are written
 _REQUEST_S = 30.0
 # These are of a member of a group, or would be called twice.
@@ -53,6 +54,8 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._positions: dict[Place, int] = {}  # behind the last record that was polled
         self._sought: set[Place] = set()  # whose position the application has set
         self._paused: set[Place] = set()
+        self._unstored: set[Place] = set()
+        self._store_s = 0.0
         self._ready: Message | None = None  # what `poll` gives next
         self._last: Message | None = None  # the last chunk of `polled.again`
         self._steps: tuple[Reread, Generator[None, None, tuple[Assembled | Discarded | None, int | None]]] | None = None
@@ -84,6 +87,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def close(self) -> None:
         """As confluent-kafka's."""
+        self._store_all()
         self._close_log()
         super().close()
 
@@ -97,9 +101,12 @@ class PollingConsumer(confluent_kafka.Consumer):
             if self._ready is not None and not self._polled.discarded:
                 message, self._ready = self._ready, None
                 if message.error() is None and self._stores:
-                    self._store(_place(message))
+                    self._unstored.add(_place(message))
+                    if time.monotonic() >= self._store_s:
+                        self._store_all()
                 return message
             if time.monotonic() >= until_s:
+                self._store_all()
                 return None
 
     def _advance(self, until_s: float) -> None:
@@ -114,7 +121,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             if polled.discarded and polled.discarded[0][1] is discarded:  # the callback may have sought
                 polled.discarded.popleft()
             if self._stores:
-                self._store(place)
+                self._unstored.add(place)
         elif polled.again is not None:
             self._read_again(polled.again, until_s)
         elif self._ready is None:
@@ -216,9 +223,19 @@ class PollingConsumer(confluent_kafka.Consumer):
             return offset
         return min(offset, ready.offset() or 0)
 
-    def _store(self, place: Place) -> None:
-        if place in self._positions:
-            super().store_offsets(offsets=[self._safe(TopicPartition(*place, self._positions[place]))])
+    def _store_all(self) -> None:
+        """Stores the offsets of what was given since the last time, for librdkafka's automatic commit.
+
+        That looks every `auto.commit.interval.ms`; to store each offset would take longer than to read its record.
+        """
+        places, self._unstored = self._unstored & self._positions.keys(), set()
+        if places:
+            offsets = [self._safe(TopicPartition(*place, self._positions[place])) for place in places]
+            try:
+                super().store_offsets(offsets=offsets)
+            except KafkaException as exc:  # of partitions that have gone: whoever has them now begins at the commit
+                _logger.debug("offsets were not stored: %s", exc)
+        self._store_s = time.monotonic() + _STORE_S
 
     def _resume(self, place: Place, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
@@ -251,6 +268,8 @@ class PollingConsumer(confluent_kafka.Consumer):
             def called(consumer: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
                 if name == "on_assign":
                     self._forget(partitions)
+                else:
+                    self._store_all()  # librdkafka commits when the partitions go
                 try:
                     if own is not None:
                         own(consumer, partitions)
@@ -265,6 +284,7 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
+        self._store_all()
         self._forget(_partitions(self._positions))
         self._begin_at(partitions)
         super().assign(partitions)
@@ -276,11 +296,13 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def unassign(self) -> None:
         """As confluent-kafka's."""
+        self._store_all()
         self._forget(_partitions(self._positions))
         super().unassign()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """As confluent-kafka's."""
+        self._store_all()
         self._forget(partitions)
         super().incremental_unassign(partitions)
 
