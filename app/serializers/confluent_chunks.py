@@ -102,11 +102,10 @@ class PollingConsumer(confluent_kafka.Consumer):
                 message, self._ready = self._ready, None
                 if message.error() is None and self._stores:
                     self._unstored.add(_place(message))
-                    if time.monotonic() >= self._store_s:
-                        self._store_all()
+                    self._store_in_time()
                 return message
+            self._store_in_time()  # also where a call waits for ever
             if time.monotonic() >= until_s:
-                self._store_all()
                 return None
 
     def _advance(self, until_s: float) -> None:
@@ -222,6 +221,10 @@ class PollingConsumer(confluent_kafka.Consumer):
         if ready is None or ready.error() is not None or _place(ready) != (of.topic, of.partition):
             return offset
         return min(offset, ready.offset() or 0)
+
+    def _store_in_time(self) -> None:
+        if self._unstored and time.monotonic() >= self._store_s:
+            self._store_all()
 
     def _store_all(self) -> None:
         """Stores the offsets of what was given since the last time, for librdkafka's automatic commit.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from confluent_kafka.error import ValueDeserializationError
 
 from app.chunks import Discarded
@@ -19,6 +21,7 @@ from tests.integration.client_config import LARGE, Config, on_s3, producing
 from tests.integration.test_client_chunks import committed, pieces, value_of, write
 from tests.integration.test_client_chunks_reread import delete_up_to, interleaved
 from tests.integration.way import MakeTopic
+from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.commit_metadata import Noted, noted
 from transforms.record import Record
@@ -131,6 +134,25 @@ async def test_commit_holds(broker: str, make_topic: MakeTopic) -> None:
     await write(broker, topic, slow[2:])
     with consuming(broker, topic) as consumer:
         assert values(consumer, 1) == [value_of(3_000, 1)]
+
+
+async def test_a_call_that_waits_for_ever_stores(broker: str, make_topic: MakeTopic) -> None:
+    """What was given is committed while a poll waits, and does not wait for the next record."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(3)])
+    more: Config = {"enable.auto.commit": True, "auto.commit.interval.ms": 100}
+    with consuming(broker, topic, **more) as consumer:
+        assert values(consumer, 3) == [b"0", b"1", b"2"]
+        waiting = asyncio.create_task(asyncio.to_thread(consumer.poll, _LONG_S))
+        place = TopicPartition(topic, 0)
+        with Consumer({"bootstrap.servers": broker, "group.id": f"{topic}-g"}) as other:
+            look = partial(other.committed, [place], timeout=_LONG_S)
+            await asyncio.to_thread(until, lambda: look()[0].offset == 3, "the offset is committed", _LONG_S / 2)
+        assert not waiting.done()
+        await write(broker, topic, [Record(b"k", b"end")])
+        message = await waiting
+        assert message is not None
+        assert message.value() == b"end"
 
 
 async def test_discarded_messages(broker: str, make_topic: MakeTopic) -> None:
