@@ -40,6 +40,7 @@ from transforms.chunked_message import (
     Reason,
     Reread,
 )
+from transforms.commit_metadata import note
 from transforms.errors import MalformedChunkError
 from transforms.partition_history import End, PartitionHistory, hash_of, same_message
 from transforms.partition_messages import PartitionMessages
@@ -73,19 +74,16 @@ class Assembler:
         on_reread: gets the messages whose chunks are to be read again. If it is given, no message is evicted for
             others: what is over the limits keeps its offsets alone. And a message whose first chunk was not read,
             because reading began behind it, is not discarded at once: it is to be looked for. Only a message that is
-            neither whole nor given up within the limits of its offsets alone is evicted.
-        evicts: whether messages are evicted for others all the same.
+            neither whole nor given up within the limits of its offsets alone is evicted; or any, if the limits say so.
     """
 
     # One caller at a time. `_kept` and `_aside` have each pending message once, the one that began first first.
 
-    def __init__(
-        self, limits: Limits, on_reread: Callable[[Reread], None] | None = None, *, evicts: bool = False
-    ) -> None:
+    def __init__(self, limits: Limits, on_reread: Callable[[Reread], None] | None = None) -> None:
         self.limits = limits
         self.counts = Counts()
         self._on_reread = on_reread
-        self._evicts = evicts or on_reread is None
+        self._evicts = limits.drops_oldest or on_reread is None
         self._partitions: dict[Hashable, PartitionMessages] = {}
         self._kept: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
         self._aside: OrderedDict[tuple[Hashable, str], None] = OrderedDict()
@@ -132,7 +130,7 @@ class Assembler:
             events = [event for event in events if isinstance(event, Discarded) and event.reason in _BY_CHANCE]
         for event in events:
             self._count(event)
-        return events
+        return [event for event in events if not (isinstance(event, Discarded) and self._drops(event.reason))]
 
     def expire(self, now_ms: int, partition: Hashable | None = None) -> list[Discarded]:
         """Discards the messages that have waited too long; to be called regularly, also if no chunk comes.
@@ -188,6 +186,17 @@ class Assembler:
         """
         state = self._partitions.get(partition)
         return () if state is None else state.history.torn_ids(offset)
+
+    def commit(self, partition: Hashable, position: int, firsts: Iterable[int] = ()) -> tuple[int, str]:
+        """The offset to commit, and the note beside it (see `transforms.commit_metadata`).
+
+        Args:
+            partition: as in `add`.
+            position: as in `safe_offset`.
+            firsts: offsets that the commit must not pass either.
+        """
+        offset = min([self.safe_offset(partition, position), *firsts])
+        return offset, note(offset, self.delivered_below(partition, position), self.torn(partition, offset))
 
     def resume(self, partition: Hashable, delivered: int, torn: Iterable[str] = ()) -> None:
         """Continues after a restart at a safe offset: messages that ended below `delivered` are not returned again.
@@ -407,9 +416,14 @@ class Assembler:
             return
         if reason is not None:
             self.counts.discarded[reason] = self.counts.discarded.get(reason, 0) + 1
+        if self._drops(reason):
+            return
         below = None if context.begins else state.start
         uuid, size = context.chunk.uuid, context.chunk.size
         self._on_reread(Reread(partition, uuid, size, context.first, last, below, reason, detail))
+
+    def _drops(self, reason: Reason | None) -> bool:
+        return reason == "evicted" and self.limits.drops_oldest
 
     def _forget(self, partition: Hashable, state: PartitionMessages, context: PendingMessage) -> None:
         del state.contexts[context.chunk.uuid]

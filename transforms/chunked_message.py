@@ -74,6 +74,8 @@ class Limits:
             and the overhead of Python. The message that is being assembled comes on top.
         message_bytes: the largest value of a message.
         expire_ms: `expire.time.of.incomplete.chunked.message.ms`, from the first chunk on; 0 for never.
+        drops_oldest: `auto.ack.oldest.chunked.message.on.queue.full`: whether evicted messages are dropped, and only
+            counted.
 
     Raises:
         ValueError: one is below 1, or `expire_ms` below 0.
@@ -83,6 +85,7 @@ class Limits:
     pending_bytes: int = 134_217_728
     message_bytes: int = 67_108_864
     expire_ms: int = 60_000
+    drops_oldest: bool = False
 
     def __post_init__(self) -> None:
         if min(self.messages, self.pending_bytes, self.message_bytes) < 1 or self.expire_ms < 0:

@@ -14,7 +14,7 @@ from stores.keys import Key, Value, read, unknown
 from transforms.assembly import Limits
 from transforms.errors import ConfigurationError
 
-__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "STRATEGY", "apart", "limits"]
+__all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "STRATEGY", "apart", "beside", "limits"]
 
 _DEFAULTS = Limits()
 _KEYS = {key.name: key for key in CHUNK_KEYS}
@@ -78,7 +78,19 @@ def apart(
     for name in whole:
         if name not in ours and not arguments.knows(name):
             raise unknown(name, [*ours, *arguments.keys()])
-    return read(keys, coerced(keys, whole)), {name: value for name, value in whole.items() if name not in ours}
+    return beside(keys, whole, whole)
+
+
+def beside(
+    keys: Sequence[Key], whole: Mapping[str, object], client: Mapping[str, object]
+) -> tuple[dict[str, Value | None], dict[str, Any]]:
+    """The values of our keys in `whole`, and what is left of `client` without them.
+
+    Raises:
+        ConfigurationError: a value is wrong.
+    """
+    ours = {key.name for key in keys}
+    return read(keys, coerced(keys, whole)), {name: value for name, value in client.items() if name not in ours}
 
 
 def limits(values: Mapping[str, Any]) -> Limits:
@@ -98,4 +110,5 @@ def limits(values: Mapping[str, Any]) -> Limits:
         pending_bytes=pending,
         message_bytes=message,
         expire_ms=values["expire.time.of.incomplete.chunked.message.ms"],
+        drops_oldest=values["auto.ack.oldest.chunked.message.on.queue.full"],
     )

@@ -15,7 +15,7 @@ from app.chunks.backlog import Backlog, Entry
 from app.chunks.rereader import Again, ReadAgain
 from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded, Limits, Reread
 from transforms.chunk import is_chunk
-from transforms.commit_metadata import note, noted
+from transforms.commit_metadata import noted
 
 __all__ = ["AssembledRecord", "Pending", "ReadingClock"]
 
@@ -64,7 +64,6 @@ class Pending:
     Args:
         limits: how much may be held in memory. What is over them is read again from the log.
         size: how many bytes a record downloads before it can be delivered; None for nothing.
-        evicts: whether the oldest message is dropped instead, and only counted.
 
     Attributes:
         assembler: the incomplete messages.
@@ -72,14 +71,11 @@ class Pending:
         discarded: the messages that `on_discarded` has not taken yet; or what is to be read again for one.
     """
 
-    def __init__(
-        self, limits: Limits, size: Callable[[ConsumerRecord], int | None] = lambda _: None, *, evicts: bool = False
-    ) -> None:
-        self.assembler = Assembler(limits, self._read_again, evicts=evicts)
+    def __init__(self, limits: Limits, size: Callable[[ConsumerRecord], int | None] = lambda _: None) -> None:
+        self.assembler = Assembler(limits, self._read_again)
         self.backlog = Backlog()
         self.discarded: deque[Discarded | Again] = deque()
         self._size = size
-        self._evicts = evicts
         self._known: set[TopicPartition] = set()
         self._begun: set[TopicPartition] = set()  # those of which a record was read
 
@@ -150,11 +146,9 @@ class Pending:
         return min([offset, *ends, *([] if undelivered is None else [undelivered.offset])])
 
     def _safe(self, partition: TopicPartition, offset: int, metadata: str, *, told: bool) -> OffsetAndMetadata:
-        waiting = [_bounds(each) for each in self.discarded if _partition(each) == partition]
-        position = self.position(partition, offset, told=told)
-        safe = min([self.assembler.safe_offset(partition, position), *(first for first, _ in waiting)])
-        delivered = self.assembler.delivered_below(partition, position)
-        return OffsetAndMetadata(safe, metadata or note(safe, delivered, self.assembler.torn(partition, safe)))
+        firsts = [_bounds(each)[0] for each in self.discarded if _partition(each) == partition]
+        safe, noted_too = self.assembler.commit(partition, self.position(partition, offset, told=told), firsts)
+        return OffsetAndMetadata(safe, metadata or noted_too)
 
     def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
         """See `Undelivered`."""
@@ -181,12 +175,11 @@ class Pending:
         again = Again(partition, reread)
         if reread.reason is None:
             self.backlog.add(partition, Entry(again, reread.size))
-        elif not (self._evicts and reread.reason == "evicted"):
+        else:
             self.discarded.append(again)
 
     def _keep(self, events: Iterable[Discarded]) -> None:
-        evicted = "evicted" if self._evicts else None
-        self.discarded.extend(each for each in events if each.reason != evicted and _has_records(each))
+        self.discarded.extend(each for each in events if _has_records(each))
 
 
 def _has_records(discarded: Discarded) -> bool:

@@ -4,41 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+from app.kafka.source_batch import ReadRecord
 from transforms.assembly import Assembled, Assembler, Counts, Discarded, Limits, Reread
-from transforms.commit_metadata import note, noted
-from transforms.record import Header
+from transforms.commit_metadata import noted
 from transforms.rereading import Beginnings, Rereading
 
-__all__ = ["Place", "Polled", "PolledRecord", "Seeking", "read_again"]
+__all__ = ["Place", "Polled", "Seeking", "read_again"]
 
 Place = tuple[str, int]
 """A topic and the number of a partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class PolledRecord:
-    """A record as Kafka has it.
-
-    Attributes:
-        topic: where it is.
-        partition: its number.
-        offset: its offset.
-        timestamp: in milliseconds.
-        key: of the record.
-        value: of the record.
-        headers: of the record.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[Header, ...]
 
 
 class Polled:
@@ -47,20 +23,18 @@ class Polled:
     Args:
         limits: how much may be held in memory; what is over them is to be read again.
         lookback: how many offsets before the one where reading began the first chunk of a message may be.
-        evicts: whether the oldest message is dropped instead, and only counted.
 
     Attributes:
         discarded: what is to be given to the application, in order; or what is to be read again for that.
         again: the message that is to be delivered next, once it has been read again.
     """
 
-    def __init__(self, limits: Limits, lookback: int, *, evicts: bool = False) -> None:
+    def __init__(self, limits: Limits, lookback: int) -> None:
         self.limits = limits
         self.lookback = lookback
         self.discarded: deque[tuple[Place, Discarded | Reread]] = deque()
         self.again: Reread | None = None
-        self._assembler = Assembler(limits, self._on_reread, evicts=evicts)
-        self._evicts = evicts
+        self._assembler = Assembler(limits, self._on_reread)
         self._elapsed_s: dict[Place, float] = {}
         self._beginnings: dict[Place, Beginnings] = {}
 
@@ -88,7 +62,7 @@ class Polled:
         """Takes in the offset of the first record of a partition that is polled."""
         self._assembler.begin(place, offset)
 
-    def take(self, record: PolledRecord) -> Assembled | None:
+    def take(self, record: ReadRecord) -> Assembled | None:
         """Takes a chunk; returns the message that is whole with it. Other outcomes are in `discarded` and `again`."""
         place = (record.topic, record.partition)
         whole: Assembled | None = None
@@ -131,11 +105,9 @@ class Polled:
 
     def safe(self, place: Place, offset: int, metadata: str = "") -> tuple[int, str]:
         """The offset and the metadata to commit, if all below `offset` have been polled."""
-        position = self._undelivered(place, offset)
         firsts = [first for of, first, _ in self._waiting() if of == place]
-        safe = min([self._assembler.safe_offset(place, position), *firsts])
-        delivered = self._assembler.delivered_below(place, position)
-        return safe, metadata or note(safe, delivered, self._assembler.torn(place, safe))
+        safe, noted_too = self._assembler.commit(place, self._undelivered(place, offset), firsts)
+        return safe, metadata or noted_too
 
     def resume(self, place: Place, metadata: str | None) -> None:
         """Takes in the metadata of the commit at which reading begins."""
@@ -164,14 +136,13 @@ class Polled:
     def _on_reread(self, reread: Reread) -> None:
         if reread.reason is None:
             self.again = reread
-        elif not (self._evicts and reread.reason == "evicted"):
+        else:
             self.discarded.append((self._of(reread), reread))
 
     def _discard(self, event: Discarded) -> None:
-        if not (self._evicts and event.reason == "evicted"):
-            first = event.records[0]
-            assert isinstance(first, PolledRecord)
-            self.discarded.append(((first.topic, first.partition), event))
+        first = event.records[0]
+        assert isinstance(first, ReadRecord)
+        self.discarded.append(((first.topic, first.partition), event))
 
     def _waiting(self) -> Iterator[tuple[Place, int, int]]:
         """The partition, the first and the last offset of what is not delivered yet."""
@@ -198,7 +169,7 @@ class Seeking(Protocol):
     def first(self, place: Place) -> int:
         """The lowest offset that is still in the log."""
 
-    def records(self, place: Place, start: int, end: int) -> Iterator[PolledRecord | None]:
+    def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
         """The records of a range that are still in the log; None where it has waited a moment for more."""
 
 

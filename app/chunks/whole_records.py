@@ -70,12 +70,12 @@ class WholeRecordConsumer(DeliveringConsumer):
         topics: Iterable[str],
         arguments: Mapping[str, Any],
     ) -> None:
-        evicts = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
-        self._pending = Pending(limits(values), restoring.size, evicts=evicts)
+        within = limits(values)
+        self._pending = Pending(within, restoring.size)
         self._restoring = restoring
         self._on_discarded = on_discarded
         self._lookback: int = values["chunk.lookback"]
-        self._rereader = Rereader(arguments, limits(values), self._lookback)
+        self._rereader = Rereader(arguments, within, self._lookback)
         self._settling = asyncio.Lock()
         self._clock = ReadingClock(time.monotonic)
         self._rates = defaultdict[str, Average](Average)

@@ -15,7 +15,7 @@ from app.pipeline.lane import Lane, PlacedRecord
 from app.pipeline.stats import PipelineStats
 from transforms.assembly import Assembled, Assembler, Discarded
 from transforms.chunk import Chunk, is_chunk, may_hold_chunks
-from transforms.commit_metadata import note, noted
+from transforms.commit_metadata import noted
 from transforms.errors import MalformedChunkError
 from transforms.record import Record, SourceRecord
 
@@ -129,9 +129,7 @@ class LaneAssembler:
         """
         assert lane.tracker is not None
         safe = lane.tracker.safe()
-        offset = min(lane.held_back(safe), self._assembler.safe_offset(lane.partition, safe))
-        delivered = self._assembler.delivered_below(lane.partition, safe)
-        return offset, note(offset, delivered, self._assembler.torn(lane.partition, offset))
+        return self._assembler.commit(lane.partition, safe, [lane.held_back(safe)])
 
     def clear(self, partition: TopicPartition) -> None:
         """See `Assembler.clear`."""

@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.errors import ProducerClosed
 
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY
+from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY, beside
 from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
 from app.config.chunking import Strategy
@@ -104,9 +104,7 @@ class SerializingProducer(ChunkingProducer):
         return large
 
     def _read(self, config: Mapping[str, object], _: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        chunks = {name: value for name, value in config.items() if name in _WRITTEN_KEYS}
-        client = {name: value for name, value in self._serializers.client.items() if name not in _WRITTEN_KEYS}
-        values = read(PRODUCER_KEYS, coerced(PRODUCER_KEYS, chunks))
+        values, client = beside(PRODUCER_KEYS, config, self._serializers.client)
         if self._strategy == "auto" and self._large is not None:
             self._large.fall_back(cast("int", values["chunk.max.message.bytes"]))
         return values, {**_PRODUCER.defaults, **_PRODUCER.read(client)}
@@ -237,10 +235,8 @@ class DeserializingConsumer(WholeRecordConsumer):
         whole = _CONSUMER.merged(config, options)
         deserializers = taken.consumer(whole, [*_CONSUMER.keys(), *_CHUNK_KEYS])
         with deserializers.closed_on_error():
-            chunks = {name: value for name, value in whole.items() if name in _CHUNK_KEYS}
-            client = {name: value for name, value in deserializers.client.items() if name not in _CHUNK_KEYS}
+            values, client = beside(CONSUMER_KEYS, whole, deserializers.client)
             arguments = {**_CONSUMER.defaults, **_CONSUMER.read(client)}
-            values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, chunks))
             super().__init__(values, _Restoring(deserializers), on_discarded, topics, arguments)
 
 

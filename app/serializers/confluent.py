@@ -10,20 +10,18 @@ close the serializers in it; the application does: `config["value.serializer"].c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import confluent_kafka
 
 from app.chunks.discarded import warn
-from app.chunks.keys import CONSUMER_KEYS, limits
+from app.chunks.keys import CONSUMER_KEYS, beside, limits
 from app.chunks.polled import Polled
-from app.config.client import coerced
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
 from app.serializers.confluent_chunks import OnDiscarded, PollingConsumer
 from app.serializers.librdkafka import KEYS
 from app.serializers.threads import Threads
-from stores.keys import read
 
 __all__ = [
     "AwaitedDeserializer",
@@ -93,13 +91,27 @@ def async_consumer_config(config: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+class _Closing:
+    """Closes at the end of a `with`: confluent-kafka's own classes flush, or close what is below ours."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self: _Closable, *_: object) -> None:
+        self.close()
+
+
 if TYPE_CHECKING:
     _SerializingProducer = confluent_kafka.SerializingProducer[Any, Any]
 else:
     _SerializingProducer = confluent_kafka.SerializingProducer  # generic from 2.16 on
 
 
-class SerializingProducer(_SerializingProducer):
+class SerializingProducer(_Closing, _SerializingProducer):
     """confluent-kafka's `SerializingProducer`, with the serializers and their store in its configuration.
 
     A record without headers gets a place for those of a reference. All else is as there, errors too.
@@ -136,12 +148,6 @@ class SerializingProducer(_SerializingProducer):
         finally:
             self._split.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 if TYPE_CHECKING:
     _DeserializingConsumer = confluent_kafka.DeserializingConsumer[Any, Any]
@@ -149,7 +155,7 @@ else:
     _DeserializingConsumer = confluent_kafka.DeserializingConsumer
 
 
-class DeserializingConsumer(_DeserializingConsumer, PollingConsumer):  # type: ignore[misc]  # `poll` is narrowed
+class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):  # type: ignore[misc]  # `poll` is narrowed
     """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
 
     A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
@@ -169,11 +175,8 @@ class DeserializingConsumer(_DeserializingConsumer, PollingConsumer):  # type: i
     def __init__(self, conf: Mapping[str, object], on_discarded: OnDiscarded = warn) -> None:
         self._split = taken.consumer(conf, _NAMES | _CHUNK_KEYS)
         with self._split.closed_on_error():
-            chunks = {key: value for key, value in conf.items() if key in _CHUNK_KEYS}
-            values: Mapping[str, Any] = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, chunks))
-            evicts = values["auto.ack.oldest.chunked.message.on.queue.full"] is True
-            polled = Polled(limits(values), values["chunk.lookback"], evicts=evicts)
-            client = {key: value for key, value in self._split.client.items() if key not in _CHUNK_KEYS}
+            values, client = beside(CONSUMER_KEYS, conf, self._split.client)
+            polled = Polled(limits(values), cast("int", values["chunk.lookback"]))
             stores = str(client.get("enable.auto.offset.store", True)).lower() != "false"
             own = self.begin(polled, on_discarded, client, stores=stores)
             parts = {f"{part}.deserializer": composable for part, composable in self._split.parts.items()}
@@ -185,12 +188,6 @@ class DeserializingConsumer(_DeserializingConsumer, PollingConsumer):  # type: i
             super().close()
         finally:
             self._split.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class AwaitedDeserializer:

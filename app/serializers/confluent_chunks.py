@@ -11,7 +11,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from app.chunks.polled import Place, Polled, PolledRecord, read_again
+from app.chunks.polled import Place, Polled, read_again
+from app.kafka.source_batch import ReadRecord
 from transforms.assembly import Assembled, Counts, Discarded, Reread
 from transforms.chunk import is_chunk
 from transforms.record import Header
@@ -351,7 +352,7 @@ class _Log:
         bounds = self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_REQUEST_S)
         return bounds[0]
 
-    def records(self, place: Place, start: int, end: int) -> Iterator[PolledRecord | None]:
+    def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
         self._consumer.assign([TopicPartition(*place, start)])
         try:
             offset = start
@@ -393,10 +394,10 @@ def _headers(message: Message) -> tuple[Header, ...]:
     return tuple(headers or ())
 
 
-def _record(message: Message) -> PolledRecord:
+def _record(message: Message) -> ReadRecord:
     place, timestamp = _place(message), message.timestamp()[1]
     key, value = message.key(), message.value()
-    return PolledRecord(*place, message.offset() or 0, timestamp, key, value, _headers(message))
+    return ReadRecord(*place, message.offset() or 0, timestamp, key, value, _headers(message))
 
 
 def _whole(last: Message, message: Assembled) -> Message:

@@ -360,8 +360,9 @@ def test_expire_never() -> None:
 @pytest.mark.parametrize("name", ["messages", "pending_bytes", "message_bytes"])
 def test_limits_refused(name: str) -> None:
     """Limits within which nothing could be pending are a mistake."""
+    given: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=f"{name}=0"):
-        replace(UNLIMITED, **{name: 0})
+        replace(UNLIMITED, **given)
 
 
 def test_memory_does_not_grow() -> None:

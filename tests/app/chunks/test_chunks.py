@@ -135,7 +135,7 @@ def test_moved_forgets_one_partition() -> None:
 def test_expire_and_evict() -> None:
     """Expired messages are discarded. The oldest one is dropped and counted only if the application says so."""
     for evicts in (False, True):
-        pending = Pending(Limits(messages=1, expire_ms=10), evicts=evicts)
+        pending = Pending(Limits(messages=1, expire_ms=10, drops_oldest=evicts))
         pending.take(P0, [letter(P0, 0, "u", "ab", 0)], 0)
         pending.take(P1, [letter(P1, 0, "v", "ab", 0)], 0)
         for partition in (P0, P1):
