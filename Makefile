@@ -41,7 +41,7 @@ setup: setup-test ## Do the set-up of all other targets (each target also does i
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
-setup-test: setup-demo $(VERSITYGW) $(MINIO)
+setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO)
 	@:
 
 $(STAMPS)/environment:
@@ -67,6 +67,9 @@ $(STAMPS)/jars: app/local/jars.lock $(STAMPS)/packages
 # Another Java needs another archive of classes.
 $(STAMPS)/broker: $(STAMPS)/jars $(JAVA_STAMP)
 	$(STEP) $@ "First start of the broker" $(RUN) -m app.local.broker --prepare
+
+$(STAMPS)/spark: app/local/spark_start.py $(STAMPS)/jars $(JAVA_STAMP)
+	$(STEP) $@ "First start of Spark" $(RUN) -m app.local.spark_start
 
 # The version is in the name of the stamp. A server that is not in the cache folder is tried again each time.
 $(VERSITYGW): MODULE := github.com/versity/versitygw/cmd/versitygw

@@ -290,15 +290,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One local Spark session with the Kafka connector, in UTC."""
     from pyspark.sql import SparkSession
 
-    from app.local import jars
+    from app.local import jars, spark_start
 
     folder = tmp_path_factory.mktemp("spark")
     # Spark would take the first `python3` of PATH for its workers, and the host's name for its address.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # Each job of a test is small: most of the time of a JVM goes into compiling it, and not into running it. The
-    # processes that tests start take this from the environment, too.
-    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # The processes that tests start take this from the environment, too.
+    os.environ.update(spark_start.environ(short_run=True))
     session = (
         SparkSession.builder.master("local[2]")
         .appName("wideload-tests")

@@ -30,7 +30,7 @@ from app.commands.job import require_spark
 from app.config.settings import ClientSettings
 from app.kafka.clients import admin
 from app.kafka.sender import find_topic, open_sender
-from app.local import jars, java
+from app.local import jars, java, spark_start
 from app.local.broker import EmbeddedBroker, free_ports
 from app.local.demo_files import Comparison, DemoFile, compare, from_folder, from_jars
 from app.local.watchdog import Watched, watched
@@ -271,7 +271,7 @@ class Demo:
         spark += ["--topic", INFLATED, "--once", "--jars", connector, "--driver-memory", self._heap(1024)]
         spark += ["--output", str(self._folder / "parquet"), "--checkpoint", str(self._folder / "checkpoint")]
         with (self._folder / "spark.log").open("ab") as log:
-            job = watched(spark, output=log, environ=self._environ())
+            job = watched(spark, output=log, environ={**self._environ(), **spark_start.environ()})
         self._stack.callback(job.kill)
         status = job.wait()
         if status != 0:

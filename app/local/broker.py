@@ -71,7 +71,6 @@ _PROPERTIES: Mapping[str, str] = {
 }
 
 # With the C1 compiler only, the broker starts sooner and leaves more CPU to other processes, but has less throughput.
-_FAST_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _THROUGHPUT = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 
 # A formatted storage is these two files. The first says which features the cluster has, and nothing of the node; it
@@ -141,7 +140,7 @@ class EmbeddedBroker:
         self._cluster_id = cluster_id
         self._format_arguments = tuple(format_arguments)
         self._environ = {**os.environ, **(environ or {})}
-        self._flags = (f"-Xmx{heap}", *(_FAST_START if fast_start else _THROUGHPUT))
+        self._flags = (f"-Xmx{heap}", *(java.SHORT_RUN if fast_start else _THROUGHPUT))
         self._start_seconds = start_seconds
         self._folder: Path | None = None
         self._ports: dict[str, int] = {}

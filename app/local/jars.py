@@ -48,7 +48,6 @@ _LOCK_FILE = Path(__file__).with_name("jars.lock")
 _LOCK_HEADER = "# Set, organisation:module:revision, bytes, SHA-256. Written by `make lock`.\n"
 _SILENCE_SECONDS = 120
 _LOG_LINES = 15
-_SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 # No POMs: the lock has the full list, and POMs take 35 of the 41 s of a resolution. No checksums of the registry: ours
 # are stronger. An `ibiblio` resolver without a root is Ivy's default registry.
@@ -201,7 +200,7 @@ def _ivy(name: str, coordinates: Iterable[str], scratch: Path, *, transitive: bo
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     layout = "[organisation]/[module]/[revision]/[artifact].[ext]" if transitive else "[artifact]-[revision].[ext]"
-    command: list[str | Path] = [java.locate(), *_SHORT_RUN, *_java_network_options(os.environ), "-jar", _ivy_jar()]
+    command: list[str | Path] = [java.locate(), *java.SHORT_RUN, *_java_network_options(os.environ), "-jar", _ivy_jar()]
     settings = os.environ.get("WIDELOAD_IVY_SETTINGS")
     if settings:
         command += ["-settings", settings]

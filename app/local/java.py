@@ -12,11 +12,14 @@ from pathlib import Path
 
 from transforms.errors import WideloadError
 
-__all__ = ["JavaMissingError", "find", "locate", "parse_version"]
+__all__ = ["SHORT_RUN", "JavaMissingError", "find", "locate", "parse_version"]
 
 # Kafka 4.1 and Spark 4.0 need 17. Spark 4.0 brings Hadoop 3.4, which calls `Subject.getSubject`; 23 took that away.
 _OLDEST, _NEWEST = 17, 22
 _ANSWER_SECONDS = 30
+
+SHORT_RUN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options for a program that runs for seconds: most of its time would go into compiling it, and not into running it."""
 
 
 class JavaMissingError(WideloadError):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from app.local import spark_start
 from benchmarks.chunks import PENDING_MIB
 from benchmarks.digests import Digester
 from benchmarks.memory import BUDGET_MIB
@@ -85,7 +86,7 @@ def measured(broker: str, tmp_path_factory: pytest.TempPathFactory) -> _Measured
             **os.environ,
             "KAFKA_BOOTSTRAP_SERVERS": broker,
             "SPARK_CONF_DIR": str(folder),
-            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            **spark_start.environ(short_run=True),
         },
         capture_output=True,
         text=True,

@@ -142,12 +142,12 @@ class Installed:
         script, *arguments = map(str, words)
         return [str(self.scripts / script), *arguments]
 
-    def run(self, *words: str | Path, status: int = 0, **environ: str) -> str:
+    def run(self, *words: str | Path, status: int = 0, environ: Mapping[str, str] | None = None) -> str:
         """What a command prints; it has to end with `status`."""
         done = subprocess.run(
             self.command(*words),
             cwd=self.folder,
-            env={**clean(), **environ},
+            env={**clean(), **(environ or {})},
             capture_output=True,
             text=True,
             check=False,
@@ -282,7 +282,9 @@ def test_faust_app_named_app(installed: Installed, tmp_path: Path) -> None:
             {"inflating": {"topics": ["raw"], "output.topic": "orders", "transforms": ["inflate"], **FILESYSTEM}},
         )
     )
-    ours = installed.run("python", "-m", "faust", "-A", "wideload.worker", "agents", WIDELOAD_CONFIG=str(config))
+    ours = installed.run(
+        "python", "-m", "faust", "-A", "wideload.worker", "agents", environ={"WIDELOAD_CONFIG": str(config)}
+    )
     assert "Agents" in ours
 
 
@@ -325,15 +327,14 @@ def test_worker_and_spark_job_beside_an_application(
     (found,) = read_all(broker, orders)[0]
     assert len(found.value or b"") < len(VALUE)
 
-    from app.local import jars
+    from app.local import jars, spark_start
 
     keys = [word for key, value in store.items() for word in ("--store", f"{key}={value}")]
     report = installed.run(
         *("python", "-m", "wideload.jobs.audit", "--bootstrap-servers", broker, "--topic", orders, *keys),
         *("--jars", ",".join(map(str, jars.ensure("spark"))), "--master", "local[1]"),
         *(word for key, value in QUICK.items() for word in ("--conf", f"{key}={value}")),
-        SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        environ={"SPARK_LOCAL_IP": "127.0.0.1", **spark_start.environ(short_run=True)},
     )
     summary = json.loads(report.splitlines()[-1])
     assert (summary["status"], summary["topics"]) == ("ok", {orders: {"ok": 1}})
