@@ -92,7 +92,7 @@ class GroupConsumer(ConsumerControls):
         """
         if time.monotonic() - self._polled_s < self._membership_s:
             return
-        paused = self.consumer.assignment()
+        paused = self.consumer.assignment() - self.consumer.paused()
         self.consumer.pause(*paused)
         try:
             # A partition without a position is found out again, by the poll that may read there.
@@ -151,6 +151,24 @@ class GroupConsumer(ConsumerControls):
             return False
         self.consumer.seek(partition, offset)
         return True
+
+    def pause(self, partition: TopicPartition, offset: int | None) -> None:
+        """Reads a partition no further until `resume`, and lets go what was read ahead.
+
+        Args:
+            partition: the partition; nothing is done if it is not assigned any more.
+            offset: from where it is read again; None for where it is.
+        """
+        if partition in self.consumer.assignment():
+            again = self.position(partition) if offset is None else offset
+            if again is not None:
+                self.seek(partition, again)
+            self.consumer.pause(partition)
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Reads a paused partition again, if it is still assigned."""
+        if partition in self.consumer.assignment():
+            self.consumer.resume(partition)
 
     async def bounds(self, partition: TopicPartition) -> tuple[int, int]:
         """The offset of the first record of a partition, and the one behind the last that can be read."""

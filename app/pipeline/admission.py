@@ -46,12 +46,14 @@ class _Read:
         records: the next ones of the batch that was taken apart.
         source: gives those behind them.
         opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
+        for_work: whether the first record waits for room for its work, or behind records with work.
     """
 
     records: deque[SourceRecord] = field(default_factory=deque)
     source: Iterator[SourceRecord] = field(default_factory=lambda: iter(()))
     batches: deque[SourceBatch] = field(default_factory=deque)
     opened: int = 0
+    for_work: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.opened or self.batches)
@@ -60,6 +62,15 @@ class _Read:
     def size(self) -> int:
         """Bytes of the batches."""
         return self.opened + sum(batch.size for batch in self.batches)
+
+    @property
+    def first(self) -> int | None:
+        """The offset of the first record that waits; None if there is none."""
+        if self.opened and not self.records:
+            self.records.extend(itertools.islice(self.source, 1))
+        if self.records:
+            return self.records[0].offset
+        return self.batches[0].offset if self.batches else None
 
 
 class Admission:
@@ -130,6 +141,35 @@ class Admission:
             self._share.fetched(-read.size)
         self._waiting.clear()
         self._share.work_waits = False
+
+    def waiting_for_work(self) -> Iterator[Lane]:
+        """The lanes whose records wait for room for work, or behind records with work: the latest first."""
+        return iter([lane for lane, read in reversed(self._waiting.items()) if read.for_work])
+
+    def first(self, lane: Lane) -> int | None:
+        """The offset of the first record of a lane that waits; None if there is none.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        read = self._waiting.get(lane)
+        return None if read is None else read.first
+
+    def let_go(self, lane: Lane) -> int | None:
+        """Forgets the records of a lane that wait.
+
+        Returns:
+            The offset of the first one, from which they have to be read again; None if there were none.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        first = self.first(lane)
+        read = self._waiting.pop(lane, None)
+        if read is not None:
+            lane.read = False
+            self._share.fetched(-read.size)
+        return first
 
     def admit(self) -> None:
         """Lets records of each partition go on, up to the first for which there is no room.
@@ -312,10 +352,13 @@ class Admission:
     def _admits_work(self, lane: Lane, size: int) -> bool:
         share = self._share
         if lane.work and not share.admits_part(lane.work, size):
-            return False  # this partition holds much already, which may be stuck: it waits alone
-        if share.work_waits or not share.admits_work(size):
-            share.work_waits = True
-        return not share.work_waits
+            admits = False  # this partition holds much already, which may be stuck: it waits alone
+        else:
+            if share.work_waits or not share.admits_work(size):
+                share.work_waits = True
+            admits = not share.work_waits
+        self._waiting[lane].for_work = not admits
+        return admits
 
     def _assemble(self, assembler: LaneAssembler, lane: Lane, record: SourceRecord) -> None:
         """Takes a chunk. The budget does not count it, or chunks could wait for room that their own message holds."""

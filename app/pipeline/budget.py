@@ -89,6 +89,8 @@ class Share:
         self.used = 0
         self.work = 0
         self.ahead = 0
+        self.finished = 0
+        """How many records have come to the end of their work."""
         self.work_waits = False
         """Set by `Admission` while a record with work finds no room: records that pass leave it some then."""
         budget.shares += 1
@@ -167,16 +169,17 @@ class Share:
     async def may_fetch(self) -> None:
         """Waits while the budget is used up, and records that pass are on their way: they come free by themselves.
 
-        Records with work may be stuck for hours. Then more is fetched, so that those of other partitions pass; what
-        waits of each partition is one response at most. A share that holds nothing need not wait either.
+        Records with work may be stuck for hours. Then more is fetched, so that those of other partitions pass;
+        `PausedPartitions` bounds what waits. A share that holds nothing need not wait either.
         """
         budget = self.budget
         while not self._closed and self.used + self.ahead > 0 and budget.full:
             await budget.next_freed.wait()
 
     def pass_on(self, size: int) -> None:
-        """Counts bytes as work no more; the share holds them until `give`."""
+        """Counts bytes of a record as work no more; the share holds them until `give`."""
         if not self._closed:
+            self.finished += 1
             self.work -= size
             self.budget.work -= size
 

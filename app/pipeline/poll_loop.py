@@ -17,6 +17,7 @@ from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
+from app.pipeline.paused_partitions import PausedPartitions
 from app.pipeline.termination import Termination
 
 __all__ = ["Mode", "PollLoop"]
@@ -57,6 +58,7 @@ class PollLoop:
         self._lanes = lanes
         self._share = share
         self._admission = admission
+        self._paused = PausedPartitions(consumer, lanes, share, admission)
         self._delivery = delivery
         self._offset_reset = offset_reset
         self._termination = termination
@@ -95,6 +97,7 @@ class PollLoop:
                 await self._consumer.keep_membership()
         if self._delivery.offsets.may_admit:
             self._admission.admit()
+        self._paused.adjust()
         if self._admission.expire(reading=mode is Mode.READ):
             self._delivery.due()
         self._delivery.flush()

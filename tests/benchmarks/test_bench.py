@@ -36,7 +36,7 @@ _RECORDS = {
     "memory": 12,
     "batches": 250,
     "sweep": 400,
-    "spark_inflate": 8,
+    "spark_inflate": 3,
 }
 _CELL_TARGETS = [
     f"passthrough.{cell}.{end}"

@@ -72,6 +72,45 @@ def test_worker_keeps_partitions_while_store_is_away(make_way: Callable[..., Way
         assert worker.terminate() == 0
 
 
+def test_worker_reads_little_ahead_of_a_store_that_is_away(make_way: Callable[..., Way]) -> None:
+    """Of many partitions that wait for the store little is held beside the budget; others flow, and nothing is lost."""
+    budget, partitions = 1_000_000, 17
+    way = make_way(partitions=partitions)
+    store, away = way.folder / "store", way.folder / "away"
+    # More than the budget of one partition, and eight times as much of all.
+    large: list[Sent] = [
+        (number, b"%d" % n, os.urandom(100_000), [], 1) for n in range(12) for number in range(partitions - 1)
+    ]
+    times = {
+        "large.message.store.timeout.ms": 300,
+        "errors.retry.delay.max.ms": 100,
+        "consumer.fetch.max.bytes": budget,
+    }
+    settings = {**way.settings(), "in.flight.bytes": budget}
+    with WorkerProcess(way.folder, settings, way.offload(**times)) as worker:
+
+        def ahead() -> int:
+            return int(worker.get("/pipelines")[1][0]["read_ahead_bytes"])
+
+        worker.wait_ready()
+        send(way.broker, way.raw, large[:1])
+        until(lambda: end_offsets(way.broker, way.orders)[0] == 1, "the first is offloaded")
+        store.rename(away)
+        send(way.broker, way.raw, large[1:])
+        until(lambda: ahead() > budget // 2, "it reads ahead")
+        until(lambda: ahead() <= budget // 4, "it lets go what it has read")
+        send(way.broker, way.raw, [(partitions - 1, b"small", b"flows", [], 1)])
+        until(lambda: end_offsets(way.broker, way.orders)[partitions - 1] == 1, "the other partition flows")
+        assert ahead() <= budget // 4
+        away.rename(store)
+        until(lambda: sum(end_offsets(way.broker, way.orders).values()) == len(large) + 1, "all have gone on")
+        until(lambda: ahead() == 0, "nothing waits")
+        assert worker.terminate() == 0
+    found = read_all(way.broker, way.orders)
+    for number in range(partitions - 1):
+        assert [record.key for record in found[number]] == [key for at, key, *_ in large if at == number]
+
+
 @pytest.mark.s3
 @pytest.mark.parametrize("kind", KINDS)
 def test_worker_on_s3(make_way: Callable[..., Way], tmp_path: Path, kind: str) -> None:
