@@ -143,7 +143,12 @@ class Admission:
         self._share.work_waits = False
 
     def waiting_for_work(self) -> Iterator[Lane]:
-        """The lanes whose records wait for room for work, or behind records with work: the latest first."""
+        """The lanes whose records wait for room for work, or behind records with work: the latest first.
+
+        None in a turn that did not come to all lanes: what the others wait for is not known.
+        """
+        if self.in_turn:
+            return iter(())
         return iter([lane for lane, read in reversed(self._waiting.items()) if read.for_work])
 
     def first(self, lane: Lane) -> int | None:
@@ -183,6 +188,7 @@ class Admission:
         self._left = self._turn
         full = False
         for lane, read in tuple(self._waiting.items()):
+            read.for_work = False
             full |= self._admit(lane, read, full=full)
             if not read:
                 del self._waiting[lane]
@@ -376,7 +382,7 @@ class Admission:
         """Gives up messages whose chunks have not come in time. The time runs only while the flow reads.
 
         Args:
-            reading: whether the flow was ready to read since the last call.
+            reading: whether the flow was ready to read all partitions since the last call.
 
         Returns:
             Whether a commit waits for fewer messages than before.
@@ -384,7 +390,7 @@ class Admission:
         if self._assembler is None:
             return False
         self._assembler.tick(reading=reading and not self._lanes.stalled)
-        if self._waiting:
+        if self._waiting or not reading:
             return False
         pending = self._assembler.pending
         for event in self._assembler.expire():

@@ -76,6 +76,9 @@ class PausedPartitions:
         self._finished = -1
         self._finished_s = 0.0
 
+    def __len__(self) -> int:
+        return len(self._paused)
+
     def __contains__(self, lane: Lane) -> bool:
         return lane in self._paused
 

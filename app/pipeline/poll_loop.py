@@ -98,7 +98,7 @@ class PollLoop:
         if self._delivery.offsets.may_admit:
             self._admission.admit()
         self._paused.adjust()
-        if self._admission.expire(reading=mode is Mode.READ):
+        if self._admission.expire(reading=mode is Mode.READ and not self._paused):
             self._delivery.due()
         self._delivery.flush()
         # A poll with data at hand returns without a pause; senders and acknowledgements need their turn.

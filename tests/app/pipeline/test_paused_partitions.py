@@ -173,6 +173,21 @@ def test_others_go_on() -> None:
     assert len(bench.let.passed) >= 18
 
 
+def test_partition_that_waits_for_others_that_pass() -> None:
+    """A partition whose records may pass by now is not paused, though there is no room for them at the moment."""
+    bench = Bench(60)
+    lane = bench.lanes[0]
+    lane.slots.append(Slot(cast(Any, None), 0))
+    for each in bench.lanes:
+        bench.reader.fetch(each, *((b"pass",) * 40 if each is lane else (b"work",) * 2))
+    bench.admit()
+    assert lane in list(bench.let.admission.waiting_for_work())
+    lane.slots.clear()
+    bench.admit()
+    assert bench.let.admission.holds(lane)
+    assert lane not in list(bench.let.admission.waiting_for_work())
+
+
 def test_partition_behind_its_own_record_goes_on() -> None:
     """Once the record before it is done, what may pass is read again, though others are stuck and fill the memory."""
     bench = Bench(60)

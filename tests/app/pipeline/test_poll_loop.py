@@ -11,6 +11,7 @@ from aiokafka import TopicPartition
 
 from app.pipeline.budget import Budget, Share
 from app.pipeline.lanes import Lanes
+from app.pipeline.paused_partitions import PausedPartitions
 from app.pipeline.poll_loop import Mode, PollLoop
 from app.pipeline.termination import Termination
 from tests.app.pipeline.test_termination import Read
@@ -94,3 +95,15 @@ async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa
     polled = [{PARTITION: [Read()]}]
     assert (bench.unread, bench.added) == ((polled, []) if overtaken else ([], polled))
     assert bench.read == [True]
+
+
+@pytest.mark.parametrize("paused", [0, 1])
+async def test_time_of_messages_stands_still_while_a_partition_is_paused(
+    paused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks that were let go are to be read again before their message is given up."""
+    monkeypatch.setattr(PausedPartitions, "__len__", lambda _: paused)
+    bench = Bench()
+    bench.polled.set()
+    await asyncio.wait_for(bench.loop.turn(), 10)
+    assert bench.read == [not paused]
