@@ -198,8 +198,8 @@ class Settings:
         "int",
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
         "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
-        "records that pass are on their way; beside records that wait for the store, a quarter of this, or 64 MiB, may "
-        "wait.",
+        "records that pass are on their way. What was read ahead of records that wait for the store takes up to a "
+        "quarter of this, or 64 MiB, in addition.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )

@@ -59,7 +59,9 @@ def environ(*, short_run: bool = False) -> Mapping[str, str]:
         short_run: whether the job is a short one; see `java.SHORT_RUN`.
     """
     flags = java.SHORT_RUN if short_run else ()
-    path = _archive()
+    path = None
+    with contextlib.suppress(java.JavaMissingError):
+        path = _archive()
     given = os.environ.get(_OPTIONS, "").split()
     return {_OPTIONS: " ".join(dict.fromkeys([*given, *flags, *(class_archive.using(path) if path else ())]))}
 
@@ -72,7 +74,6 @@ def prepare() -> None:
         JavaMissingError: there is no Java.
     """
     found = ",".join(map(str, jars.ensure("spark")))
-    java.locate()
     path = _archive()
     if path is None:
         return
@@ -96,13 +97,11 @@ def prepare() -> None:
 
 
 def _archive() -> Path | None:
-    """The path of the archive; None without PySpark or without Java."""
+    """The path of the archive; None without PySpark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
-    with contextlib.suppress(java.JavaMissingError):
-        return class_archive.archive(Path(spec.origin).parent, java.locate())
-    return None
+    return class_archive.archive(Path(spec.origin).parent, java.locate())
 
 
 if __name__ == "__main__":

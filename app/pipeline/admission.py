@@ -136,20 +136,18 @@ class Admission:
 
     def clear(self) -> None:
         """Forgets the records that wait; they are read again from the committed offset."""
-        for lane, read in self._waiting.items():
-            lane.read = False
-            self._share.fetched(-read.size)
-        self._waiting.clear()
+        for lane in tuple(self._waiting):
+            self._forget(lane)
         self._share.work_waits = False
 
-    def waiting_for_work(self) -> Iterator[Lane]:
+    def waiting_for_work(self) -> Sequence[Lane]:
         """The lanes whose records wait for room for work, or behind records with work: the latest first.
 
         None in a turn that did not come to all lanes: what the others wait for is not known.
         """
         if self.in_turn:
-            return iter(())
-        return iter([lane for lane, read in reversed(self._waiting.items()) if read.for_work])
+            return ()
+        return [lane for lane, read in reversed(self._waiting.items()) if read.for_work]
 
     def first(self, lane: Lane) -> int | None:
         """The offset of the first record of a lane that waits; None if there is none.
@@ -170,11 +168,14 @@ class Admission:
             CorruptRecordException: the batch cannot be read.
         """
         first = self.first(lane)
+        self._forget(lane)
+        return first
+
+    def _forget(self, lane: Lane) -> None:
         read = self._waiting.pop(lane, None)
         if read is not None:
             lane.read = False
             self._share.fetched(-read.size)
-        return first
 
     def admit(self) -> None:
         """Lets records of each partition go on, up to the first for which there is no room.

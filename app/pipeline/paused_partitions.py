@@ -21,8 +21,8 @@ from app.pipeline.lanes import Lanes
 
 __all__ = ["PausedPartitions"]
 
-_PART_OF_BUDGET = 4  # what is read ahead may take so small a part of the budget beside it,
-_LEAST_BYTES = 64 * 2**20  # or this, while the store takes values
+_PART_OF_BUDGET = 4  # what is read ahead may take so small a part of the budget, in addition to it
+_LEAST_BYTES = 64 * 2**20  # while the store takes values, it may take this where that is less
 _STUCK_S = 1.0
 _TURN_S = 2.0  # a paused partition waits so long for its turn, if others can go on
 _ARRIVES_S = 0.2

@@ -181,11 +181,11 @@ def test_partition_that_waits_for_others_that_pass() -> None:
     for each in bench.lanes:
         bench.reader.fetch(each, *((b"pass",) * 40 if each is lane else (b"work",) * 2))
     bench.admit()
-    assert lane in list(bench.let.admission.waiting_for_work())
+    assert lane in bench.let.admission.waiting_for_work()
     lane.slots.clear()
     bench.admit()
     assert bench.let.admission.holds(lane)
-    assert lane not in list(bench.let.admission.waiting_for_work())
+    assert lane not in bench.let.admission.waiting_for_work()
 
 
 def test_partition_behind_its_own_record_goes_on() -> None:
