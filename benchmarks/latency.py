@@ -25,12 +25,13 @@ __all__ = ["MEASURES", "RECORDS", "latency"]
 
 RECORDS = 5_000
 _PER_SECOND = 1_000
+_WARM_S = 2
 _PROBER = Path(__file__).with_name("contenders") / "prober.py"
 _LIMIT_S = 300.0
 _LARGE_BYTES = 8 * 2**20
 _LARGE_PARTITION = 0
 _LARGE_PER_SECOND = 50  # more than are uploaded here
-_LARGE_MORE_S = 3  # the prober warms up, and the worker is there before it
+_LARGE_MORE_S = 1  # the worker is there before the prober
 _DISTINCT = 20  # values repeat, so that the store stays small; each is uploaded all the same
 
 
@@ -94,7 +95,7 @@ async def _beside_direct(bench: Bench, guarantee: str) -> list[tuple[_Latency, _
 async def _small(bench: Bench) -> list[Result]:
     """In partitions beside one whose values of 8 MB are uploaded all the time, in the same pipeline."""
     count = bench.records or RECORDS
-    large = round((count / _PER_SECOND + _LARGE_MORE_S) * _LARGE_PER_SECOND)
+    large = round(((count + _warm(count)) / _PER_SECOND + _LARGE_MORE_S) * _LARGE_PER_SECOND)
     source = await bench.topics.make("source", max_message_bytes=_LARGE_BYTES + 2**20)
     await bench.topics.write(source, _large(large), partition=_LARGE_PARTITION)
     seen = []
@@ -156,14 +157,18 @@ def _worker(bench: Bench, source: str, sink: str, keys: Mapping[str, object]) ->
     return list(bench.worker(f"latency-{sink}", {"latency": pipeline}))
 
 
+def _warm(count: int) -> int:
+    """How many records go first and are not measured: those of two seconds, or fewer where few are measured."""
+    return min(_WARM_S * _PER_SECOND, 5 * count)
+
+
 async def _probe(
     bench: Bench, name: str, source: str, sink: str, count: int, partitions: range | list[int]
 ) -> _Latency:
-    command = [sys.executable, str(_PROBER), bench.topics.bootstrap, source, sink, str(count), str(_PER_SECOND)]
+    numbers = [count, _warm(count), _PER_SECOND, *partitions]
+    command = [sys.executable, str(_PROBER), bench.topics.bootstrap, source, sink, *map(str, numbers)]
     with bench.log(f"prober-{sink}").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *command, *map(str, partitions), stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=errors)
         try:
             said, _ = await asyncio.wait_for(process.communicate(), _LIMIT_S)
         except TimeoutError:

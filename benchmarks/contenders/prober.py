@@ -1,9 +1,9 @@
 """Sends small records at a steady pace to one topic, waits for them in another, and prints how long they took.
 
-    python prober.py BOOTSTRAP SOURCE SINK COUNT PER_SECOND PARTITION…
+    python prober.py BOOTSTRAP SOURCE SINK COUNT WARM PER_SECOND PARTITION…
 
 The two topics may be the same one. Prints JSON: the milliseconds from before a record is sent to when it is read, in
-the order of the records. Those of the first two seconds are sent besides, and left out.
+the order of the records. WARM records are sent before them, and left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 _VALUE_BYTES = 1024
 _HEAD = struct.Struct(">8sq")
 _READY_S = 60.0
-_WARM_S = 2
 _WAIT_S = 0.1
 
 
@@ -64,15 +63,14 @@ class Prober:
             }
         )
 
-    def measure(self, count: int, per_second: int) -> list[float]:
-        """Sends `count` records, after others that are not measured, and waits for all of them.
+    def measure(self, count: int, warm: int, per_second: int) -> list[float]:
+        """Sends `count` records, after `warm` others that are not measured, and waits for all of them.
 
         Raises:
             TimeoutError: a record did not come.
             ValueError: one came that is not what was sent.
         """
-        warm = 1 + _WARM_S * per_second
-        count += warm - 1
+        count += warm
         threading.Thread(target=self._read, args=(1 + count,), daemon=True).start()
         # What moves the records may still be starting, and what has just started is slow.
         self._send()
@@ -85,7 +83,7 @@ class Prober:
             self._send()
             self._producer.poll(0)
         self._wait(1 + count)
-        return [(seen - sent) * 1000 for sent, seen in zip(self._sent, self._seen, strict=True)][warm:]
+        return [(seen - sent) * 1000 for sent, seen in zip(self._sent, self._seen, strict=True)][1 + warm :]
 
     def _send(self) -> None:
         number = len(self._sent)
@@ -139,10 +137,10 @@ class Prober:
         return True
 
 
-def main(bootstrap: str, source: str, sink: str, count: str, per_second: str, *partitions: str) -> None:
+def main(bootstrap: str, source: str, sink: str, count: str, warm: str, per_second: str, *partitions: str) -> None:
     """See the docstring of the module."""
     prober = Prober(bootstrap, source, sink, [int(number) for number in partitions])
-    print(json.dumps(prober.measure(int(count), int(per_second))))
+    print(json.dumps(prober.measure(int(count), int(warm), int(per_second))))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def measured(broker: str, tmp_path_factory: pytest.TempPathFactory) -> _Measured
     options += [part for name, count in _RECORDS.items() for part in ("--records", f"{name}={count}")]
     (folder / "spark-defaults.conf").write_text(
         "spark.python.daemon.module tests.spark_daemon\nspark.sql.shuffle.partitions 1\nspark.ui.enabled false\n"
+        "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"
     )
     ended = subprocess.run(
         [sys.executable, "-m", "benchmarks.run", *options, "--repeat", "1", "--output", str(output)],
