@@ -87,7 +87,9 @@ class LaneAssembler:
         duplicates = counts.duplicates
         whole: SourceRecord | None = None
         discarded: list[Discarded] = []
-        for event in self._assembler.add(lane.partition, record, int(self._now_ms)):
+        # What a turn has read is as old as its end. The first one also has the start and the rebalance behind it.
+        now_ms = self._now_ms + (self._clock() - self._last_s) * 1000
+        for event in self._assembler.add(lane.partition, record, int(now_ms)):
             if isinstance(event, Assembled):
                 whole = _placed(record, event.record)
                 self._stats.assembled_messages += 1

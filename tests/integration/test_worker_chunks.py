@@ -241,12 +241,13 @@ def test_chunks_killed_at_random(make_chunks: MakeChunks) -> None:
             until(lambda least=before: chunks.arrived(least + 1), "records flow")  # type: ignore[misc]
             time.sleep(rng.random() / 2)  # not a wait for a condition: the moment of the kill is to be random
     send(chunks.broker, chunks.raw, records[320:])
+    with worker:
+        all_split = end_offsets(chunks.broker, chunks.raw)
+        until(lambda: committed(chunks.broker, chunks.group("split"), chunks.raw) == all_split, "all is split", 120)
     # A kill leaves the first chunks of a message without the others in the topic; those go to the dead-letter topic.
     with chunks.worker(
         chunks.split(), chunks.join(**chunks.tolerance, **{"expire.time.of.incomplete.chunked.message.ms": 2_000})
     ) as last:
-        all_split = end_offsets(chunks.broker, chunks.raw)
-        until(lambda: committed(chunks.broker, chunks.group("split"), chunks.raw) == all_split, "all is split", 120)
         all_done = end_offsets(chunks.broker, chunks.chunked)
         until(lambda: committed_of(chunks) == all_done, "all is whole, or given up", 120)
         # Each value has arrived, in order.

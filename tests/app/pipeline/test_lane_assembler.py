@@ -148,6 +148,20 @@ def test_clock_stands_while_nothing_is_read() -> None:
     assert (stats.discarded, assembler.pending, assembler.pending_bytes) == ({"expired": 1}, 0, 0)
 
 
+def test_what_a_long_turn_has_read_is_not_late() -> None:
+    """The time of a message begins when its first chunk is read, not with the turn that read it, or with the start."""
+    now_s = 100.0
+    assembler, one = LaneAssembler(SETTINGS, PipelineStats(), clock=lambda: now_s), lane()
+    now_s += 5
+    (first, *_) = chunks(0)
+    assembler.add(one, first)
+    assembler.tick(reading=True)
+    assert assembler.expire() == []
+    now_s += 1
+    assembler.tick(reading=True)
+    assert len(assembler.expire()) == 1
+
+
 def test_reserve_is_the_message_with_its_last_chunk() -> None:
     """Chunks that are pending are counted elsewhere; the last one brings the whole, where that is not too large."""
     assembler = LaneAssembler(SETTINGS, PipelineStats())
