@@ -41,7 +41,7 @@ _DROPS_OLDEST = replace(
 )
 STRATEGY = replace(
     _KEYS["large.message.strategy"],
-    doc="What a producer of aiokafka does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
+    doc="What a producer does with a large value. `offload`: it goes to the store. `chunk`: it is sent as "
     "chunks, if its topic would refuse it, and needs no store. `auto`: it goes to the store; while the store is down, "
     "it is sent as chunks, up to `chunk.max.message.bytes`.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Protocol
@@ -11,10 +12,13 @@ from transforms.assembly import Assembled, Assembler, Counts, Discarded, Limits,
 from transforms.commit_metadata import noted
 from transforms.rereading import Beginnings, Rereading
 
-__all__ = ["Place", "Polled", "Seeking", "read_again"]
+__all__ = ["OnDiscarded", "Place", "Polled", "Rereads", "Seeking"]
 
 Place = tuple[str, int]
 """A topic and the number of a partition."""
+
+OnDiscarded = Callable[[Discarded], object]
+"""What an application is called with for a message that is not whole."""
 
 
 class Polled:
@@ -53,6 +57,15 @@ class Polled:
         """The memory of their chunks."""
         return self._assembler.pending_bytes
 
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages."""
+        return {
+            "pendingChunkedMessages": self.pending,
+            "pendingChunkedBytes": self.pending_bytes,
+            "setAside": self.counts.set_aside,
+            "expired": self.counts.discarded.get("expired", 0),
+        }
+
     @property
     def waits(self) -> bool:
         """Whether the time of a message is running."""
@@ -81,7 +94,7 @@ class Polled:
                 self._discard(event)
 
     def resolve(self, reread: Reread, outcome: Assembled | Discarded | None, beginning: int | None) -> None:
-        """Takes in what `read_again` gave: `again`, or the first of `discarded`, is done with."""
+        """Takes in what `Rereads.read` gave: `again`, or the first of `discarded`, is done with."""
         if reread is self.again:
             self.again = None
             self._assembler.resolve(reread, outcome, beginning)
@@ -172,32 +185,81 @@ class Seeking(Protocol):
     def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
         """The records of a range that are still in the log; None where it has waited a moment for more."""
 
+    def close(self) -> None:
+        """Closes it."""
 
-def read_again(
-    log: Seeking, polled: Polled, reread: Reread
-) -> Generator[None, None, tuple[Assembled | Discarded | None, int | None]]:
-    """Reads a message again, in steps: yields where the caller may look at the time.
 
-    Returns:
-        `Rereading.outcome` and `Rereading.beginning`.
+_Steps = Generator[None, None, tuple[Assembled | Discarded | None, int | None]]
+
+
+class Rereads:
+    """Reads messages again, in steps that a call can end between. Belongs to one thread.
+
+    Args:
+        polled: the incomplete messages.
+        opened: opens the consumer that reads, when the first message is to be read again.
     """
-    place: Place = reread.partition  # type: ignore[assignment]  # as `Polled` gave it
-    start = reread.first
-    if reread.below is not None and reread.reason is None:
-        known = polled.beginnings(place, reread.below, log.first)
-        while (range_ := known.missing(reread.uuid)) is not None:
-            for record in log.records(place, *range_):
-                if record is None:
-                    yield
-                else:
-                    known.take(record)
-            known.searched(range_[0])
-        found = known.of(reread.uuid)
-        start = start if found is None else found
-    rereading = Rereading(polled.limits, reread)
-    for record in log.records(place, start, reread.last + 1):
-        if record is None:
-            yield
-        else:
-            rereading.take(record)
-    return rereading.outcome(), rereading.beginning
+
+    def __init__(self, polled: Polled, opened: Callable[[], Seeking]) -> None:
+        self._polled = polled
+        self._opened = opened
+        self._log: Seeking | None = None
+        self._steps: tuple[Reread, _Steps] | None = None
+
+    def read(self, reread: Reread, until_s: float) -> tuple[Assembled | Discarded | None, int | None] | None:
+        """Reads on, at least one step, until the time of `time.monotonic` is over.
+
+        Returns:
+            `Rereading.outcome` and `Rereading.beginning`; None if it is not done. After an error the next call begins
+            anew.
+        """
+        if self._steps is None or self._steps[0] is not reread:
+            self._steps = (reread, self._read(reread))
+        try:
+            while True:
+                next(self._steps[1])
+                if time.monotonic() >= until_s:
+                    return None
+        except StopIteration as end:
+            self._steps = None
+            found: tuple[Assembled | Discarded | None, int | None] = end.value
+            return found
+        except BaseException:
+            self._steps = None
+            raise
+
+    def forget(self, place: Place) -> None:
+        """Ends the reading of a message of this partition."""
+        if self._steps is not None and self._steps[0].partition == place:
+            self._steps = None
+
+    def close(self) -> None:
+        """Closes the consumer."""
+        log, self._log, self._steps = self._log, None, None
+        if log is not None:
+            log.close()
+
+    def _read(self, reread: Reread) -> _Steps:
+        if self._log is None:
+            self._log = self._opened()
+        log, polled = self._log, self._polled
+        place: Place = reread.partition  # type: ignore[assignment]  # as `Polled` gave it
+        start = reread.first
+        if reread.below is not None and reread.reason is None:
+            known = polled.beginnings(place, reread.below, log.first)
+            while (range_ := known.missing(reread.uuid)) is not None:
+                for record in log.records(place, *range_):
+                    if record is None:
+                        yield
+                    else:
+                        known.take(record)
+                known.searched(range_[0])
+            found = known.of(reread.uuid)
+            start = start if found is None else found
+        rereading = Rereading(polled.limits, reread)
+        for record in log.records(place, start, reread.last + 1):
+            if record is None:
+                yield
+            else:
+                rereading.take(record)
+        return rereading.outcome(), rereading.beginning

@@ -23,6 +23,7 @@ from aiokafka.errors import (
 from aiokafka.structs import RecordMetadata
 
 from app.chunks.keys import PRODUCER_KEYS, apart
+from app.chunks.topic_limits import check_splits
 from app.config.naming import check_name
 from app.kafka.admin import AdminClient
 from app.kafka.arguments import Arguments
@@ -32,7 +33,7 @@ from app.kafka.producer import ProducerControls
 from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
-from transforms.errors import ChunkError, ConfigurationError
+from transforms.errors import ConfigurationError
 from transforms.record import Header, Record
 
 __all__ = ["ChunkedRecordMetadata", "ChunkingProducer"]
@@ -160,7 +161,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             ChunkError: as `send`.
         """
         limit = self._limit_bytes(described)
-        self._check(topic, described, len(record.value or b""), limit)
+        check_splits(topic, described, len(record.value or b""), limit, self._message_bytes)
         pieces = Chunking(limit).split(record, str(uuid.uuid4()))
         first = await asyncio.to_thread(next, pieces)  # hashes the value
         place = TopicPartition(topic, await self._controls.partition(topic, partition, record.key))
@@ -279,13 +280,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         own = self._controls.max_request_bytes - _ESTIMATE_BYTES
         limits = (own, self._chunk_bytes, None if topic is None else topic.max_message_bytes)
         return min(limit for limit in limits if limit is not None)
-
-    def _check(self, name: str, topic: Topic | None, size: int, limit: int) -> None:
-        if size > self._message_bytes:
-            raise ChunkError(size, limit, f"chunk.max.message.bytes is {self._message_bytes:,}")
-        if topic is not None and "compact" in topic.cleanup_policy:
-            what = f"topic {name} has cleanup.policy={topic.cleanup_policy}"
-            raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")
 
     async def _topic(self, topic: str) -> Topic | None:
         """The topic as the cluster describes it; None if the cluster does not, and `chunk.max.bytes` is set."""

@@ -7,7 +7,6 @@ and their store.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,22 +19,18 @@ from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, PRODUCER_KEYS, STRATEGY, beside
 from app.chunks.producer import ChunkingProducer
 from app.chunks.whole_records import OnDiscarded, WholeRecordConsumer
-from app.config.chunking import Strategy
-from app.config.client import coerced
 from app.config.naming import check_name
 from app.kafka.arguments import Arguments
 from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.demand import Demand
-from app.serializers.large_message import LargeMessageSerializer
+from app.serializers.strategy import ASK_AGAIN_S, check_wrapper, large_serializer, strategy_of, told_unknown
 from app.serializers.threads import Threads
-from stores.keys import read
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.record import Header, Record
 from transforms.reference import VALUE, is_reference
-from transforms.wrapper import MessageWrapper
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -45,10 +40,6 @@ _PRODUCER = Arguments.of(
 _CONSUMER = Arguments.of(AIOKafkaConsumer).without("serializer")
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 _WRITTEN_KEYS = frozenset(key.name for key in PRODUCER_KEYS)
-
-_logger = logging.getLogger(__name__)
-
-_ASK_AGAIN_S = 60.0
 
 
 class SerializingProducer(ChunkingProducer):
@@ -80,7 +71,7 @@ class SerializingProducer(ChunkingProducer):
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what aiokafka would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        self._strategy = cast("Strategy", read([STRATEGY], coerced([STRATEGY], whole))[STRATEGY.name])
+        self._strategy = strategy_of(whole)
         whole.pop(STRATEGY.name, None)
         if self._strategy != "offload":
             whole.setdefault("enable.idempotence", True)
@@ -88,20 +79,8 @@ class SerializingProducer(ChunkingProducer):
         self._threads = Threads()
         self._unknown_until: dict[str, float] = {}
         with self._serializers.closed_on_error():
-            self._large = self._large_serializer()
+            self._large = large_serializer(self._strategy, self._serializers)
             super().__init__(whole)
-
-    def _large_serializer(self) -> LargeMessageSerializer | None:
-        leaves = (leaf for part, leaf in self._serializers.leaves() if part == "value")
-        large = next((leaf for leaf in leaves if isinstance(leaf, LargeMessageSerializer)), None)
-        if (self._strategy, large is None) in {("chunk", False), ("auto", True)}:
-            stages = "without" if large is None else "beside"
-            raise ConfigurationError(
-                STRATEGY.name,
-                f"found {self._strategy!r} {stages} a LargeMessageSerializer for values; allowed are offload and auto "
-                "with one, and chunk without",
-            )
-        return large
 
     def _read(self, config: Mapping[str, object], _: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         values, client = beside(PRODUCER_KEYS, config, self._serializers.client)
@@ -134,7 +113,7 @@ class SerializingProducer(ChunkingProducer):
             if value is not None or key is not None:
                 await self.partitions_for(topic)  # no payload for a topic that does not exist
                 described = await self._topic(topic)
-        _check_wrapper(topic, value, described)
+        check_wrapper(topic, value, described)
         own = list(headers or ())
         data = {"key": key, "value": value}
         for part, composable in self._serializers.parts.items():
@@ -178,29 +157,9 @@ class SerializingProducer(ChunkingProducer):
             if self._strategy == "chunk":
                 raise
             if topic not in self._unknown_until:
-                _logger.warning(
-                    "topic %s does not say what it takes, and refuses what is more than that and not over "
-                    "large.message.threshold.bytes: %s",
-                    topic,
-                    exc.__cause__ or exc.reason,
-                )
-            self._unknown_until[topic] = time.monotonic() + _ASK_AGAIN_S
+                told_unknown(topic, exc)
+            self._unknown_until[topic] = time.monotonic() + ASK_AGAIN_S
             return None
-
-
-def _check_wrapper(topic: str, value: object, described: Topic | None) -> None:
-    if (
-        isinstance(value, MessageWrapper)
-        and value.value is None
-        and described
-        and "compact" in described.cleanup_policy
-    ):
-        raise SerializationError(
-            topic,
-            "value",
-            f"found a wrapper without a value, and the topic has cleanup.policy={described.cleanup_policy}: compaction "
-            "would keep it as any other value; send None, which deletes the key",
-        )
 
 
 class DeserializingConsumer(WholeRecordConsumer):

@@ -5,14 +5,12 @@ Source: seed 000, "TTL and usage of Compacted Topic": ids should be made from th
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 
 __all__ = ["warn_if_compacted"]
 
 _logger = logging.getLogger(__name__)
-_LOOKUP_S = 30.0
 
 
 def warn_if_compacted(config: Mapping[str, object], topic: str) -> None:
@@ -23,7 +21,10 @@ def warn_if_compacted(config: Mapping[str, object], topic: str) -> None:
         topic: the topic.
     """
     try:
-        policy = asyncio.run(asyncio.wait_for(_cleanup_policy(config, topic), _LOOKUP_S))
+        # Here, as importing the serializers must import no client.
+        from app.chunks.topic_limits import described
+
+        policy = described(config, topic).cleanup_policy
     except Exception as exc:  # noqa: BLE001  # a warning that cannot be given is no reason for an error
         _logger.debug("cleanup.policy of topic %s is not known: %s: %s", topic, type(exc).__name__, exc)
         return
@@ -34,13 +35,3 @@ def warn_if_compacted(config: Mapping[str, object], topic: str) -> None:
             topic,
             policy,
         )
-
-
-async def _cleanup_policy(config: Mapping[str, object], topic: str) -> str:
-    # Here, as importing the serializers must import no client.
-    from app.config.client import embedded_client_settings
-    from app.kafka.clients import admin
-    from app.kafka.topics import topics
-
-    async with admin(embedded_client_settings(config)) as connection:
-        return (await topics(connection, [topic]))[topic].cleanup_policy

@@ -16,12 +16,15 @@ import confluent_kafka
 
 from app.chunks.discarded import warn
 from app.chunks.keys import CONSUMER_KEYS, beside, limits
-from app.chunks.polled import Polled
+from app.chunks.polled import OnDiscarded, Polled
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer, ComposableSerializer
-from app.serializers.confluent_chunks import OnDiscarded, PollingConsumer
+from app.serializers.confluent_chunks import PollingConsumer
+from app.serializers.confluent_writes import WritingProducer
 from app.serializers.librdkafka import KEYS
+from app.serializers.strategy import Oversized
 from app.serializers.threads import Threads
+from transforms.errors import ConfigurationError
 
 __all__ = [
     "AwaitedDeserializer",
@@ -34,6 +37,8 @@ __all__ = [
 
 _LIMIT = "message.max.bytes"
 _LIMIT_BYTES = 1_000_000  # librdkafka's default
+_BATCH = "batch.size"
+_BATCH_BYTES = 1_000_000  # the same
 _ASIDE = frozenset({"max.block.ms", "max.request.size"})  # Kafka's keys that only the serializers read here
 _NAMES = KEYS | _ASIDE
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
@@ -111,22 +116,38 @@ else:
     _SerializingProducer = confluent_kafka.SerializingProducer  # generic from 2.16 on
 
 
-class SerializingProducer(_Closing, _SerializingProducer):
-    """confluent-kafka's `SerializingProducer`, with the serializers and their store in its configuration.
+class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
+    """confluent-kafka's `SerializingProducer`, with serializers and store in its configuration, for values of any size.
+
+    `large.message.strategy` says what is done with a value that is over `large.message.threshold.bytes`, or whose
+    record its topic would refuse (`max.message.bytes`, which the producer asks for with the first record of more than
+    1,024 bytes, and again when the topic has refused one):
+
+        offload   the default: it goes to the store. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks; only what the topic would refuse
+        auto      it goes to the store; while the store is down, it is sent as chunks
+
+    All chunks go to one partition, in order. `on_delivery` is called once for a value: with the message of its last
+    chunk, or with the first error. With `chunk` and `auto`, `enable.idempotence` is true by default.
 
     A record without headers gets a place for those of a reference. All else is as there, errors too.
 
     Args:
-        conf: as for `producer_config`.
+        conf: as for `producer_config`, with `large.message.strategy`, `chunk.max.bytes` and `chunk.max.message.bytes`.
 
     Raises:
-        ConfigurationError: as there.
+        ConfigurationError: as there, or the strategy does not fit the stages.
     """
 
     def __init__(self, conf: Mapping[str, object]) -> None:
-        self._split = _split(conf)
+        whole = {_LIMIT: _LIMIT_BYTES, **conf}
+        oversized = Oversized(whole, _NAMES, _largest, lambda config: min(_bytes(config, _BATCH), _largest(config)))
+        self._split = oversized.serializers
         with self._split.closed_on_error():
-            super().__init__(_librdkafka(self._split))
+            self.begin(oversized, str(conf.get("partitioner", "")))
+            client = {key: value for key, value in oversized.client.items() if key not in _ASIDE}
+            parts = {f"{part}.serializer": composable for part, composable in self._split.parts.items()}
+            super().__init__({**client, **parts})
 
     def produce(  # type: ignore[override]  # as confluent-kafka's own class has it
         self,
@@ -138,7 +159,15 @@ class SerializingProducer(_Closing, _SerializingProducer):
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """As there."""
+        """As there.
+
+        Raises:
+            ChunkError: the record cannot be split, or its topic is compacted.
+            ConfigurationError: the record would be split, and the topic takes less than `batch.size`, or does not say
+                what it takes.
+            SerializationError: a wrapped null would go to a compacted topic.
+        """
+        self._oversized.check(topic, value)
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
 
     def close(self) -> bool:
@@ -147,6 +176,18 @@ class SerializingProducer(_Closing, _SerializingProducer):
             return bool(super().close()) if hasattr(super(), "close") else self.flush() == 0
         finally:
             self._split.close()
+
+
+def _largest(config: Mapping[str, object]) -> int:
+    return _bytes(config, _LIMIT)
+
+
+def _bytes(config: Mapping[str, object], name: str) -> int:
+    given = config.get(name, _BATCH_BYTES)
+    try:
+        return int(str(given))
+    except ValueError:
+        raise ConfigurationError(name, f"found {given!r}, allowed is a number of bytes") from None
 
 
 if TYPE_CHECKING:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import confluent_kafka
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from app.chunks.polled import Place, Polled, read_again
+from app.chunks.polled import OnDiscarded, Place, Polled, Rereads
 from app.kafka.source_batch import ReadRecord
-from transforms.assembly import Assembled, Counts, Discarded, Reread
+from transforms.assembly import Assembled, Counts, Reread
 from transforms.chunk import is_chunk
 from transforms.record import Header
 
-__all__ = ["OnDiscarded", "PollingConsumer"]
-
-OnDiscarded = Callable[[Discarded], object]
+__all__ = ["PollingConsumer"]
 
 _logger = logging.getLogger(__name__)
 
@@ -59,15 +57,14 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._store_s = 0.0
         self._ready: Message | None = None  # what `poll` gives next
         self._last: Message | None = None  # the last chunk of `polled.again`
-        self._steps: tuple[Reread, Generator[None, None, tuple[Assembled | Discarded | None, int | None]]] | None = None
-        self._log: _Log | None = None
         own = {key: value for key, value in config.items() if key not in _OF_MEMBERS}
-        self._log_config = {
+        log_config = {
             **own,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
         }
+        self._rereads = Rereads(polled, lambda: _Log(log_config))
         # librdkafka would store the offset of each chunk.
         return {**config, "enable.auto.offset.store": False}
 
@@ -78,18 +75,12 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def stats(self) -> dict[str, int]:
         """The incomplete messages."""
-        polled = self._polled
-        return {
-            "pendingChunkedMessages": polled.pending,
-            "pendingChunkedBytes": polled.pending_bytes,
-            "setAside": polled.counts.set_aside,
-            "expired": polled.counts.discarded.get("expired", 0),
-        }
+        return self._polled.stats()
 
     def close(self) -> None:
         """As confluent-kafka's."""
         self._store_all()
-        self._close_log()
+        self._rereads.close()
         super().close()
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -148,24 +139,13 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _read_again(self, reread: Reread, until_s: float) -> None:
         """Reads on until the time is over."""
-        if self._log is None:
-            self._log = _Log(self._log_config)
-        if self._steps is None or self._steps[0] is not reread:
-            self._steps = (reread, read_again(self._log, self._polled, reread))
-        try:
-            while True:
-                next(self._steps[1])
-                if time.monotonic() >= until_s:
-                    return
-        except StopIteration as end:
-            self._steps = None
-            outcome, beginning = end.value
-            if reread is self._polled.again and isinstance(outcome, Assembled) and self._last is not None:
-                self._ready = _whole(self._last, outcome)
-            self._polled.resolve(reread, outcome, beginning)
-        except BaseException:
-            self._steps = None  # the next call begins anew
-            raise
+        done = self._rereads.read(reread, until_s)
+        if done is None:
+            return
+        outcome, beginning = done
+        if reread is self._polled.again and isinstance(outcome, Assembled) and self._last is not None:
+            self._ready = _whole(self._last, outcome)
+        self._polled.resolve(reread, outcome, beginning)
 
     # --- positions ----------------------------------------------------------------------------------------------------
 
@@ -331,15 +311,9 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._positions.pop(place, None)
             self._sought.discard(place)
             self._paused.discard(place)
-            if self._steps is not None and self._steps[0].partition == place:
-                self._steps = None
+            self._rereads.forget(place)
             if self._ready is not None and self._ready.error() is None and _place(self._ready) == place:
                 self._ready = None
-
-    def _close_log(self) -> None:
-        log, self._log, self._steps = self._log, None, None
-        if log is not None:
-            log.close()
 
 
 class _Log:

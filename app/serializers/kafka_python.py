@@ -6,22 +6,22 @@ serializers and their store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.consumer.fetcher import ConsumerRecord
-from kafka.serializer import Serializer
 
+from app.chunks.discarded import warn
+from app.chunks.keys import CONSUMER_KEYS, beside, limits
+from app.chunks.polled import OnDiscarded, Polled
 from app.kafka.allowance import Allowance
 from app.kafka.arguments import Arguments
 from app.serializers import config as taken
-from app.serializers.composable import ComposableSerializer
 from app.serializers.demand import Demand
-from app.serializers.pieces import refused_piece
-from app.serializers.stage import Headers
-from transforms.chunk import is_chunk
-from transforms.errors import SerializationError
+from app.serializers.kafka_python_chunks import PollingConsumer
+from app.serializers.kafka_python_writes import WritingProducer, largest
+from app.serializers.strategy import Oversized
 from transforms.record import Header
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
@@ -29,45 +29,38 @@ __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 _PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG).without("serializer")
 _CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG).without("serializer")
+_CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 
 
-class _Stages(Serializer):  # type: ignore[misc]  # kafka-python has no types
-    """Serializers as a subclass of kafka-python's own class, which it requires."""
+class SerializingProducer(WritingProducer):
+    """A `KafkaProducer` whose keys and values go through serializers, for values of any size.
 
-    def __init__(self, composable: ComposableSerializer) -> None:
-        self._composable = composable
+    `large.message.strategy` says what is done with a value that is over `large.message.threshold.bytes`, or whose
+    record its topic would refuse (`max.message.bytes`, which the producer asks for with the first record of more than
+    1,024 bytes, and again when the topic has refused one):
 
-    def serialize(self, topic: str, headers: Headers, data: Any) -> bytes | None:
-        return self._composable.serialize(topic, headers, data)
+        offload   the default: it goes to the store. Needs a `LargeMessageSerializer`
+        chunk     it is sent as chunks; only what the topic would refuse
+        auto      it goes to the store; while the store is down, it is sent as chunks
 
-    def close(self) -> None:
-        self._composable.close()
-
-
-class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has no types
-    """A `KafkaProducer` whose keys and values go through serializers that may offload them, within `send`.
+    All chunks go to one partition, in order; behind one that failed, none is sent.
 
     Args:
-        config: keys with Kafka's names: the arguments of `KafkaProducer` with dots, and the keys of the serializers and
-            their store.
+        config: keys with Kafka's names: the arguments of `KafkaProducer` with dots, `large.message.strategy`,
+            `chunk.max.bytes`, `chunk.max.message.bytes`, and the keys of the serializers and their store.
         options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
 
     Raises:
-        ConfigurationError: a key is unknown or missing, or its value is wrong.
+        ConfigurationError: a key is unknown or missing, its value is wrong, or the strategy does not fit the stages.
     """
 
     def __init__(self, config: Mapping[str, object], **options: object) -> None:
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what kafka-python would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        serializers = taken.producer(whole, _PRODUCER.keys())
-        stages = {f"{part}_serializer": _Stages(composable) for part, composable in serializers.parts.items()}
-        with serializers.closed_on_error():
-            super().__init__(**_PRODUCER.read(serializers.client), **stages)
-
-    def __del__(self) -> None:
-        if hasattr(self, "config"):  # which kafka-python expects, even if the configuration was refused
-            super().__del__()
+        oversized = Oversized(whole, _PRODUCER.keys(), largest)
+        with oversized.serializers.closed_on_error():
+            super().__init__(oversized, **_PRODUCER.read(oversized.client))
 
     def send(
         self,
@@ -80,29 +73,38 @@ class SerializingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python 
     ) -> Any:
         """As `KafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
 
+        For a value in chunks, the result is the metadata of the last one.
+
         Raises:
-            SerializationError: a stage raised an error, and nothing is sent. `__cause__` is the reason; `retriable` is
-                true if another try may succeed.
+            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
+                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
+            ChunkError: the record cannot be split, or its topic is compacted.
+            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
         """
-        own = headers.copy() if isinstance(headers, list) else headers
-        return super().send(topic, value, key, own, partition, timestamp_ms)
+        return super().send(topic, value, key, headers, partition, timestamp_ms)
 
 
-class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
-    """A `KafkaConsumer` that restores references, and deserializes keys and values.
+class DeserializingConsumer(PollingConsumer):
+    """A `KafkaConsumer` that gives each record whole, plain, from a reference, or from chunks, and deserializes it.
 
     A record that cannot be restored or deserialized keeps its place (KIP-334): the records before it are delivered,
     then `poll`, or the iteration, raises a `SerializationError` with its topic, partition and offset. The next call
-    tries again; `seek` to the next offset skips the record. A chunk is such a record: it is no value, and this consumer
-    puts none together.
+    tries again; `seek` to the next offset skips the record.
+
+    A value in chunks is the record of its last chunk, with the whole value and the record's own headers. No commit,
+    automatic or not, passes the first chunk of an incomplete message; the commit's metadata notes what was given all
+    the same, so that a restart does not give it again. What memory does not hold is read again from the log, by a
+    second consumer that does not join the group.
 
     One `poll` downloads at most `fetch.max.bytes`, unless the first payload alone is larger, and begins no download
     that may end after `max.poll.interval.ms`. The next `poll` delivers the rest.
 
     Args:
-        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, and the keys of the deserializers
-            and their store.
+        config: keys with Kafka's names: the arguments of `KafkaConsumer` with dots, the keys of the deserializers and
+            their store, and those of `app.chunks.keys.CONSUMER_KEYS`.
         topics: the topics to subscribe to.
+        on_discarded: called with each message of chunks that is not whole. If it raises, `poll` raises this error, the
+            next call tries again, and no commit passes the message. By default a warning is logged.
         options: arguments in place of keys, for values that are not strings: `ssl_context`,
             `partition_assignment_strategy`.
 
@@ -110,14 +112,16 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         ConfigurationError: a key is unknown or missing, or its value is wrong.
     """
 
-    def __init__(self, config: Mapping[str, object], *topics: str, **options: object) -> None:
+    def __init__(
+        self, config: Mapping[str, object], *topics: str, on_discarded: OnDiscarded = warn, **options: object
+    ) -> None:
         whole = _CONSUMER.merged(config, options)
-        self._deserializers = taken.consumer(whole, _CONSUMER.keys())
+        self._deserializers = taken.consumer(whole, frozenset(_CONSUMER.keys()) | _CHUNK_KEYS)
         self._demand = Demand(self._deserializers)
-        # The errors that the next calls raise, if the position is still one of the offsets.
-        self._failures: dict[TopicPartition, tuple[range, SerializationError]] = {}
         with self._deserializers.closed_on_error():
-            super().__init__(*topics, **_CONSUMER.read(self._deserializers.client))
+            values, client = beside(CONSUMER_KEYS, whole, self._deserializers.client)
+            polled = Polled(limits(values), cast("int", values["chunk.lookback"]))
+            super().__init__(polled, on_discarded, *topics, **_CONSUMER.read(client))
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
         """As `KafkaConsumer.close`; then closes the deserializers and their stores."""
@@ -126,85 +130,15 @@ class DeserializingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-pytho
         finally:
             self._deserializers.close()
 
-    def poll(
-        self,
-        timeout_ms: float = 0,
-        max_records: int | None = None,
-        update_offsets: bool = True,  # noqa: FBT001, FBT002  # as there
-    ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """As `KafkaConsumer.poll`, with the records restored.
+    def _allowance(self) -> Callable[[int], bool]:
+        config = self.config
+        return Allowance(config["fetch_max_bytes"], self._demand.store_timeout_ms, config["max_poll_interval_ms"]).takes
 
-        Raises:
-            SerializationError: see the class.
-        """
-        # After an error of a deserializer of its own, in its fetcher, a `poll` of kafka-python never ends again.
-        self._raise_failure()
-        found = super().poll(timeout_ms, max_records, update_offsets)
-        delivered: dict[TopicPartition, list[ConsumerRecord]] = {tp: [] for tp in found}
-        failures: dict[TopicPartition, SerializationError] = {}
-        allowance = Allowance(
-            self.config["fetch_max_bytes"], self._demand.store_timeout_ms, self.config["max_poll_interval_ms"]
-        )
-        try:
-            for tp, records in found.items():
-                try:
-                    self._restore(records, delivered[tp], allowance)
-                except SerializationError as exc:
-                    failures[tp] = exc
-        except BaseException:  # an interrupt: nothing is delivered
-            self._give_back(found, {tp: [] for tp in found}, seek=update_offsets)
-            raise
-        self._give_back(found, delivered, seek=update_offsets)
-        self._keep(failures, delivered)
-        delivered = {tp: records for tp, records in delivered.items() if records}
-        if not delivered:
-            self._raise_failure()
-        return delivered
-
-    def _raise_failure(self) -> None:
-        while self._failures:
-            tp, (offsets, error) = self._failures.popitem()
-            if tp in self.assignment() - self.paused() and self.position(tp, timeout_ms=0) in offsets:
-                raise error
-
-    def _restore(self, records: list[ConsumerRecord], into: list[ConsumerRecord], allowance: Allowance) -> None:
-        for record in records:
-            size = self._demand.restored_bytes(record.key, record.value, record.headers)
-            if size is not None and not allowance.takes(size):
-                return
-            into.append(self._restored(record))
+    def _restored_bytes(self, record: ConsumerRecord) -> int | None:
+        return self._demand.restored_bytes(record.key, record.value, record.headers)
 
     def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
-        if record.headers and is_chunk(record.headers):
-            error = refused_piece("DeserializingConsumer of kafka-python", record.topic, record.headers)
-            raise error.at(record.partition, record.offset)
         if not self._deserializers.parts:
             return record
         found, headers = taken.deserialized(self._deserializers, record)
         return record._replace(**found, headers=headers)
-
-    def _give_back(
-        self,
-        found: Mapping[TopicPartition, list[ConsumerRecord]],
-        delivered: Mapping[TopicPartition, list[ConsumerRecord]],
-        *,
-        seek: bool,
-    ) -> None:
-        """Lets the next call begin with the records that are not delivered; an iteration moves positions by itself."""
-        for tp, records in found.items():
-            count = len(delivered[tp])
-            if seek and count < len(records):
-                self.seek(tp, records[count].offset)
-
-    def _keep(
-        self,
-        failures: Mapping[TopicPartition, SerializationError],
-        delivered: Mapping[TopicPartition, list[ConsumerRecord]],
-    ) -> None:
-        for tp, error in failures.items():
-            assert error.offset is not None
-            before = delivered[tp]
-            if not before:
-                self.seek(tp, error.offset)  # the position may be lower: compaction leaves gaps
-            first = before[-1].offset + 1 if before else error.offset
-            self._failures[tp] = range(first, error.offset + 1), error

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from confluent_kafka import Consumer, TopicPartition
+
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings, Settings
@@ -16,12 +18,13 @@ from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
-from tests.integration.topics import Found, Sent, marks, read_all, send
+from tests.integration.topics import Found, Sent, read_all, send
 from transforms.identifiers import transactional_id
 
 __all__ = ["EARLY", "LONG", "STAMP", "Life", "Line", "MakeLine", "keys", "records"]
 
 STAMP = 1_700_000_000_000
+_STABLE_S = 30.0
 # A transaction ends because all that is at hand is in it, or with the flow.
 EARLY = {"transaction.boundary.interval.ms": 800_000, "producer.transaction.timeout.ms": 900_000}
 # Nothing but the end of the flow ends a transaction.
@@ -112,8 +115,18 @@ class Line:
         return (await asyncio.to_thread(read_all, self.broker, topic or self.sink, isolation)).get(0, [])
 
     async def committed(self) -> tuple[int, str]:
-        """What is committed of partition 0: the offset, and what stands beside it."""
-        return (await asyncio.to_thread(marks, self.broker, self.pipeline.group_id, self.source))[0]
+        """What is committed of partition 0: the offset, and what stands beside it.
+
+        A transaction has ended when its end is in the log, and its offset is seen a moment later: this waits for that
+        (`require_stable` of KIP-447, which librdkafka asks for).
+        """
+        return await asyncio.to_thread(self._stable)
+
+    def _stable(self) -> tuple[int, str]:
+        with Consumer({"bootstrap.servers": self.broker, "group.id": self.pipeline.group_id}) as consumer:
+            (found,) = consumer.committed([TopicPartition(self.source, 0)], timeout=_STABLE_S)
+        assert found.error is None
+        return max(0, found.offset), found.metadata or ""
 
 
 MakeLine = Callable[..., Line]

@@ -31,9 +31,7 @@ from tests.integration.client_stores import CuttableWay, GatedStore, delete_payl
 from tests.integration.topics import committed, read_all
 from tests.integration.way import MakeTopic
 from tests.s3_server import S3Server
-from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, PayloadNotFoundError, PayloadStoreError, SerializationError
-from transforms.record import Record
 
 _LONG_S = 30.0
 
@@ -190,24 +188,6 @@ def test_a_missing_payload_is_told_and_passed(broker: str, make_topic: MakeTopic
                 assert consumer.position(tp) == 2
         consumer.seek(tp, 3)
         assert next(consumer).value == b"3"
-
-
-def test_a_piece_is_no_value(broker: str, make_topic: MakeTopic) -> None:
-    """A chunk keeps its place, with an error that says what reads it, also where no deserializer is configured."""
-    topic = make_topic()
-    (first, *_) = Chunking(1_000).split(Record(b"k", bytes(3_000)), "an-id")
-    with SerializingProducer({"bootstrap.servers": broker}) as producer:
-        for record in (Record(b"k", b"before"), first, Record(b"k", b"after")):
-            producer.send(topic, record.value, record.key, list(record.headers))
-    with DeserializingConsumer({"bootstrap.servers": broker, "auto.offset.reset": "earliest"}, topic) as consumer:
-        ((tp, records),) = many(consumer).items()
-        assert [record.value for record in records] == [b"before"]
-        for _ in range(2):
-            with pytest.raises(SerializationError, match=r"piece of a message, chunk.id 0 .*aiokafka or .confluent"):
-                many(consumer)
-        assert consumer.position(tp) == 1
-        consumer.seek(tp, 2)
-        assert [record.value for record in many(consumer)[tp]] == [b"after"]
 
 
 def test_a_store_that_is_down_comes_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:

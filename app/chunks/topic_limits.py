@@ -1,0 +1,95 @@
+"""What topics take, for a producer without an event loop: asked once, and again when a topic refuses a record."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from app.config.client import embedded_client_settings
+from app.kafka.clients import ClusterError, admin
+from app.kafka.topics import Topic, topics
+from transforms.errors import ChunkError, ConfigurationError
+
+__all__ = ["TopicLimits", "check_splits", "described"]
+
+_LOOKUP_S = 30.0
+
+
+class TopicLimits:
+    """Topics as the cluster describes them. Several threads may use one object.
+
+    Args:
+        config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._config = config
+        self._known: dict[str, Topic] = {}
+        self._lock = threading.Lock()
+
+    def of(self, topic: str) -> Topic:
+        """The topic; waits for the answer where it was not asked before.
+
+        Raises:
+            ConfigurationError: the topic does not exist, or the cluster does not describe it.
+        """
+        found = self._known.get(topic)
+        if found is None:
+            with self._lock:
+                found = self._known.get(topic) or self._asked(topic)
+                self._known[topic] = found
+        return found
+
+    def forget(self, topic: str) -> None:
+        """Has the topic asked again."""
+        self._known.pop(topic, None)
+
+    def _asked(self, topic: str) -> Topic:
+        try:
+            # A thread of its own, since this one may have an event loop that runs.
+            with ThreadPoolExecutor(1, "topic-limits") as pool:
+                return pool.submit(described, self._config, topic).result()
+        except (ConfigurationError, ClusterError, KeyError, OSError, TimeoutError) as exc:
+            reason = f"topic {topic} does not exist" if isinstance(exc, KeyError) else str(exc) or type(exc).__name__
+            raise ConfigurationError(
+                "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"
+            ) from exc
+
+
+def described(config: Mapping[str, object], topic: str) -> Topic:
+    """The topic as the cluster describes it; waits for the answer: for a thread without an event loop.
+
+    Raises:
+        ClusterError: the cluster did not answer.
+        ConfigurationError: the cluster cannot be reached, or the user may not describe the topic.
+        KeyError: it does not exist.
+        TimeoutError: the answer took too long.
+    """
+    return asyncio.run(asyncio.wait_for(_described(config, topic), _LOOKUP_S))
+
+
+async def _described(config: Mapping[str, object], topic: str) -> Topic:
+    async with admin(embedded_client_settings(config)) as connection:
+        return (await topics(connection, [topic]))[topic]
+
+
+def check_splits(name: str, topic: Topic | None, size: int, limit: int, most: int) -> None:
+    """Refuses what a producer must not write as chunks.
+
+    Args:
+        name: of the topic.
+        topic: as the cluster describes it; None if it does not.
+        size: of the value, in bytes.
+        limit: the most bytes of one chunk.
+        most: `chunk.max.message.bytes`.
+
+    Raises:
+        ChunkError: the value is longer than `most`, or the topic is compacted.
+    """
+    if size > most:
+        raise ChunkError(size, limit, f"chunk.max.message.bytes is {most:,}")
+    if topic is not None and "compact" in topic.cleanup_policy:
+        what = f"topic {name} has cleanup.policy={topic.cleanup_policy}"
+        raise ChunkError(size, limit, f"{what}, and a chunk would be compacted away by the next one of its key")

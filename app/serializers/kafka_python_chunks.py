@@ -1,0 +1,518 @@
+"""kafka-python's consumer with chunks: `poll` gives whole records, and no commit passes an incomplete one."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from app.chunks.polled import OnDiscarded, Place, Polled, Rereads
+from app.kafka.source_batch import ReadRecord
+from transforms.assembly import Assembled, Counts, Reread
+from transforms.chunk import is_chunk
+from transforms.errors import SerializationError
+
+__all__ = ["PollingConsumer"]
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
+_LONG_LOOK_S = 60.0
+_STEP_MS = 200
+_REQUEST_MS = 30_000
+# These are of a member of a group, or would be called twice.
+_OF_MEMBERS = frozenset(
+    {
+        "group_id",
+        "group_instance_id",
+        "metric_reporters",
+        "partition_assignment_strategy",
+        "default_offset_commit_callback",
+    }
+)
+
+
+class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
+    """The `poll`, the positions and the commits of our `DeserializingConsumer`: records are whole.
+
+    It commits by itself where kafka-python would (`enable_auto_commit`): each `auto_commit_interval_ms` within `poll`,
+    before its partitions go, and when it is closed. For one thread, as kafka-python's.
+
+    Args:
+        polled: the incomplete messages.
+        on_discarded: called with each discarded message.
+        topics: the topics to subscribe to.
+        arguments: of kafka-python's own class.
+    """
+
+    def __init__(self, polled: Polled, on_discarded: OnDiscarded, *topics: str, **arguments: Any) -> None:
+        self._polled, self._on_discarded = polled, on_discarded
+        self._buffer: dict[TopicPartition, deque[ConsumerRecord]] = {}  # restored, and not given yet
+        # The record that a position is at, if its chunk is taken already: None if it completed nothing.
+        self._taken: dict[TopicPartition, tuple[int, ConsumerRecord | None]] = {}
+        self._failures: dict[TopicPartition, SerializationError] = {}
+        self._last: tuple[TopicPartition, ConsumerRecord] | None = None  # the last chunk of `polled.again`
+        self._begun: set[TopicPartition] = set()  # of which a record came
+        self._sought: set[TopicPartition] = set()  # whose position the application has set
+        self._gone: deque[TopicPartition] = deque()  # that left while a call was under way; kafka-python's thread adds
+        self._safe: Mapping[TopicPartition, OffsetAndMetadata] = {}  # what kafka-python's thread commits
+        self._ended = False
+        wanted = arguments.get("enable_auto_commit", KafkaConsumer.DEFAULT_CONFIG["enable_auto_commit"])
+        self._commits = bool(wanted) and arguments.get("group_id") is not None
+        interval_ms = arguments.get("auto_commit_interval_ms", KafkaConsumer.DEFAULT_CONFIG["auto_commit_interval_ms"])
+        self._commit_every_s = interval_ms / 1000
+        self._commit_s = time.monotonic() + self._commit_every_s
+        own = {name: value for name, value in arguments.items() if name not in _OF_MEMBERS}
+        log_arguments = {**own, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
+        self._rereads = Rereads(polled, lambda: _Log(log_arguments))
+        super().__init__(**{**arguments, "enable_auto_commit": False})
+        if topics:
+            self.subscribe(topics)
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._polled.counts
+
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages."""
+        return self._polled.stats()
+
+    def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:  # noqa: FBT001, FBT002  # as there
+        """As `KafkaConsumer.close`."""
+        if self._ended:
+            return
+        self._ended = True
+        self._rereads.close()
+        if not autocommit:
+            self._commits = False
+        if self._commits:
+            try:
+                self.commit(timeout_ms=self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
+            except KafkaError as exc:
+                _logger.warning("the offsets were not committed when the consumer was closed: %s", exc)
+            self._commits = False
+        super().close(autocommit, timeout_ms)
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """As `KafkaConsumer.poll`; goes on waiting, up to the time-out, if it reads only chunks.
+
+        Raises:
+            SerializationError: a record cannot be restored; see `DeserializingConsumer`.
+        """
+        if timeout_ms < 0:
+            raise ValueError("Timeout must not be negative")
+        self._fill(time.monotonic() + timeout_ms / 1000, max_records)
+        given = {tp: list(self._buffer.pop(tp)) for tp in self._fetchable(self._buffer)}
+        self._note(given)
+        return given
+
+    def __iter__(self) -> PollingConsumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record; ends when none came for `consumer_timeout_ms`, or the consumer is closed.
+
+        Raises:
+            SerializationError: as `poll`.
+        """
+        wait_ms = self.config["consumer_timeout_ms"]
+        until_s = math.inf if wait_ms < 0 else time.monotonic() + wait_ms / 1000
+        while not self._ended:
+            self._fill(until_s, None)
+            for tp in self._fetchable(self._buffer):
+                records = self._buffer[tp]
+                record = records.popleft()
+                if not records:
+                    del self._buffer[tp]
+                self._note([tp])
+                return record
+            if time.monotonic() >= until_s:
+                break
+        raise StopIteration
+
+    def _fetchable(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        wanted = self.assignment() - self.paused()
+        return [tp for tp in partitions if tp in wanted]
+
+    def _fill(self, until_s: float, max_records: int | None) -> None:
+        """Sees to it that there are records to give, if any come until then.
+
+        Raises:
+            SerializationError: the next record of a partition cannot be restored, and no others are there to give.
+        """
+        self._drop_gone()
+        while not self._fetchable(self._buffer):
+            for tp in self._fetchable(self._failures):
+                raise self._failures.pop(tp)
+            self._commit_in_time()
+            if self._advance(until_s):
+                self._take_all(self._polled_records(self._wait_s(until_s), max_records))
+            if time.monotonic() >= until_s and not self._fetchable(self._failures):
+                return
+
+    def _wait_s(self, until_s: float) -> float:
+        """How long a poll may wait: until then, or until there is something else to look after.
+
+        No shorter: a poll of kafka-python 3.0.12 whose time is over while it joins may leave it outside for minutes
+        (tried: one new group in fifty, with 100 ms).
+        """
+        now_s = time.monotonic()
+        waits_s = [until_s - now_s, _LOOK_S if self._polled.waits else _LONG_LOOK_S]
+        if self._commits:
+            waits_s.append(self._commit_s - now_s)
+        return max(0.0, min(waits_s))
+
+    def _advance(self, until_s: float) -> bool:
+        """One step: discarded messages go first, then what is to be read again. Whether there is neither."""
+        polled = self._polled
+        if polled.discarded:
+            place, discarded = polled.discarded[0]
+            if isinstance(discarded, Reread):
+                self._read_again(discarded, until_s)
+                return False
+            self._on_discarded(discarded)  # if it raises an error, the next call tries again
+            if polled.discarded and polled.discarded[0][1] is discarded:  # the callback may have sought
+                polled.discarded.popleft()
+            self._note([TopicPartition(*place)])
+            return False
+        if polled.again is not None:
+            self._read_again(polled.again, until_s)
+            return False
+        return True
+
+    def _polled_records(self, wait_s: float, max_records: int | None) -> Mapping[TopicPartition, list[ConsumerRecord]]:
+        since_s, counts = time.monotonic(), self._polled.waits
+        found: Mapping[TopicPartition, list[ConsumerRecord]] = super().poll(wait_s * 1000, max_records)
+        self._drop_gone()
+        if counts:
+            places = [_place(tp) for tp in self._begun - self.paused()]
+            self._polled.count(places, time.monotonic() - since_s)
+        return found
+
+    def _take_all(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
+        """Fills the buffer; the next call begins with the first record of each partition that is not in it."""
+        left = {tp: deque(records) for tp, records in found.items()}
+        takes = self._allowance()
+        try:
+            for tp, records in left.items():
+                while records and not self._blocked() and self._take(tp, records[0], takes):
+                    records.popleft()
+        finally:  # also after an interrupt
+            for tp, records in left.items():
+                if records:
+                    with contextlib.suppress(ValueError):  # it has gone meanwhile
+                        super().seek(tp, records[0].offset)
+
+    def _blocked(self) -> bool:
+        """Whether something has to be done before the next record."""
+        return self._polled.again is not None or bool(self._polled.discarded)
+
+    def _take(self, tp: TopicPartition, record: ConsumerRecord, takes: Callable[[int], bool]) -> bool:
+        """Takes the next record of a partition; False if it has to wait, or cannot be restored."""
+        offset, raw = self._taken.get(tp, (-1, None))
+        if offset != record.offset:
+            raw = self._whole(tp, record)
+            if self._polled.again is not None:
+                self._last = (tp, record)
+                return False
+        if raw is not None:
+            size = self._restored_bytes(raw)
+            if size is not None and not takes(size):
+                return False
+            try:
+                restored = self._restored(raw)
+            except SerializationError as exc:
+                self._failures[tp] = exc
+                return False
+            self._buffer.setdefault(tp, deque()).append(restored)
+        self._taken.pop(tp, None)
+        return True
+
+    def _whole(self, tp: TopicPartition, record: ConsumerRecord) -> ConsumerRecord | None:
+        """The record, or the message that is whole with it; None if it is a chunk that completes nothing."""
+        place = _place(tp)
+        if tp not in self._begun:
+            self._resume(tp, record.offset)
+        if not is_chunk(record.headers):
+            return None if self._polled.delivered(place, record.offset) else record
+        whole = self._polled.take(_record(record))
+        if whole is None:
+            return None
+        found = _assembled(record, whole)
+        self._taken[tp] = record.offset, found
+        return found
+
+    def _read_again(self, reread: Reread, until_s: float) -> None:
+        """Reads on until the time is over."""
+        done = self._rereads.read(reread, until_s)
+        if done is None:
+            return
+        outcome, beginning = done
+        if reread is self._polled.again and self._last is not None:
+            tp, record = self._last
+            found = _assembled(record, outcome) if isinstance(outcome, Assembled) else None
+            self._taken[tp] = record.offset, found
+        self._polled.resolve(reread, outcome, beginning)
+
+    # --- what a subclass restores -------------------------------------------------------------------------------------
+
+    def _allowance(self) -> Callable[[int], bool]:
+        """What says whether one call may download so many bytes more."""
+        raise NotImplementedError
+
+    def _restored_bytes(self, record: ConsumerRecord) -> int | None:
+        """The most bytes that a record downloads; None if it downloads nothing."""
+        raise NotImplementedError
+
+    def _restored(self, record: ConsumerRecord) -> ConsumerRecord:
+        """The record that is given in place of a whole one.
+
+        Raises:
+            SerializationError: it cannot be restored.
+        """
+        raise NotImplementedError
+
+    # --- positions ----------------------------------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition, timeout_ms: float | None = None) -> int | None:
+        """As kafka-python's: the offset from which the next records are given.
+
+        If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk.
+        """
+        found = super().position(partition, timeout_ms)
+        return None if found is None else self._polled.position(_place(partition), self._given(partition, found))
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole."""
+        super().seek(partition, offset)
+        self._seek_told([partition])
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """As kafka-python's."""
+        super().seek_to_beginning(*partitions)
+        self._seek_told(partitions or self.assignment())
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """As kafka-python's."""
+        super().seek_to_end(*partitions)
+        self._seek_told(partitions or self.assignment())
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_ms: float | None = None
+    ) -> None:
+        """As kafka-python's; no offset passes the first chunk of an incomplete message."""
+        super().commit(self._told(offsets), timeout_ms)
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
+        callback: Callable[..., object] | None = None,
+    ) -> Any:
+        """As kafka-python's; no offset passes the first chunk of an incomplete message."""
+        return super().commit_async(self._told(offsets), callback)
+
+    def _seek_told(self, partitions: Iterable[TopicPartition]) -> None:
+        self._forget(partitions)
+        self._sought.update(partitions)
+
+    def _told(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        if offsets is None:
+            return self._told_of(self.assignment())
+        return {tp: self._safe_at(tp, told.offset, told.metadata or "") for tp, told in offsets.items()}
+
+    def _safe_at(self, tp: TopicPartition, offset: int, metadata: str = "") -> OffsetAndMetadata:
+        safe, noted = self._polled.safe(_place(tp), self._given(tp, offset), metadata)
+        return OffsetAndMetadata(safe, noted, -1)
+
+    def _given(self, tp: TopicPartition, offset: int) -> int:
+        """`offset`, or that of the first record of the partition that was not given yet."""
+        records = self._buffer.get(tp)
+        return min(offset, records[0].offset) if records else offset
+
+    def _note(self, given: Iterable[TopicPartition]) -> None:
+        """Has what was given committed before a rebalance, too."""
+        if self._commits:
+            self._safe = {**self._safe, **self._told_of(self._fetchable(given))}
+
+    def _told_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        found = {}
+        for tp in partitions:
+            records = self._buffer.get(tp)
+            offset = records[0].offset if records else super().position(tp, timeout_ms=0)
+            if offset is not None:
+                found[tp] = self._safe_at(tp, offset)
+        return found
+
+    def _commit_in_time(self) -> None:
+        if time.monotonic() >= self._commit_s:
+            self._commit_now()
+            self._commit_s = time.monotonic() + self._commit_every_s
+
+    def _resume(self, tp: TopicPartition, offset: int) -> None:
+        """Takes in what the commit notes at which a partition begins; without it records may come again."""
+        self._begun.add(tp)
+        place = _place(tp)
+        self._polled.begin(place, offset)
+        if tp in self._sought or self.config["group_id"] is None:
+            return
+        try:
+            committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
+        except KafkaError as exc:
+            _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
+            return
+        if committed is not None and 0 <= committed.offset <= offset:  # else reading did not begin there
+            self._polled.resume(place, committed.metadata)
+
+    # --- assignments --------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
+    ) -> None:
+        """As kafka-python's."""
+        super().subscribe(topics, pattern, _Listener(self._leave, self._gone.extend, listener))
+
+    def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """As kafka-python's."""
+        self._commit_now()
+        gone = self.assignment() - set(partitions)
+        super().assign(partitions)
+        self._forget(gone)
+
+    def unsubscribe(self) -> None:
+        """As kafka-python's."""
+        self._commit_now()
+        gone = self.assignment()
+        super().unsubscribe()
+        self._forget(gone)
+
+    def _commit_now(self) -> None:
+        if self._commits and self.assignment():
+            self.commit_async(callback=_told_on_error)
+
+    async def _leave(self, partitions: Collection[TopicPartition]) -> None:
+        """Commits before partitions go, on kafka-python's thread."""
+        safe = {tp: told for tp, told in self._safe.items() if tp in partitions}
+        if self._commits and safe:
+            try:
+                await super().commit_async(safe)
+            except KafkaError as exc:
+                _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
+
+    def _drop_gone(self) -> None:
+        while self._gone:
+            self._forget([self._gone.popleft()])
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        gone = set(partitions)
+        for tp in gone:
+            place = _place(tp)
+            self._polled.clear(place)
+            self._rereads.forget(place)
+            for each in (self._buffer, self._taken, self._failures):
+                each.pop(tp, None)
+            self._begun.discard(tp)
+            self._sought.discard(tp)
+        self._safe = {tp: told for tp, told in self._safe.items() if tp not in gone}
+
+
+class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Commits before the application's own listener is called, and tells of partitions that are gone after it."""
+
+    def __init__(
+        self,
+        leave: Callable[[Collection[TopicPartition]], Any],
+        gone: Callable[[Iterable[TopicPartition]], object],
+        own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None,
+    ) -> None:
+        self._leave, self._gone, self._own = leave, gone, own
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        await self._leave(revoked)
+        await self._call("on_partitions_revoked", revoked, gone=True)
+
+    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
+        await self._call("on_partitions_lost", lost, gone=True)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        await self._call("on_partitions_assigned", assigned, gone=False)
+
+    async def _call(self, name: str, partitions: Collection[TopicPartition], *, gone: bool) -> None:
+        try:
+            if self._own is not None:
+                result = getattr(self._own, name)(partitions)
+                if inspect.isawaitable(result):
+                    await result
+        finally:
+            if gone:
+                self._gone(partitions)
+
+
+class _Log:
+    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.polled.Seeking`."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._consumer = KafkaConsumer(**arguments)
+
+    def first(self, place: Place) -> int:
+        tp = TopicPartition(*place)
+        found: int = self._consumer.beginning_offsets([tp], timeout_ms=_REQUEST_MS)[tp]
+        return found
+
+    def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
+        tp = TopicPartition(*place)
+        self._consumer.assign([tp])
+        self._consumer.seek(tp, start)
+        # What was read has been in the log. If it ends before `end` now, that was taken out of it.
+        end = min(end, self._consumer.end_offsets([tp], timeout_ms=_REQUEST_MS)[tp])
+        while (self._consumer.position(tp, timeout_ms=_REQUEST_MS) or 0) < end:
+            found = self._consumer.poll(_STEP_MS).get(tp, [])
+            if not found:
+                yield None
+            for record in found:
+                if record.offset >= end:
+                    return
+                yield _record(record)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _told_on_error(_: object, response: object) -> None:
+    if isinstance(response, Exception):
+        _logger.warning("an automatic commit failed, and is tried again: %s", response)
+
+
+def _place(tp: TopicPartition) -> Place:
+    return tp.topic, tp.partition
+
+
+def _record(record: ConsumerRecord) -> ReadRecord:
+    headers = tuple(record.headers)
+    return ReadRecord(
+        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, headers
+    )
+
+
+def _assembled(last: ConsumerRecord, message: Assembled) -> ConsumerRecord:
+    """The message in the place of its last chunk."""
+    whole = message.record
+    return last._replace(value=whole.value, headers=list(whole.headers), serialized_value_size=len(whole.value or b""))

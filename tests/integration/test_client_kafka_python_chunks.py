@@ -1,0 +1,357 @@
+"""kafka-python's consumer for whatever a topic holds: chunks are put together, nothing is lost, commits are safe."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka.consumer.fetcher import ConsumerRecord
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from app.chunks import Discarded
+from app.serializers import ConfigurationError, LargeMessageDeserializer
+from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
+from tests.integration.client_config import LARGE, Config, on_s3, producing
+from tests.integration.test_client_chunks import committed, pieces, value_of, write
+from tests.integration.test_client_chunks_reread import delete_up_to, interleaved
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import until
+from tests.s3_server import S3Server
+from transforms.commit_metadata import Noted, noted
+from transforms.errors import SerializationError
+from transforms.record import Record
+
+TIGHT: Config = {"max.pending.chunked.message": 1}
+_LONG_S = 30.0
+
+
+@contextmanager
+def consuming(
+    broker: str, topic: str, found: list[Discarded] | None = None, **more: Any
+) -> Iterator[DeserializingConsumer]:
+    """A consumer that reads one topic from the beginning, or from where its group is."""
+    base = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest"}
+    config = {**base, "enable.auto.commit": False, **more}
+    on_discarded = (lambda _: None) if found is None else found.append
+    with DeserializingConsumer(config, topic, on_discarded=on_discarded) as consumer:
+        yield consumer
+
+
+def polled(consumer: DeserializingConsumer, count: int, most: int | None = None) -> list[ConsumerRecord]:
+    """What the polls give, until it is `count` records at least."""
+    found: list[ConsumerRecord] = []
+    until_s = time.monotonic() + _LONG_S
+    while len(found) < count:
+        assert time.monotonic() < until_s, f"only {found} came"
+        for records in consumer.poll(1_000, most).values():
+            found += records
+    return found
+
+
+def values(consumer: DeserializingConsumer, count: int) -> list[Any]:
+    """The next values, one record a poll."""
+    return [polled(consumer, 1, 1)[0].value for _ in range(count)]
+
+
+@pytest.mark.parametrize("way", ["poll", "iterate"])
+async def test_plain_references_and_chunks(broker: str, versitygw: S3Server, make_topic: MakeTopic, way: str) -> None:
+    """Every value comes whole and in order, with its own headers; a message of chunks has the last one's offset."""
+    topic = make_topic()
+    store: Config = on_s3(versitygw)
+    with SerializingProducer(producing(broker, store)) as producer:
+        producer.send(topic, LARGE, b"k")
+    chunks = pieces("u", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"plain"), *chunks, Record(b"k", None)])
+    more = {"value.deserializer": LargeMessageDeserializer, "consumer.timeout.ms": 10_000, **store}
+    with consuming(broker, topic, [], **more) as consumer:
+        records = polled(consumer, 4) if way == "poll" else [next(consumer) for _ in range(4)]
+        assert [each.value for each in records] == [LARGE, b"plain", value_of(3_000, 1), None]
+        assert (records[2].offset, records[2].headers, records[2].key) == (1 + len(chunks), [], b"k")
+        assert consumer.counts.assembled == 1
+        assert consumer.position(TopicPartition(topic, 0)) == 3 + len(chunks)
+        assert consumer.poll(100) == {}
+
+
+async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic) -> None:
+    """What does not fit is read again; nothing is discarded, and the order is that of the last chunks."""
+    topic = make_topic()
+    messages = [pieces(f"u{n}", 3_000, n) for n in range(8)]
+    await write(broker, topic, list(interleaved(messages, 3)))
+    found: list[Discarded] = []
+    with consuming(broker, topic, found, **TIGHT) as consumer:
+        got = polled(consumer, 8)
+        assert consumer.counts.set_aside > 2
+        assert consumer.stats()["pendingChunkedBytes"] == 0
+    assert {each.value for each in got} == {value_of(3_000, n) for n in range(8)}
+    assert [each.offset for each in got] == sorted(each.offset for each in got)
+    assert found == []
+
+
+@pytest.mark.parametrize("kept", ["commit", "auto", "iterate", "offsets", "position"])
+async def test_restart_anywhere(broker: str, make_topic: MakeTopic, kept: str) -> None:
+    """A consumer that begins anew after every two records gets each once, wherever it keeps its offsets."""
+    topic = make_topic()
+    place = TopicPartition(topic, 0)
+    plain = [[Record(b"k", b"%d" % n)] for n in range(4)]
+    await write(broker, topic, list(interleaved([pieces(f"u{n}", 3_000, n) for n in range(4)] + plain, 5)))
+    expected = {value_of(3_000, n) for n in range(4)} | {b"%d" % n for n in range(4)}
+    got: list[Any] = []
+    found: list[Discarded] = []
+    position: int | None = 0
+    while len(got) < len(expected):
+        more: Config = {**TIGHT, "enable.auto.commit": kept in {"auto", "iterate"}}
+        with consuming(broker, topic, found, **more) as consumer:
+            if kept == "position":
+                consumer.unsubscribe()
+                consumer.assign([place])
+                assert position is not None
+                consumer.seek(place, position)
+            for _ in range(2):
+                record = next(consumer) if kept == "iterate" else polled(consumer, 1, 1)[0]
+                got.append(record.value)
+                if kept == "offsets":
+                    consumer.commit({place: OffsetAndMetadata(record.offset + 1, "", -1)})
+                position = consumer.position(place)
+            if kept == "commit":
+                consumer.commit()
+    assert len(got) == len(expected)
+    assert set(got) == expected
+    assert found == []
+
+
+async def test_commit_holds(broker: str, make_topic: MakeTopic) -> None:
+    """No commit passes a message that is not whole; its metadata says how far records were given."""
+    topic = make_topic()
+    place = TopicPartition(topic, 0)
+    slow = pieces("slow", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"a"), slow[0], Record(b"k", b"b"), slow[1]])
+    with consuming(broker, topic) as consumer:
+        assert [each.value for each in polled(consumer, 2)] == [b"a", b"b"]
+        assert consumer.poll(1_000) == {}
+        consumer.commit({place: OffsetAndMetadata(4, "", -1)})
+        commit = await committed(broker, f"{topic}-g", topic)
+        assert (commit.offset, noted(commit.metadata)) == (1, Noted(4))
+        consumer.seek(place, 0)
+        assert values(consumer, 1) == [b"a"]
+    await write(broker, topic, slow[2:])
+    with consuming(broker, topic) as consumer:
+        assert values(consumer, 1) == [value_of(3_000, 1)]
+
+
+async def test_commits_while_a_call_waits(broker: str, make_topic: MakeTopic) -> None:
+    """An automatic commit has what was given, not what is fetched; an iteration commits while it waits."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(3)])
+    more: Config = {"enable.auto.commit": True, "auto.commit.interval.ms": 100, "consumer.timeout.ms": 3_000}
+    with consuming(broker, topic, **more) as consumer:
+        assert [next(consumer).value for _ in range(2)] == [b"0", b"1"]
+        assert consumer.position(TopicPartition(topic, 0)) == 2
+        consumer.commit()
+        assert (await committed(broker, f"{topic}-g", topic)).offset == 2
+        assert [record.value for record in consumer] == [b"2"]
+        assert (await committed(broker, f"{topic}-g", topic)).offset == 3
+
+
+async def test_discarded_messages(broker: str, make_topic: MakeTopic) -> None:
+    """The callback has them before what lies behind; while it fails, they come again, and no commit passes them."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [chunks[0], chunks[2], Record(b"k", b"end"), *pieces("late", 3_000)[:2]])
+    seen: list[Discarded] = []
+
+    def discarded(message: Discarded) -> None:
+        seen.append(message)
+        if len(seen) == 1:
+            raise OSError("no dead-letter topic")
+
+    config = {
+        "bootstrap.servers": broker,
+        "group.id": topic,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "expire.time.of.incomplete.chunked.message.ms": 300,
+    }
+    with DeserializingConsumer(config, topic, on_discarded=discarded) as consumer:
+        with pytest.raises(OSError, match="no dead-letter topic"):
+            polled(consumer, 1)
+        consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(2, "", -1)})
+        assert (await committed(broker, topic, topic)).offset == 0
+        assert values(consumer, 1) == [b"end"]
+        until(lambda: consumer.poll(200) == {} and len(seen) == 3, "the other one has expired")
+        consumer.commit()
+    told = [(each.reason, [record.offset for record in each.records]) for each in seen]
+    assert told == [("out-of-order", [0, 1])] * 2 + [("expired", [3, 4])]
+    assert (await committed(broker, topic, topic)).offset == 5
+
+
+async def test_a_callback_that_seeks(broker: str, make_topic: MakeTopic) -> None:
+    """A discarded message that the callback wants to read again comes again; nothing else is passed over."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000)
+    await write(broker, topic, [chunks[0], chunks[2], Record(b"k", b"end")])
+    seen: list[str] = []
+    config = {"bootstrap.servers": broker, "group.id": topic, "auto.offset.reset": "earliest"}
+
+    def discarded(message: Discarded) -> None:
+        seen.append(message.reason)
+        if len(seen) == 1:
+            consumer.seek(TopicPartition(topic, 0), 0)
+
+    with DeserializingConsumer(config, topic, on_discarded=discarded) as consumer:
+        assert values(consumer, 1) == [b"end"]
+    assert seen == ["out-of-order"] * 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_listener_of_the_application(broker: str, make_topic: MakeTopic, asynchronous: bool) -> None:  # noqa: FBT001
+    """It is called with what comes and goes; what was given is committed before that."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"x"), Record(b"k", b"y")])
+    called: list[tuple[str, list[int]]] = []
+
+    def note(name: str, partitions: Any) -> None:
+        called.append((name, [each.partition for each in partitions]))
+
+    class Plain(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            note("assigned", assigned)
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            note("revoked", revoked)
+
+    class Awaited(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        async def on_partitions_assigned(self, assigned: Any) -> None:
+            note("assigned", assigned)
+
+        async def on_partitions_revoked(self, revoked: Any) -> None:
+            note("revoked", revoked)
+
+    config = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest"}
+    with DeserializingConsumer(config) as consumer:
+        consumer.subscribe([topic], listener=Awaited() if asynchronous else Plain())
+        assert next(consumer).value == b"x"
+        with consuming(broker, topic) as other:
+
+            def shared() -> bool:
+                other.poll(1_000)
+                consumer.poll(100)
+                return ("revoked", [0]) in called
+
+            until(shared, "the group is balanced anew")
+            assert (await committed(broker, f"{topic}-g", topic)).offset >= 1
+    assert ("assigned", [0]) in called
+
+
+async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic) -> None:
+    """What is gone before it is read again makes its message `missing-first`; what is left is given back."""
+    topic = make_topic()
+    a, b = pieces("a", 1_000, 1), pieces("b", 2_000, 2)
+    await write(broker, topic, [b[0], a[0], b[1]])
+    found: list[Discarded] = []
+    with consuming(broker, topic, found, **TIGHT) as consumer:
+        until(
+            lambda: consumer.poll(1_000) == {} and consumer.stats()["pendingChunkedMessages"] == 2,
+            "both messages have begun",
+        )
+        await delete_up_to(broker, topic, 2)
+        await write(broker, topic, [a[1], b[2], Record(b"k", b"end")])
+        assert values(consumer, 2) == [value_of(2_000, 2), b"end"]
+    assert [(each.reason, each.uuid, [record.offset for record in each.records]) for each in found] == [
+        ("missing-first", "a", [3])
+    ]
+
+
+async def test_a_message_that_cannot_be_deserialized(broker: str, make_topic: MakeTopic) -> None:
+    """It keeps its place: the error comes again, and is passed over by a seek, or given once the cause is gone."""
+    topic = make_topic()
+    place = TopicPartition(topic, 0)
+    chunks = pieces("u", 3_000, 1)
+    await write(broker, topic, [Record(b"k", b"a"), *chunks, Record(b"k", b"end")])
+    broken = True
+
+    def picky(value: bytes) -> bytes:
+        if broken and len(value) > 2_000:
+            raise ValueError("too long to be true")
+        return value
+
+    more = {"value.deserializer": None, "value.deserializers": [picky]}
+    with consuming(broker, topic, [], **more) as consumer:
+        assert values(consumer, 1) == [b"a"]
+        for _ in range(3):
+            with pytest.raises(SerializationError, match="too long to be true") as caught:
+                polled(consumer, 1)
+            assert (caught.value.partition, caught.value.offset) == (0, len(chunks))
+        assert consumer.position(place) == len(chunks)
+        broken = False
+        assert [each.value for each in polled(consumer, 2)] == [value_of(3_000, 1), b"end"]
+        broken = True
+        consumer.seek(place, len(chunks))  # a message comes whole, whichever of its chunks reading begins with
+        with pytest.raises(SerializationError):
+            polled(consumer, 1)
+        consumer.seek(place, len(chunks) + 1)
+        assert values(consumer, 1) == [b"end"]
+
+
+async def test_an_iteration_that_is_paused(broker: str, make_topic: MakeTopic) -> None:
+    """Records of a paused partition wait, and none of them is lost or comes twice; `poll` goes on where it was."""
+    topic = make_topic()
+    place = TopicPartition(topic, 0)
+    await write(broker, topic, [Record(b"k", b"a"), *pieces("u", 3_000, 1), Record(b"k", b"b"), Record(b"k", b"c")])
+    with consuming(broker, topic, None, **{"consumer.timeout.ms": 500}) as consumer:
+        until(lambda: consumer.poll(1_000, 1) != {}, "the first record came")
+        consumer.seek(place, 0)
+        assert next(consumer).value == b"a"
+        consumer.pause(place)
+        assert list(consumer) == []
+        assert consumer.poll(100) == {}
+        consumer.resume(place)
+        assert next(consumer).value == value_of(3_000, 1)
+        assert [each.value for each in polled(consumer, 2)] == [b"b", b"c"]
+
+
+async def test_consumers_come_and_go(broker: str, make_topic: MakeTopic, least_session_ms: int) -> None:
+    """Rebalanced and stopped at any time, with room for one message: every value comes, nothing is discarded."""
+    topic = make_topic(2)
+    expected: set[bytes] = set()
+    for partition in range(2):
+        messages = [pieces(f"p{partition}-{n}", 3_000, 100 * partition + n) for n in range(8)]
+        expected |= {value_of(3_000, 100 * partition + n) for n in range(8)}
+        await write(broker, topic, list(interleaved(messages, partition)), partition)
+    rng = random.Random(6)
+    found: list[Discarded] = []
+    got: set[Any] = set()
+    more: Config = {
+        **TIGHT,
+        "session.timeout.ms": least_session_ms,
+        "heartbeat.interval.ms": 300,
+        "enable.auto.commit": True,
+        "max.poll.records": 3,
+    }
+    until_s = time.monotonic() + 90
+    while got != expected:
+        assert time.monotonic() < until_s
+        with consuming(broker, topic, found, **more) as first, consuming(broker, topic, found, **more) as second:
+            for _ in range(rng.randint(4, 12)):
+                for consumer in (first, second):
+                    for records in consumer.poll(300).values():
+                        got |= {record.value for record in records}
+                    if rng.random() < 0.2:
+                        with suppress(KafkaError):  # of a rebalance
+                            consumer.commit()
+    assert found == []
+
+
+def test_keys_are_known() -> None:
+    """The keys of chunks stand beside kafka-python's; a wrong one is told with the nearest."""
+    base = {"bootstrap.servers": "-", "group.id": "g"}
+    with pytest.raises(ConfigurationError, match=r"did you mean chunk\.lookback\?"):
+        DeserializingConsumer({**base, "chunk.lookbak": 1})
+    with pytest.raises(ConfigurationError, match="allowed is 0 or more"):
+        DeserializingConsumer({**base, "chunk.lookback": -1})
