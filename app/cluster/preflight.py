@@ -18,6 +18,7 @@ from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
+from app.config.handover import check_roots
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
@@ -25,7 +26,7 @@ from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.topics import Topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
-from stores.store import Check, PayloadStore
+from stores.store import Check, PayloadStore, Store
 from transforms.errors import ConfigurationError, PayloadStoreError, of_pipeline
 
 __all__ = ["CLOCKS_APART_MS", "Plan", "check", "check_stores", "plan_pipeline"]
@@ -82,6 +83,7 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
     Raises:
         ConfigurationError: a store does not work; it names the pipeline and a key of the store.
     """
+    roots: dict[str, str] = {}
     # Writers first: they create what readers need, such as the folder of the payloads.
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
@@ -89,7 +91,10 @@ async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
         with of_pipeline(pipeline.name):
             store = open_store(pipeline.store)
             reference_scope(pipeline.reference_scope, store)
+            if isinstance(store, Store):
+                roots[pipeline.name] = store.root.uri
             await _check_store(store, pipeline)
+    check_roots(pipelines, roots)
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:

@@ -13,6 +13,7 @@ from app.config.chunking import check_order, chunk_settings
 from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten
 from app.config.fields import settings_of
 from app.config.guarantee import guarantee_of
+from app.config.handover import check_forms
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.config.naming import check_client, check_name, check_pipeline
 from app.config.reference_format import check_store_paths
@@ -95,6 +96,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
         check_pipeline(client, pipeline)
     check_groups(pipelines)
     check_no_circle(pipelines)
+    check_forms(pipelines)
     _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
     return settings_of(Settings, worker, client=client, pipelines=pipelines)
 

@@ -66,7 +66,7 @@ def test_reachable_topics_leave_out_no_way() -> None:
         names = [f"t{n}" for n in range(12)]
         edges = sorted({tuple(sorted(chance.sample(range(12), 2))) for _ in range(14)})  # upwards: no circles
         text = "".join(
-            table(f"p{n}", [names[a]], names[b], ["chunk"], *([dead(names[b] + "-dlq")] if n % 3 == 0 else []))
+            table(f"p{n}", [names[a]], names[b], ["wrap"], *([dead(names[b] + "-dlq")] if n % 3 == 0 else []))
             for n, (a, b) in enumerate(edges)
         )
         pipelines = settings_of(HEAD + text, {}).pipelines

@@ -1,0 +1,133 @@
+"""A pipeline that writes a topic and one that reads it: what the reader would take wrong, or refuse, is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cluster.preflight import check_stores
+from tests.app.configurations import HEAD, STORE, refusal_of, settings_of
+from transforms.errors import ConfigurationError
+
+KEY, OTHER_KEY = "k" * 32, "o" * 32
+
+
+def row(writer: str, reader: str, *, store: str = STORE) -> str:
+    """A file in which `a` writes topic `mid` and `b` reads it, each with more lines."""
+    return HEAD + "".join(
+        f"[pipeline.{name}]\ntopics = ['{source}']\noutput.topic = '{sink}'\n{store}{more}\n"
+        for name, source, sink, more in (("a", "raw", "mid", writer), ("b", "mid", "end", reader))
+    )
+
+
+OFFLOAD = "transforms = ['offload']\n"
+INFLATE = "transforms = ['inflate']\n"
+AUTO = OFFLOAD + "large.message.strategy = 'auto'\n"
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (OFFLOAD, INFLATE),
+        (AUTO, INFLATE),
+        ("transforms = ['chunk']\n", "transforms = ['assemble', 'wrap']\n"),
+        ("transforms = ['offload', 'wrap']\n", "transforms = ['unwrap', 'inflate']\n"),
+        (OFFLOAD, "transforms = ['wrap']\n"),  # it carries the references on
+        (f"{OFFLOAD}large.message.signing.key = '{KEY}'\n", INFLATE),
+        (
+            f"{OFFLOAD}large.message.signing.key = '{KEY}'\n",
+            f"{INFLATE}large.message.signing.key = '{OTHER_KEY}'\nlarge.message.signing.previous.keys = ['{KEY}']\n",
+        ),
+        (OFFLOAD, f"{INFLATE}large.message.signing.key = '{KEY}'\nlarge.message.signing.required = false\n"),
+        (OFFLOAD, f"{INFLATE}large.message.max.bytes = 400_000_000\n"),
+    ],
+)
+def test_rows_that_work(writer: str, reader: str) -> None:
+    """What the reader understands is taken."""
+    assert len(settings_of(row(writer, reader)).pipelines) == 2
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "found", "what"),
+    [
+        (
+            "transforms = ['chunk']\n",
+            "transforms = ['unwrap']\n",
+            "transforms: found ['unwrap']",
+            "may write its values in chunks; they would be taken for values. Put assemble first",
+        ),
+        (
+            AUTO,
+            "transforms = ['wrap']\n",
+            "transforms: found ['wrap']",
+            "may write its values in chunks; they would be taken for values. Put assemble first",
+        ),
+        (
+            AUTO + "chunk.max.message.bytes = 5_000_000\n",
+            INFLATE + "chunk.max.message.bytes = 4_000_000\n",
+            "chunk.max.message.bytes: found 4,000,000",
+            "splits values of up to 5,000,000 bytes. Allowed is that or more",
+        ),
+        (
+            "transforms = ['offload', 'wrap']\n",
+            INFLATE,
+            "transforms: found ['inflate']",
+            "wraps its references; inflate would take them for values. Put unwrap before it",
+        ),
+        (
+            OFFLOAD + "large.message.max.bytes = 300_000_000\n",
+            INFLATE,
+            "large.message.max.bytes: found 268,435,456",
+            "stores values of up to 300,000,000 bytes. Allowed is that or more",
+        ),
+        (
+            OFFLOAD,
+            f"{INFLATE}large.message.signing.key = '{KEY}'\n",
+            "large.message.signing.required: found true",
+            "does not sign its references. Give it large.message.signing.key too",
+        ),
+        (
+            f"{OFFLOAD}large.message.signing.key = '{OTHER_KEY}'\n",
+            f"{INFLATE}large.message.signing.key = '{KEY}'\n",
+            "large.message.signing.key: found another key",
+            "signs its references with its own; inflate would refuse each of them. Give both the same key",
+        ),
+    ],
+)
+def test_rows_that_do_not(writer: str, reader: str, found: str, what: str) -> None:
+    """The error is the reader's, with the writer, the topic and what to do; no key is in it."""
+    told = f"[pipeline.b] {found}, and pipeline a, which writes topic mid for this one, {what}"
+    assert refusal_of(row(writer, reader)) == told
+
+
+def test_formats() -> None:
+    """A reader of another format would take references for values."""
+    store = "large.message.payload.store.class = 's3'\ns3.bucket = 'b'\n"
+    assert refusal_of(row(f"{OFFLOAD}reference.format = 'bakdata-headers'\n", INFLATE, store=store)) == (
+        "[pipeline.b] reference.format: found 'wideload', and pipeline a, which writes topic mid for this one, writes "
+        "'bakdata-headers'; inflate would take its references for values"
+    )
+
+
+async def test_roots(tmp_path: Path) -> None:
+    """Two stores in a row are refused before anything is read; the same one in two places is not."""
+    folders = ["one", "other"]
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+
+    def text(*roots: str) -> str:
+        stores = [
+            f"large.message.payload.store.class = 'filesystem'\nfilesystem.root = '{tmp_path / root}'\n"
+            for root in roots
+        ]
+        return row(OFFLOAD + stores[0], INFLATE + stores[1], store="")
+
+    await check_stores(settings_of(text("one", "one")).pipelines)
+    with pytest.raises(ConfigurationError) as caught:
+        await check_stores(settings_of(text(*folders)).pipelines)
+    assert str(caught.value) == (
+        f"[pipeline.b] large.message.payload.store.class: found a store at file://{tmp_path}/other/, and pipeline a, "
+        f"which writes topic mid for this one, puts its payloads into file://{tmp_path}/one/; inflate would refuse "
+        "each of its references. Use the same store"
+    )
