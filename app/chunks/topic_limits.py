@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from app.config.client import embedded_client_settings
-from app.kafka.clients import ClusterError, admin
+from app.kafka.clients import admin
 from app.kafka.topics import Topic, topics
 from transforms.errors import ChunkError, ConfigurationError
 
@@ -18,7 +17,7 @@ _LOOKUP_S = 30.0
 
 
 class TopicLimits:
-    """Topics as the cluster describes them. Several threads may use one object.
+    """Topics as the cluster describes them. Several threads may use one object, and ask for one topic at a time each.
 
     Args:
         config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
@@ -27,7 +26,10 @@ class TopicLimits:
     def __init__(self, config: Mapping[str, object]) -> None:
         self._config = config
         self._known: dict[str, Topic] = {}
-        self._lock = threading.Lock()
+
+    def known(self, topic: str) -> Topic | None:
+        """The topic, if it was asked before."""
+        return self._known.get(topic)
 
     def of(self, topic: str) -> Topic:
         """The topic; waits for the answer where it was not asked before.
@@ -37,9 +39,7 @@ class TopicLimits:
         """
         found = self._known.get(topic)
         if found is None:
-            with self._lock:
-                found = self._known.get(topic) or self._asked(topic)
-                self._known[topic] = found
+            found = self._known[topic] = self._asked(topic)
         return found
 
     def forget(self, topic: str) -> None:
@@ -51,7 +51,7 @@ class TopicLimits:
             # A thread of its own, since this one may have an event loop that runs.
             with ThreadPoolExecutor(1, "topic-limits") as pool:
                 return pool.submit(described, self._config, topic).result()
-        except (ConfigurationError, ClusterError, KeyError, OSError, TimeoutError) as exc:
+        except Exception as exc:  # a client that cannot be made of these keys may raise any
             reason = f"topic {topic} does not exist" if isinstance(exc, KeyError) else str(exc) or type(exc).__name__
             raise ConfigurationError(
                 "chunk.max.bytes", f"is not set, and topic {topic} does not say what it takes: {reason}"

@@ -95,8 +95,8 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
     try:
         # All topics are requested: a request for one by name would create it if auto.create.topics.enable is set.
         described = {entry["topic"]: entry for entry in await connection.describe_topics()}
-        present = [name for name in dict.fromkeys(names) if name in described]
-        configs = await _configs(connection, present)
+        configs = await _configs(connection, [name for name in dict.fromkeys(names) if name in described])
+        present = list(configs)
         found_ids = await identities(connection.send, present)
     except KafkaError as exc:
         raise ClusterError(f"topics cannot be described: {describe(exc)}", retriable=exc.retriable) from exc
@@ -134,6 +134,8 @@ async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, M
     for response in await connection.describe_configs(resources):
         for resource in response.to_object()["resources"]:
             error = for_code(resource["error_code"])
+            if error is UnknownTopicOrPartitionError:
+                continue  # deleted since the cluster named it
             if error.errno != 0:
                 raise ConfigurationError(
                     "topics",

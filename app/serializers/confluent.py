@@ -144,7 +144,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         oversized = Oversized(whole, _NAMES, _largest, lambda config: min(_bytes(config, _BATCH), _largest(config)))
         self._split = oversized.serializers
         with self._split.closed_on_error():
-            self.begin(oversized, str(conf.get("partitioner", "")))
+            self.begin(oversized, conf)
             client = {key: value for key, value in oversized.client.items() if key not in _ASIDE}
             parts = {f"{part}.serializer": composable for part, composable in self._split.parts.items()}
             super().__init__({**client, **parts})

@@ -128,7 +128,11 @@ class PollingConsumer(confluent_kafka.Consumer):
             return
         place, offset = _place(message), message.offset() or 0
         if place not in self._positions:
-            self._resume(place, offset)
+            try:
+                self._resume(place, offset)
+            except BaseException:  # an interrupt: the message comes again
+                super().seek(TopicPartition(*place, offset))
+                raise
         self._positions[place] = offset + 1
         if not is_chunk(_headers(message)):
             self._ready = None if self._polled.delivered(place, offset) else message
@@ -223,16 +227,16 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _resume(self, place: Place, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
-        self._positions[place] = offset
-        self._polled.begin(place, offset)
+        committed = None
         if place not in self._sought:
             try:
                 (committed,) = self.committed([TopicPartition(*place)], timeout=_REQUEST_S)
             except KafkaException as exc:
                 _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
-                return
-            if 0 <= committed.offset <= offset:  # else reading did not begin there
-                self._polled.resume(place, committed.metadata)
+        self._positions[place] = offset
+        self._polled.begin(place, offset)
+        if committed is not None and 0 <= committed.offset <= offset:  # else reading did not begin there
+            self._polled.resume(place, committed.metadata)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 

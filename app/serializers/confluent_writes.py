@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.error import ValueSerializationError
 
 from app.serializers.strategy import Oversized
@@ -23,7 +23,11 @@ OnDelivery = Callable[..., None]
 
 _METADATA_S = 30.0
 _ROOM_S = 0.1  # how long one look waits for room in librdkafka's queue
-_RANDOM = "random"  # librdkafka's partitioner that does so with each record
+# librdkafka's partitioners that take one at random for each record, for one without a key, and for an empty key, too.
+_RANDOM = frozenset({"random"})
+_RANDOM_WITHOUT_KEY = frozenset({"consistent_random", "murmur2_random", "fnv1a_random"})
+_RANDOM_WITH_EMPTY_KEY = frozenset({"consistent_random"})
+_DEFAULT_PARTITIONER = "consistent_random"
 
 
 class WritingProducer(confluent_kafka.Producer):
@@ -32,15 +36,17 @@ class WritingProducer(confluent_kafka.Producer):
     `begin` comes before the constructor of confluent-kafka's own class.
     """
 
-    def begin(self, oversized: Oversized, partitioner: str) -> None:
+    def begin(self, oversized: Oversized, config: Mapping[str, object]) -> None:
         """Takes what it needs.
 
         Args:
             oversized: what is done with records that are too large.
-            partitioner: of the configuration.
+            config: of the client.
         """
         self._oversized = oversized
-        self._spreads = partitioner == _RANDOM
+        self._partitioner = str(config.get("partitioner") or _DEFAULT_PARTITIONER)
+        # confluent-kafka calls it for a record that has no callback of its own.
+        self._on_delivery: Any = config.get("on_delivery")
 
     def produce(
         self,
@@ -66,13 +72,13 @@ class WritingProducer(confluent_kafka.Producer):
             record, pieces = oversized.written(topic, Record(key, value, own, stamp_ms), own)
         except SerializationError as exc:
             raise ValueSerializationError(exc) from exc
-        told = _Delivery(told_to, lambda: oversized.refused(topic))
+        told = _Delivery(told_to or self._on_delivery, lambda: oversized.refused(topic))
         if pieces is None:
             told.expects(1)
             told.all_sent()
             super().produce(topic, record.value, key, partition, on_delivery=told, timestamp=timestamp, headers=own)
             return
-        if partition < 0 and (self._spreads or not key):
+        if partition < 0 and self._spreads(key):
             partition = self._any_partition(topic)
         self._send(topic, partition, pieces, told)
 
@@ -109,11 +115,20 @@ class WritingProducer(confluent_kafka.Producer):
             else:
                 return
 
+    def _spreads(self, key: bytes | None) -> bool:
+        """Whether librdkafka would take a partition at random for each chunk."""
+        name = self._partitioner
+        return (
+            name in _RANDOM
+            or (key is None and name in _RANDOM_WITHOUT_KEY)
+            or (key == b"" and name in _RANDOM_WITH_EMPTY_KEY)
+        )
+
     def _any_partition(self, topic: str) -> int:
-        """A partition at random, as librdkafka takes one for a record without a key."""
+        """A partition at random, for all chunks of a value."""
         found = self.list_topics(topic, timeout=_METADATA_S).topics[topic]
-        if found.error is not None or not found.partitions:
-            return -1  # librdkafka tells what is wrong with the topic
+        if found.error is not None:
+            raise KafkaException(found.error)
         return int(random.choice(list(found.partitions)))  # noqa: S311  # no secret
 
 
@@ -123,6 +138,8 @@ def _encoded(data: Any) -> Any:
 
 class _Delivery:
     """Calls the application once for all chunks of a value. librdkafka calls it from any thread that polls.
+
+    With the first error it is called at once: with `delivery.report.only.error`, nothing is heard of the others.
 
     Args:
         on_delivery: of the application.
@@ -136,12 +153,8 @@ class _Delivery:
         self._expected = 0
         self._is_sent = False
         self._last: Message | None = None
-        self._error: KafkaError | None = None
-
-    @property
-    def failed(self) -> bool:
+        self.failed = False
         """Whether one was not delivered."""
-        return self._error is not None
 
     def expects(self, count: int) -> None:
         """Takes in that so many more are sent."""
@@ -155,20 +168,25 @@ class _Delivery:
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Takes in what became of one."""
-        if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._refused()
+        if error is not None:
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                self._refused()
+            with self._lock:
+                is_first, self.failed = not self.failed, True
+            if is_first and self._on_delivery is not None:
+                self._on_delivery(error, message)
+            return
         with self._lock:
             self._expected -= 1
-            self._error = self._error or error
-            if self._last is None or (message.offset() or 0) >= (self._last.offset() or 0) or error is not None:
+            if self._last is None or (message.offset() or 0) >= (self._last.offset() or 0):
                 self._last = message
         self._tell()
 
     def _tell(self) -> None:
         with self._lock:
             last = self._last
-            if not self._is_sent or self._expected or last is None:
+            if not self._is_sent or self._expected or self.failed or last is None:
                 return
             self._last = None
         if self._on_delivery is not None:
-            self._on_delivery(self._error, last)
+            self._on_delivery(None, last)

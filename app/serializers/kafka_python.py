@@ -29,6 +29,14 @@ __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
 _PRODUCER = Arguments(KafkaProducer.DEFAULT_CONFIG).without("serializer")
 _CONSUMER = Arguments(KafkaConsumer.DEFAULT_CONFIG).without("serializer")
+_RENAMED = {
+    "sasl.plain.username": "sasl.username",
+    "sasl.plain.password": "sasl.password",
+    "ssl.cafile": "ssl.ca.location",
+    "ssl.certfile": "ssl.certificate.location",
+    "ssl.keyfile": "ssl.key.location",
+    "ssl.password": "ssl.key.password",
+}
 _CHUNK_KEYS = frozenset(key.name for key in CONSUMER_KEYS)
 
 
@@ -43,7 +51,8 @@ class SerializingProducer(WritingProducer):
         chunk     it is sent as chunks; only what the topic would refuse
         auto      it goes to the store; while the store is down, it is sent as chunks
 
-    All chunks go to one partition, in order; behind one that failed, none is sent.
+    All chunks go to one partition, in order; behind one that failed, none is sent. With `chunk` and `auto`,
+    `enable.idempotence` is true by default, as it is in kafka-python.
 
     Args:
         config: keys with Kafka's names: the arguments of `KafkaProducer` with dots, `large.message.strategy`,
@@ -58,7 +67,7 @@ class SerializingProducer(WritingProducer):
         whole = _PRODUCER.merged(config, options)
         # The serializers must know the limit, as they offload what kafka-python would refuse.
         whole.setdefault("max.request.size", _PRODUCER.defaults["max_request_size"])
-        oversized = Oversized(whole, _PRODUCER.keys(), largest)
+        oversized = Oversized(whole, _PRODUCER.keys(), largest, cluster=_cluster)
         with oversized.serializers.closed_on_error():
             super().__init__(oversized, **_PRODUCER.read(oversized.client))
 
@@ -82,6 +91,13 @@ class SerializingProducer(WritingProducer):
             ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
         """
         return super().send(topic, value, key, headers, partition, timestamp_ms)
+
+
+def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The connection with Kafka's names, where kafka-python has others."""
+    found = {**config, **{name: config[own] for own, name in _RENAMED.items() if own in config}}
+    servers: Any = found.get("bootstrap.servers", KafkaProducer.DEFAULT_CONFIG["bootstrap_servers"])
+    return {**found, "bootstrap.servers": servers if isinstance(servers, str) else ",".join(servers or ())}
 
 
 class DeserializingConsumer(PollingConsumer):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,10 +65,15 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._taken: dict[TopicPartition, tuple[int, ConsumerRecord | None]] = {}
         self._failures: dict[TopicPartition, SerializationError] = {}
         self._last: tuple[TopicPartition, ConsumerRecord] | None = None  # the last chunk of `polled.again`
+        self._next: dict[TopicPartition, int] = {}  # behind the last record that was taken
         self._begun: set[TopicPartition] = set()  # of which a record came
         self._sought: set[TopicPartition] = set()  # whose position the application has set
-        self._gone: deque[TopicPartition] = deque()  # that left while a call was under way; kafka-python's thread adds
-        self._safe: Mapping[TopicPartition, OffsetAndMetadata] = {}  # what kafka-python's thread commits
+        self._given_now: set[TopicPartition] = set()  # of which the last call gave something
+        # kafka-python's own thread, which calls listeners, adds to these two, and reads the third.
+        self._revoked: set[TopicPartition] = set()  # most come back with the next assignment
+        self._gone: deque[TopicPartition] = deque()  # to be forgotten
+        self._safe: Mapping[TopicPartition, OffsetAndMetadata] = {}
+        self._owner = threading.get_ident()
         self._ended = False
         wanted = arguments.get("enable_auto_commit", KafkaConsumer.DEFAULT_CONFIG["enable_auto_commit"])
         self._commits = bool(wanted) and arguments.get("group_id") is not None
@@ -116,8 +123,12 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         if timeout_ms < 0:
             raise ValueError("Timeout must not be negative")
         self._fill(time.monotonic() + timeout_ms / 1000, max_records)
-        given = {tp: list(self._buffer.pop(tp)) for tp in self._fetchable(self._buffer)}
-        self._note(given)
+        left = self.config["max_poll_records"] if max_records is None else max_records
+        given: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for tp in self._fetchable(self._buffer):
+            if left:
+                given[tp] = self._out_of_buffer(tp, left)
+                left -= len(given[tp])
         return given
 
     def __iter__(self) -> PollingConsumer:
@@ -134,15 +145,21 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         while not self._ended:
             self._fill(until_s, None)
             for tp in self._fetchable(self._buffer):
-                records = self._buffer[tp]
-                record = records.popleft()
-                if not records:
-                    del self._buffer[tp]
-                self._note([tp])
-                return record
+                return self._out_of_buffer(tp, 1)[0]
             if time.monotonic() >= until_s:
                 break
         raise StopIteration
+
+    def _out_of_buffer(self, tp: TopicPartition, most: int) -> list[ConsumerRecord]:
+        """The next records that are given; they are committed, where that is automatic, after the next call begins."""
+        records = self._buffer[tp]
+        given = list(itertools.islice(records, most))
+        self._given_now.add(tp)
+        if len(given) == len(records):
+            del self._buffer[tp]
+        else:
+            self._buffer[tp] = deque(itertools.islice(records, most, None))
+        return given
 
     def _fetchable(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         wanted = self.assignment() - self.paused()
@@ -154,7 +171,10 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         Raises:
             SerializationError: the next record of a partition cannot be restored, and no others are there to give.
         """
+        self._owner = threading.get_ident()
         self._drop_gone()
+        self._note(self._given_now)
+        self._given_now.clear()
         while not self._fetchable(self._buffer):
             for tp in self._fetchable(self._failures):
                 raise self._failures.pop(tp)
@@ -172,7 +192,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         """
         now_s = time.monotonic()
         waits_s = [until_s - now_s, _LOOK_S if self._polled.waits else _LONG_LOOK_S]
-        if self._commits:
+        if self._commits and self.assignment():
             waits_s.append(self._commit_s - now_s)
         return max(0.0, min(waits_s))
 
@@ -210,7 +230,10 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         try:
             for tp, records in left.items():
                 while records and not self._blocked() and self._take(tp, records[0], takes):
-                    records.popleft()
+                    self._next[tp] = records.popleft().offset + 1
+        except _TornError as torn:  # an interrupt within the work on a chunk: the partition is read again
+            left[torn.partition].clear()
+            raise torn.cause from None
         finally:  # also after an interrupt
             for tp, records in left.items():
                 if records:
@@ -223,9 +246,15 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _take(self, tp: TopicPartition, record: ConsumerRecord, takes: Callable[[int], bool]) -> bool:
         """Takes the next record of a partition; False if it has to wait, or cannot be restored."""
+        if record.offset < self._next.get(tp, 0):
+            self._forget([tp])  # the partition was elsewhere meanwhile, and begins at its commit
         offset, raw = self._taken.get(tp, (-1, None))
         if offset != record.offset:
-            raw = self._whole(tp, record)
+            try:
+                raw = self._whole(tp, record)
+            except BaseException as exc:  # noqa: BLE001  # it is raised again
+                self._read_anew(tp, record.offset)
+                raise _TornError(tp, exc) from None
             if self._polled.again is not None:
                 self._last = (tp, record)
                 return False
@@ -241,6 +270,13 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             self._buffer.setdefault(tp, deque()).append(restored)
         self._taken.pop(tp, None)
         return True
+
+    def _read_anew(self, tp: TopicPartition, offset: int) -> None:
+        """Begins a partition again where nothing is lost: records may come twice."""
+        safe, _ = self._polled.safe(_place(tp), self._given(tp, offset))
+        self._forget([tp])
+        with contextlib.suppress(ValueError):
+            super().seek(tp, safe)
 
     def _whole(self, tp: TopicPartition, record: ConsumerRecord) -> ConsumerRecord | None:
         """The record, or the message that is whole with it; None if it is a chunk that completes nothing."""
@@ -300,6 +336,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole."""
         super().seek(partition, offset)
         self._seek_told([partition])
+        self._next[partition] = offset
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """As kafka-python's."""
@@ -326,13 +363,17 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return super().commit_async(self._told(offsets), callback)
 
     def _seek_told(self, partitions: Iterable[TopicPartition]) -> None:
-        self._forget(partitions)
         self._sought.update(partitions)
+        self._gone.extend(partitions)
+        if threading.get_ident() == self._owner:  # else a listener seeks, and the next call forgets
+            self._drop_gone()
 
     def _told(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is None:
+            if threading.get_ident() == self._owner:
+                self._look_at_positions()
             return self._told_of(self.assignment())
         return {tp: self._safe_at(tp, told.offset, told.metadata or "") for tp, told in offsets.items()}
 
@@ -351,13 +392,16 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             self._safe = {**self._safe, **self._told_of(self._fetchable(given))}
 
     def _told_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        found = {}
-        for tp in partitions:
-            records = self._buffer.get(tp)
-            offset = records[0].offset if records else super().position(tp, timeout_ms=0)
-            if offset is not None:
-                found[tp] = self._safe_at(tp, offset)
-        return found
+        known = [tp for tp in partitions if tp in self._next]
+        return {tp: self._safe_at(tp, self._next[tp]) for tp in known}
+
+    def _look_at_positions(self) -> None:
+        """Takes in that positions are behind what is no record, such as the mark of a transaction."""
+        for tp in self.assignment():
+            with contextlib.suppress(KafkaError):  # `poll` raises it
+                offset = super().position(tp, timeout_ms=0)
+                if offset is not None:
+                    self._next[tp] = offset
 
     def _commit_in_time(self) -> None:
         if time.monotonic() >= self._commit_s:
@@ -366,16 +410,14 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _resume(self, tp: TopicPartition, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
+        place, committed = _place(tp), None
+        if tp not in self._sought and self.config["group_id"] is not None:
+            try:
+                committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
+            except KafkaError as exc:
+                _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
         self._begun.add(tp)
-        place = _place(tp)
         self._polled.begin(place, offset)
-        if tp in self._sought or self.config["group_id"] is None:
-            return
-        try:
-            committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
-        except KafkaError as exc:
-            _logger.warning("topic %s partition %d: its commit is not known: %s", *place, exc)
-            return
         if committed is not None and 0 <= committed.offset <= offset:  # else reading did not begin there
             self._polled.resume(place, committed.metadata)
 
@@ -388,7 +430,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
     ) -> None:
         """As kafka-python's."""
-        super().subscribe(topics, pattern, _Listener(self._leave, self._gone.extend, listener))
+        super().subscribe(topics, pattern, _Listener(self, listener))
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """As kafka-python's."""
@@ -408,13 +450,32 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         if self._commits and self.assignment():
             self.commit_async(callback=_told_on_error)
 
-    async def _leave(self, partitions: Collection[TopicPartition]) -> None:
+    def revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Takes in, on kafka-python's thread, that partitions may go. An eager assignor names all, and gives most back.
+
+        kafka-python keeps the position of a partition that comes back; so all else of it is kept, too.
+        """
+        left = set(partitions) - self.assignment()
+        self.lost(left)  # as a cooperative assignor tells it
+        self._revoked |= set(partitions) - left
+
+    def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Takes in, on kafka-python's thread, what has come, or has stayed."""
+        self.lost(self._revoked - set(partitions))
+        self._revoked = set()
+
+    def lost(self, partitions: Collection[TopicPartition]) -> None:
+        """Takes in, on kafka-python's thread, that partitions have gone."""
+        self._sought -= set(partitions)
+        self._gone.extend(partitions)
+
+    async def leave(self, partitions: Collection[TopicPartition]) -> None:
         """Commits before partitions go, on kafka-python's thread."""
         safe = {tp: told for tp, told in self._safe.items() if tp in partitions}
         if self._commits and safe:
             try:
                 await super().commit_async(safe)
-            except KafkaError as exc:
+            except Exception as exc:  # noqa: BLE001  # the rebalance has to go on, whatever it was
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
     def _drop_gone(self) -> None:
@@ -427,43 +488,47 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             place = _place(tp)
             self._polled.clear(place)
             self._rereads.forget(place)
-            for each in (self._buffer, self._taken, self._failures):
+            for each in (self._buffer, self._taken, self._failures, self._next):
                 each.pop(tp, None)
             self._begun.discard(tp)
-            self._sought.discard(tp)
+            self._given_now.discard(tp)
         self._safe = {tp: told for tp, told in self._safe.items() if tp not in gone}
 
 
 class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Commits before the application's own listener is called, and tells of partitions that are gone after it."""
+    """Commits before the application's own listener is called, and tells the consumer what comes and goes."""
 
     def __init__(
-        self,
-        leave: Callable[[Collection[TopicPartition]], Any],
-        gone: Callable[[Iterable[TopicPartition]], object],
-        own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None,
+        self, consumer: PollingConsumer, own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None
     ) -> None:
-        self._leave, self._gone, self._own = leave, gone, own
+        self._consumer, self._own = consumer, own
 
     async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        await self._leave(revoked)
-        await self._call("on_partitions_revoked", revoked, gone=True)
+        self._consumer.revoked(revoked)
+        await self._consumer.leave(revoked)
+        await self._call("on_partitions_revoked", revoked)
 
     async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        await self._call("on_partitions_lost", lost, gone=True)
+        self._consumer.lost(lost)
+        await self._call("on_partitions_lost", lost)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        await self._call("on_partitions_assigned", assigned, gone=False)
+        self._consumer.assigned(assigned)
+        await self._call("on_partitions_assigned", assigned)
 
-    async def _call(self, name: str, partitions: Collection[TopicPartition], *, gone: bool) -> None:
-        try:
-            if self._own is not None:
-                result = getattr(self._own, name)(partitions)
-                if inspect.isawaitable(result):
-                    await result
-        finally:
-            if gone:
-                self._gone(partitions)
+    async def _call(self, name: str, partitions: Collection[TopicPartition]) -> None:
+        if self._own is not None:
+            result = getattr(self._own, name)(partitions)
+            if inspect.isawaitable(result):
+                await result
+
+
+class _TornError(Exception):
+    """The work on a chunk was interrupted; the partition begins again."""
+
+    def __init__(self, partition: TopicPartition, cause: BaseException) -> None:
+        super().__init__()
+        self.partition, self.cause = partition, cause
 
 
 class _Log:

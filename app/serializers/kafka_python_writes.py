@@ -44,7 +44,7 @@ class ChunkedFuture(Future):  # type: ignore[misc]  # kafka-python has no types
         Raises:
             KafkaError: a chunk was not delivered, or this was not known in time.
         """
-        if not self._done.wait(timeout):
+        if not self.is_done and not self._done.wait(timeout):
             raise KafkaTimeoutError(f"Timeout after waiting for {timeout} secs.")
         if self.exception is not None:
             raise self.exception
@@ -121,9 +121,8 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
     def __init__(self, oversized: Oversized, **arguments: Any) -> None:
         self._oversized = oversized
         self._sending = _Sending()
-        self._keeps = isinstance(
-            arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"]), DefaultPartitioner
-        )
+        partitioner = arguments.get("partitioner", KafkaProducer.DEFAULT_CONFIG["partitioner"])
+        self._keeps = type(partitioner) is DefaultPartitioner  # which goes by the key alone
         parts = oversized.serializers.parts
         stages = {
             "key_serializer": _KeyStage(self._sending, parts.get("key")),
@@ -149,10 +148,13 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         own = headers.copy() if isinstance(headers, list) else headers
         sending = self._sending
         sending.key, sending.timestamp_ms, sending.asks = key, timestamp_ms, False
+        pieces = None
         try:
             future = super().send(topic, value, key, own, partition, timestamp_ms)
         except _Split as split:
-            return self._send_pieces(topic, value, key, split.pieces, partition)
+            pieces = split.pieces
+        if pieces is not None:
+            return self._send_pieces(topic, value, key, pieces, partition)
         if sending.asks:
             future.add_errback(self._refused, topic)
         return future

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
@@ -32,6 +34,7 @@ ASK_AGAIN_S = 60.0
 
 # Each topic takes records of this length. To ask the cluster for each topic would make the first record late.
 _ANY_TOPIC_BYTES = 1_024
+_ALL = frozenset({"all", "-1"})  # of `acks`, without which no producer is idempotent
 
 
 def strategy_of(config: Mapping[str, object]) -> Strategy:
@@ -81,7 +84,7 @@ def check_wrapper(topic: str, value: object, described: Topic | None) -> None:
 def told_unknown(topic: str, error: ConfigurationError) -> None:
     """Warns that a topic does not say what it takes."""
     _logger.warning(
-        "topic %s does not say what it takes, and refuses what is more than that and not over "
+        "the max.message.bytes of topic %s is not known, so it may refuse records that are not over "
         "large.message.threshold.bytes: %s",
         topic,
         error.__cause__ or error.reason,
@@ -97,6 +100,7 @@ class Oversized:
         largest: the most bytes of a record that the client itself takes, of its configuration.
         batch: the most bytes of a batch of several records, of the configuration; None if the client sends a refused
             batch again in parts.
+        cluster: the configuration with the names that `embedded_client_settings` knows; None if it has these.
 
     Attributes:
         serializers: of keys and values.
@@ -113,14 +117,16 @@ class Oversized:
         names: Collection[str],
         largest: Callable[[Mapping[str, object]], int],
         batch: Callable[[Mapping[str, object]], int] | None = None,
+        cluster: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
     ) -> None:
         self._strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-        if self._strategy != "offload":
+        if self._strategy != "offload" and str(config.get("acks", "all")) in _ALL:
             config.setdefault("enable.idempotence", True)
         self.serializers = taken.producer(config, [*names, *(key.name for key in PRODUCER_KEYS)])
-        self.limits = TopicLimits(config)
+        self.limits = TopicLimits(config if cluster is None else cluster(config))
         self._unknown_until: dict[str, float] = {}
+        self._locks = defaultdict[str, threading.Lock](threading.Lock)
         with self.serializers.closed_on_error():
             self._large = large_serializer(self._strategy, self.serializers)
             values, self.client = beside(PRODUCER_KEYS, config, self.serializers.client)
@@ -181,6 +187,7 @@ class Oversized:
 
     def refused(self, topic: str) -> None:
         """Takes in that a topic refused a record as too large: it takes less now than it did."""
+        self._unknown_until.pop(topic, None)
         self.limits.forget(topic)
 
     def _limit_bytes(self, topic: Topic | None) -> int:
@@ -189,17 +196,20 @@ class Oversized:
 
     def _described(self, topic: str) -> Topic | None:
         """None if the cluster does not describe the topic, and the record can do without."""
-        if self._unknown_until.get(topic, 0.0) > time.monotonic():
-            return None
-        try:
-            return self.limits.of(topic)
-        except ConfigurationError as exc:
-            if self._strategy == "chunk" and self._chunk_bytes is None:
-                raise
-            if topic not in self._unknown_until and self._chunk_bytes is None:
-                told_unknown(topic, exc)
-            self._unknown_until[topic] = time.monotonic() + ASK_AGAIN_S
-            return None
+        if (known := self.limits.known(topic)) is not None:
+            return known
+        with self._locks[topic]:  # one question for all threads that wait
+            if self._unknown_until.get(topic, 0.0) > time.monotonic():
+                return None
+            try:
+                return self.limits.of(topic)
+            except ConfigurationError as exc:
+                if self._strategy == "chunk" and self._chunk_bytes is None:
+                    raise
+                if topic not in self._unknown_until and self._chunk_bytes is None:
+                    told_unknown(topic, exc)
+                self._unknown_until[topic] = time.monotonic() + ASK_AGAIN_S
+                return None
 
 
 def _is_wrapped_null(value: Any) -> bool:

@@ -16,11 +16,14 @@ from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
 from app.chunks import Discarded
+from app.chunks.polled import Polled
+from app.kafka.source_batch import ReadRecord
 from app.serializers import ConfigurationError, LargeMessageDeserializer
 from app.serializers.kafka_python import DeserializingConsumer, SerializingProducer
 from tests.integration.client_config import LARGE, Config, on_s3, producing
 from tests.integration.test_client_chunks import committed, pieces, value_of, write
 from tests.integration.test_client_chunks_reread import delete_up_to, interleaved
+from tests.integration.topics import committed as committed_in
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
@@ -247,6 +250,125 @@ async def test_a_listener_of_the_application(broker: str, make_topic: MakeTopic,
             until(shared, "the group is balanced anew")
             assert (await committed(broker, f"{topic}-g", topic)).offset >= 1
     assert ("assigned", [0]) in called
+
+
+def until_one_stays(consumer: DeserializingConsumer, other: DeserializingConsumer) -> TopicPartition:
+    """Polls both until each has one of two partitions; gives the one that the first has kept."""
+
+    def shared() -> bool:
+        other.poll(1_000)
+        assert consumer.poll(100) == {}
+        return len(consumer.assignment()) == len(other.assignment()) == 1
+
+    until(shared, "each has one partition")
+    (stays,) = consumer.assignment()
+    return stays
+
+
+async def test_what_is_pending_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
+    """Of a partition that stays nothing is forgotten: no commit passes its chunks, and its message becomes whole."""
+    topic = make_topic(2)
+    messages = {partition: pieces(f"u{partition}", 3_000, partition) for partition in (0, 1)}
+    for partition, chunks in messages.items():
+        await write(broker, topic, [chunks[0], Record(b"k", b"plain")], partition)
+    found: list[Discarded] = []
+    # Without a look back, a message whose first chunk is forgotten is lost.
+    more: Config = {"chunk.lookback": 0}
+    with consuming(broker, topic, found, **more) as consumer:
+        assert [each.value for each in polled(consumer, 2)] == [b"plain"] * 2
+        with consuming(broker, f"{topic}", **{**more, "auto.offset.reset": "latest"}) as other:
+            stays = until_one_stays(consumer, other)
+            consumer.commit()
+            assert committed_in(broker, f"{topic}-g", topic)[stays.partition] == 0
+            await write(broker, topic, messages[stays.partition][1:], stays.partition)
+            assert values(consumer, 1) == [value_of(3_000, stays.partition)]
+    assert found == []
+
+
+async def test_what_is_not_given_yet_outlasts_a_rebalance(broker: str, make_topic: MakeTopic) -> None:
+    """Records that an iteration has fetched, and a pause holds, come once the partition that stayed is resumed."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await write(broker, topic, [Record(b"k", b"%d-%d" % (partition, n)) for n in range(4)], partition)
+    with consuming(broker, topic) as consumer:
+        first = next(consumer)
+        consumer.pause(*consumer.assignment())
+        with consuming(broker, topic, None, **{"auto.offset.reset": "latest"}) as other:
+            stays = until_one_stays(consumer, other)
+            consumer.resume(stays)
+            given = [first.value] if first.partition == stays.partition else []
+            given += [each.value for each in polled(consumer, 4 - len(given))]
+            assert given == [b"%d-%d" % (stays.partition, n) for n in range(4)]
+            assert consumer.poll(500) == {}
+
+
+async def test_a_listener_that_seeks(broker: str, make_topic: MakeTopic) -> None:
+    """A position that a listener sets holds, also for a partition that stays, and whatever its commit notes."""
+    topic = make_topic(2)
+    for partition in (0, 1):
+        await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(3)], partition)
+    seeks = False
+
+    class Back(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+        def on_partitions_revoked(self, revoked: Any) -> None: ...
+
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            for each in assigned if seeks else ():
+                consumer.seek(each, 1)
+
+    config = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "auto.offset.reset": "earliest"}
+    with DeserializingConsumer(config) as consumer:
+        consumer.subscribe([topic], listener=Back())
+        assert len(polled(consumer, 6)) == 6
+        consumer.commit()
+        seeks = True
+        with consuming(broker, topic) as other:
+            found: list[ConsumerRecord] = []
+
+            def shared() -> bool:
+                other.poll(1_000)
+                for records in consumer.poll(500).values():
+                    found.extend(records)
+                return len(consumer.assignment()) == len(other.assignment()) == 1 and len(found) >= 2
+
+            until(shared, "each has one partition")
+    (stays,) = {each.partition for each in found}
+    assert [each.offset for each in found if each.partition == stays] == [1, 2]
+
+
+async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> None:
+    """What an iteration has fetched is given by later polls, no more than they ask for."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(5)])
+    with consuming(broker, topic) as consumer:
+        assert next(consumer).value == b"0"
+        for wanted in ([b"1"], [b"2", b"3"], [b"4"]):
+            ((_, records),) = consumer.poll(_LONG_S * 1000, len(wanted)).items()
+            assert [each.value for each in records] == wanted
+
+
+async def test_an_interrupt_within_a_chunk(broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a message is put together loses nothing: its partition is read again."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"a"), *pieces("u", 3_000, 1), Record(b"k", b"end")])
+    take, interrupts = Polled.take, iter([KeyboardInterrupt()])
+
+    def interrupted(self: Polled, record: ReadRecord) -> object:
+        found = take(self, record)
+        if found is not None:
+            for interrupt in interrupts:
+                raise interrupt
+        return found
+
+    monkeypatch.setattr(Polled, "take", interrupted)
+    with consuming(broker, topic) as consumer:
+        got = values(consumer, 1)
+        with pytest.raises(KeyboardInterrupt):
+            values(consumer, 1)
+        got += [each.value for each in polled(consumer, 2)]
+        while (more := consumer.poll(500)) != {}:
+            got += [each.value for records in more.values() for each in records]
+    assert list(dict.fromkeys(got)) == [b"a", value_of(3_000, 1), b"end"]
 
 
 async def test_chunks_that_kafka_has_removed(broker: str, make_topic: MakeTopic) -> None:

@@ -24,7 +24,7 @@ from tests.integration.client_stores import CuttableWay, GatedStore
 from tests.integration.test_client_chunks import value_of
 from tests.integration.test_client_chunks_refused import lower
 from tests.integration.test_client_writes import LIMIT, SMALL_TOPIC, forms, values
-from tests.integration.topics import read_all
+from tests.integration.topics import end_offsets, read_all
 from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
@@ -304,6 +304,71 @@ def test_batches_that_the_topic_would_refuse(broker: str, make_topic: MakeTopic)
         ),
     ):
         producer.produce(topic, b"k", value_of(50_000))
+
+
+async def test_the_callback_of_the_configuration(broker: str, make_topic: MakeTopic) -> None:
+    """Where a record has none, confluent-kafka calls that of the configuration, once for a value."""
+    topic = make_topic(**SMALL_TOPIC)
+    told: list[tuple[Any, int]] = []
+    config: Config = {"bootstrap.servers": broker, "large.message.strategy": "chunk", "batch.size": 5_000}
+    config["on_delivery"] = lambda error, message: told.append((error, message.offset()))
+    with by_confluent.SerializingProducer(config) as producer:
+        for size in (10, 2_000, 50_000):
+            producer.produce(topic, b"k", value_of(size))
+    assert told == [(None, 0), (None, 1), (None, 4)]
+
+
+async def test_only_errors_are_told(broker: str, make_topic: MakeTopic) -> None:
+    """With `delivery.report.only.error`, a value in chunks that fails is told once all the same."""
+    topic = make_topic(**SMALL_TOPIC)
+    told: list[Any] = []
+    config: Config = {"bootstrap.servers": broker, "large.message.strategy": "chunk", "batch.size": 5_000}
+    with by_confluent.SerializingProducer({**config, "delivery.report.only.error": True}) as producer:
+        producer.produce(topic, b"k", value_of(50_000, 1), -1, lambda error, _: told.append(error))
+        assert producer.flush(_LONG_S) == 0
+        assert told == []
+        await lower(broker, topic, 6_000)
+
+        def is_refused() -> bool:
+            producer.produce(topic, b"k", value_of(50_000, 2), -1, lambda error, _: told.append(error))
+            assert producer.flush(_LONG_S) == 0
+            return bool(told)
+
+        until(is_refused, "the broker goes by the new limit")
+    assert [error.code() for error in told] == [KafkaError.MSG_SIZE_TOO_LARGE]
+
+
+async def test_a_future_in_its_own_callback(broker: str, make_topic: MakeTopic) -> None:
+    """`get` in a callback of the future does not wait for itself."""
+    topic = make_topic(**SMALL_TOPIC)
+    seen: list[int] = []
+    with by_kafka_python.SerializingProducer(
+        {"bootstrap.servers": broker, "large.message.strategy": "chunk"}
+    ) as producer:
+        future = producer.send(topic, value_of(50_000), b"k")
+        future.add_callback(lambda _: seen.append(future.get(_LONG_S).offset))
+        assert future.get(_LONG_S).offset == 2
+        until(lambda: seen == [2], "the callback is done")
+
+
+@pytest.mark.parametrize("acks", [0, 1, "1"])
+async def test_weaker_acknowledgements(broker: str, make_topic: MakeTopic, client: Make, acks: object) -> None:
+    """`acks` is the application's choice: no producer is made idempotent against it."""
+    topic = make_topic(**SMALL_TOPIC)
+    with client({"bootstrap.servers": broker, "large.message.strategy": "chunk", "acks": acks}) as producer:
+        producer.sent(topic, value_of(50_000))
+    until(lambda: sum(end_offsets(broker, topic).values()) == 3, "the chunks are there")
+
+
+def test_connections_that_the_question_cannot_be_made_of(broker: str, make_topic: MakeTopic) -> None:
+    """The names of kafka-python's own arguments serve, too; with others, what may be sent is sent."""
+    topic = make_topic()
+    config = producing(broker, ON_GATE, **{"large.message.threshold.bytes": 1_000_000})
+    config["bootstrap.servers"] = [broker]
+    with by_kafka_python.SerializingProducer(config) as producer:
+        assert producer.send(topic, value_of(2_000), b"k").get(_LONG_S).offset == 0
+    names = by_kafka_python._cluster({"sasl.plain.username": "u", "sasl.plain.password": "p", "ssl.cafile": "f"})
+    assert (names["sasl.username"], names["sasl.password"], names["ssl.ca.location"]) == ("u", "p", "f")
 
 
 def test_a_topic_that_does_not_exist(broker: str, client: Make) -> None:

@@ -150,6 +150,8 @@ WALL_CLOCK = {
     "app/kafka/broker_health.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
     "app/serializers/aiokafka.py": "the timestamp of a record whose writer gives none",
+    "app/serializers/confluent_writes.py": "the timestamp of a record whose writer gives none",
+    "app/serializers/kafka_python_writes.py": "the timestamp of a record whose writer gives none",
     "app/local/bootstrap.py": "the age of a stamp of the set-up",
     "app/commands/dlq.py": "what a user means by a time ago",
     "app/commands/restorer.py": "which timestamps of records are of the future",
