@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -19,8 +18,9 @@ from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener, Co
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata
 
-from app.chunks.polled import OnDiscarded, Place, Polled, Rereads
-from app.kafka.source_batch import ReadRecord
+from app.chunks.polled import OnDiscarded, Polled, Rereads
+from app.serializers.kafka_python_log import Log, place_of, record_of
+from app.serializers.kafka_python_rebalances import Listener, Rebalances
 from transforms.assembly import Assembled, Counts, Reread
 from transforms.chunk import is_chunk
 from transforms.errors import SerializationError
@@ -31,7 +31,6 @@ _logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # how often a poll that waits looks for expired messages, where any can expire
 _LONG_LOOK_S = 60.0
-_STEP_MS = 200
 _REQUEST_MS = 30_000
 # These are of a member of a group, or would be called twice.
 _OF_MEMBERS = frozenset(
@@ -67,11 +66,9 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._last: tuple[TopicPartition, ConsumerRecord] | None = None  # the last chunk of `polled.again`
         self._next: dict[TopicPartition, int] = {}  # behind the last record that was taken
         self._begun: set[TopicPartition] = set()  # of which a record came
-        self._sought: set[TopicPartition] = set()  # whose position the application has set
         self._given_now: set[TopicPartition] = set()  # of which the last call gave something
-        # kafka-python's own thread, which calls listeners, adds to these two, and reads the third.
-        self._revoked: set[TopicPartition] = set()  # most come back with the next assignment
-        self._gone: deque[TopicPartition] = deque()  # to be forgotten
+        # kafka-python's own thread, which calls listeners, changes the first, and commits the second.
+        self._rebalances = Rebalances(self.assignment)
         self._safe: Mapping[TopicPartition, OffsetAndMetadata] = {}
         self._owner = threading.get_ident()
         self._ended = False
@@ -82,7 +79,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._commit_s = time.monotonic() + self._commit_every_s
         own = {name: value for name, value in arguments.items() if name not in _OF_MEMBERS}
         log_arguments = {**own, "enable_auto_commit": False, "auto_offset_reset": "earliest"}
-        self._rereads = Rereads(polled, lambda: _Log(log_arguments))
+        self._rereads = Rereads(polled, lambda: Log(log_arguments))
         super().__init__(**{**arguments, "enable_auto_commit": False})
         if topics:
             self.subscribe(topics)
@@ -219,7 +216,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         found: Mapping[TopicPartition, list[ConsumerRecord]] = super().poll(wait_s * 1000, max_records)
         self._drop_gone()
         if counts:
-            places = [_place(tp) for tp in self._begun - self.paused()]
+            places = [place_of(tp) for tp in self._begun - self.paused()]
             self._polled.count(places, time.monotonic() - since_s)
         return found
 
@@ -273,19 +270,19 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _read_anew(self, tp: TopicPartition, offset: int) -> None:
         """Begins a partition again where nothing is lost: records may come twice."""
-        safe, _ = self._polled.safe(_place(tp), self._given(tp, offset))
+        safe, _ = self._polled.safe(place_of(tp), self._given(tp, offset))
         self._forget([tp])
         with contextlib.suppress(ValueError):
             super().seek(tp, safe)
 
     def _whole(self, tp: TopicPartition, record: ConsumerRecord) -> ConsumerRecord | None:
         """The record, or the message that is whole with it; None if it is a chunk that completes nothing."""
-        place = _place(tp)
+        place = place_of(tp)
         if tp not in self._begun:
             self._resume(tp, record.offset)
         if not is_chunk(record.headers):
             return None if self._polled.delivered(place, record.offset) else record
-        whole = self._polled.take(_record(record))
+        whole = self._polled.take(record_of(record))
         if whole is None:
             return None
         found = _assembled(record, whole)
@@ -330,7 +327,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk.
         """
         found = super().position(partition, timeout_ms)
-        return None if found is None else self._polled.position(_place(partition), self._given(partition, found))
+        return None if found is None else self._polled.position(place_of(partition), self._given(partition, found))
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """As kafka-python's. A message whose last chunk is at the offset, or behind it, comes whole."""
@@ -363,8 +360,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return super().commit_async(self._told(offsets), callback)
 
     def _seek_told(self, partitions: Iterable[TopicPartition]) -> None:
-        self._sought.update(partitions)
-        self._gone.extend(partitions)
+        self._rebalances.seek(partitions)
         if threading.get_ident() == self._owner:  # else a listener seeks, and the next call forgets
             self._drop_gone()
 
@@ -378,7 +374,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return {tp: self._safe_at(tp, told.offset, told.metadata or "") for tp, told in offsets.items()}
 
     def _safe_at(self, tp: TopicPartition, offset: int, metadata: str = "") -> OffsetAndMetadata:
-        safe, noted = self._polled.safe(_place(tp), self._given(tp, offset), metadata)
+        safe, noted = self._polled.safe(place_of(tp), self._given(tp, offset), metadata)
         return OffsetAndMetadata(safe, noted, -1)
 
     def _given(self, tp: TopicPartition, offset: int) -> int:
@@ -410,8 +406,8 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
     def _resume(self, tp: TopicPartition, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
-        place, committed = _place(tp), None
-        if tp not in self._sought and self.config["group_id"] is not None:
+        place, committed = place_of(tp), None
+        if tp not in self._rebalances.sought and self.config["group_id"] is not None:
             try:
                 committed = self.committed(tp, metadata=True, timeout_ms=_REQUEST_MS)
             except KafkaError as exc:
@@ -430,7 +426,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         listener: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None = None,
     ) -> None:
         """As kafka-python's."""
-        super().subscribe(topics, pattern, _Listener(self, listener))
+        super().subscribe(topics, pattern, Listener(self._rebalances, self._leave, listener))
 
     def assign(self, partitions: Collection[TopicPartition]) -> None:
         """As kafka-python's."""
@@ -450,26 +446,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         if self._commits and self.assignment():
             self.commit_async(callback=_told_on_error)
 
-    def revoked(self, partitions: Collection[TopicPartition]) -> None:
-        """Takes in, on kafka-python's thread, that partitions may go. An eager assignor names all, and gives most back.
-
-        kafka-python keeps the position of a partition that comes back; so all else of it is kept, too.
-        """
-        left = set(partitions) - self.assignment()
-        self.lost(left)  # as a cooperative assignor tells it
-        self._revoked |= set(partitions) - left
-
-    def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        """Takes in, on kafka-python's thread, what has come, or has stayed."""
-        self.lost(self._revoked - set(partitions))
-        self._revoked = set()
-
-    def lost(self, partitions: Collection[TopicPartition]) -> None:
-        """Takes in, on kafka-python's thread, that partitions have gone."""
-        self._sought -= set(partitions)
-        self._gone.extend(partitions)
-
-    async def leave(self, partitions: Collection[TopicPartition]) -> None:
+    async def _leave(self, partitions: Collection[TopicPartition]) -> None:
         """Commits before partitions go, on kafka-python's thread."""
         safe = {tp: told for tp, told in self._safe.items() if tp in partitions}
         if self._commits and safe:
@@ -479,13 +456,13 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
     def _drop_gone(self) -> None:
-        while self._gone:
-            self._forget([self._gone.popleft()])
+        while self._rebalances.gone:
+            self._forget([self._rebalances.gone.popleft()])
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         gone = set(partitions)
         for tp in gone:
-            place = _place(tp)
+            place = place_of(tp)
             self._polled.clear(place)
             self._rereads.forget(place)
             for each in (self._buffer, self._taken, self._failures, self._next):
@@ -493,34 +470,6 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
             self._begun.discard(tp)
             self._given_now.discard(tp)
         self._safe = {tp: told for tp, told in self._safe.items() if tp not in gone}
-
-
-class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Commits before the application's own listener is called, and tells the consumer what comes and goes."""
-
-    def __init__(
-        self, consumer: PollingConsumer, own: ConsumerRebalanceListener | AsyncConsumerRebalanceListener | None
-    ) -> None:
-        self._consumer, self._own = consumer, own
-
-    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        self._consumer.revoked(revoked)
-        await self._consumer.leave(revoked)
-        await self._call("on_partitions_revoked", revoked)
-
-    async def on_partitions_lost(self, lost: Collection[TopicPartition]) -> None:
-        self._consumer.lost(lost)
-        await self._call("on_partitions_lost", lost)
-
-    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        self._consumer.assigned(assigned)
-        await self._call("on_partitions_assigned", assigned)
-
-    async def _call(self, name: str, partitions: Collection[TopicPartition]) -> None:
-        if self._own is not None:
-            result = getattr(self._own, name)(partitions)
-            if inspect.isawaitable(result):
-                await result
 
 
 class _TornError(Exception):
@@ -531,50 +480,9 @@ class _TornError(Exception):
         self.partition, self.cause = partition, cause
 
 
-class _Log:
-    """A consumer that is no member of the group, and reads a partition anywhere; see `app.chunks.polled.Seeking`."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._consumer = KafkaConsumer(**arguments)
-
-    def first(self, place: Place) -> int:
-        tp = TopicPartition(*place)
-        found: int = self._consumer.beginning_offsets([tp], timeout_ms=_REQUEST_MS)[tp]
-        return found
-
-    def records(self, place: Place, start: int, end: int) -> Iterator[ReadRecord | None]:
-        tp = TopicPartition(*place)
-        self._consumer.assign([tp])
-        self._consumer.seek(tp, start)
-        # What was read has been in the log. If it ends before `end` now, that was taken out of it.
-        end = min(end, self._consumer.end_offsets([tp], timeout_ms=_REQUEST_MS)[tp])
-        while (self._consumer.position(tp, timeout_ms=_REQUEST_MS) or 0) < end:
-            found = self._consumer.poll(_STEP_MS).get(tp, [])
-            if not found:
-                yield None
-            for record in found:
-                if record.offset >= end:
-                    return
-                yield _record(record)
-
-    def close(self) -> None:
-        self._consumer.close()
-
-
 def _told_on_error(_: object, response: object) -> None:
     if isinstance(response, Exception):
         _logger.warning("an automatic commit failed, and is tried again: %s", response)
-
-
-def _place(tp: TopicPartition) -> Place:
-    return tp.topic, tp.partition
-
-
-def _record(record: ConsumerRecord) -> ReadRecord:
-    headers = tuple(record.headers)
-    return ReadRecord(
-        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, headers
-    )
 
 
 def _assembled(last: ConsumerRecord, message: Assembled) -> ConsumerRecord:
