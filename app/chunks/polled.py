@@ -14,6 +14,8 @@ from transforms.rereading import Beginnings, Rereading
 
 __all__ = ["OnDiscarded", "Place", "Polled", "Rereads", "Seeking"]
 
+_STEP_RECORDS = 500
+
 Place = tuple[str, int]
 """A topic and the number of a partition."""
 
@@ -248,18 +250,18 @@ class Rereads:
         if reread.below is not None and reread.reason is None:
             known = polled.beginnings(place, reread.below, log.first)
             while (range_ := known.missing(reread.uuid)) is not None:
-                for record in log.records(place, *range_):
-                    if record is None:
-                        yield
-                    else:
+                for number, record in enumerate(log.records(place, *range_), 1):
+                    if record is not None:
                         known.take(record)
+                    if record is None or number % _STEP_RECORDS == 0:
+                        yield
                 known.searched(range_[0])
             found = known.of(reread.uuid)
             start = start if found is None else found
         rereading = Rereading(polled.limits, reread)
-        for record in log.records(place, start, reread.last + 1):
-            if record is None:
-                yield
-            else:
+        for number, record in enumerate(log.records(place, start, reread.last + 1), 1):
+            if record is not None:
                 rereading.take(record)
+            if record is None or number % _STEP_RECORDS == 0:
+                yield
         return rereading.outcome(), rereading.beginning

@@ -71,6 +71,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._rebalances = Rebalances(self.assignment)
         self._safe: Mapping[TopicPartition, OffsetAndMetadata] = {}
         self._owner = threading.get_ident()
+        self._untaken = False  # positions may be behind records that `_take_all` has not come to
         self._ended = False
         wanted = arguments.get("enable_auto_commit", KafkaConsumer.DEFAULT_CONFIG["enable_auto_commit"])
         self._commits = bool(wanted) and arguments.get("group_id") is not None
@@ -98,16 +99,15 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         if self._ended:
             return
         self._ended = True
-        self._rereads.close()
-        if not autocommit:
-            self._commits = False
-        if self._commits:
-            try:
+        try:
+            self._rereads.close()
+            if autocommit and self._commits:
                 self.commit(timeout_ms=self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
-            except KafkaError as exc:
-                _logger.warning("the offsets were not committed when the consumer was closed: %s", exc)
+        except KafkaError as exc:
+            _logger.warning("the offsets were not committed when the consumer was closed: %s", exc)
+        finally:
             self._commits = False
-        super().close(autocommit, timeout_ms)
+            super().close(autocommit, timeout_ms)
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -177,9 +177,21 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 raise self._failures.pop(tp)
             self._commit_in_time()
             if self._advance(until_s):
-                self._take_all(self._polled_records(self._wait_s(until_s), max_records))
+                try:
+                    self._take_all(self._polled_records(self._wait_s(until_s), max_records))
+                except KafkaError:
+                    raise
+                except BaseException:  # an interrupt between the two
+                    self._seek_back()
+                    raise
             if time.monotonic() >= until_s and not self._fetchable(self._failures):
                 return
+
+    def _seek_back(self) -> None:
+        """Lets the next call begin behind what was taken."""
+        for tp in self.assignment() & self._next.keys():
+            with contextlib.suppress(ValueError):
+                super().seek(tp, self._next[tp])
 
     def _wait_s(self, until_s: float) -> float:
         """How long a poll may wait: until then, or until there is something else to look after.
@@ -212,7 +224,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         return True
 
     def _polled_records(self, wait_s: float, max_records: int | None) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        since_s, counts = time.monotonic(), self._polled.waits
+        since_s, counts, self._untaken = time.monotonic(), self._polled.waits, True
         found: Mapping[TopicPartition, list[ConsumerRecord]] = super().poll(wait_s * 1000, max_records)
         self._drop_gone()
         if counts:
@@ -236,6 +248,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 if records:
                     with contextlib.suppress(ValueError):  # it has gone meanwhile
                         super().seek(tp, records[0].offset)
+            self._untaken = False
 
     def _blocked(self) -> bool:
         """Whether something has to be done before the next record."""
@@ -326,6 +339,8 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
 
         If an incomplete message begins more than `chunk.lookback` before that, it is the offset of its first chunk.
         """
+        if threading.get_ident() == self._owner and not self._untaken:
+            self._drop_gone()
         found = super().position(partition, timeout_ms)
         return None if found is None else self._polled.position(place_of(partition), self._given(partition, found))
 
@@ -368,7 +383,9 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         if offsets is None:
-            if threading.get_ident() == self._owner:
+            # A signal handler may commit in the midst of a call: then positions say nothing.
+            if threading.get_ident() == self._owner and not self._untaken:
+                self._drop_gone()
                 self._look_at_positions()
             return self._told_of(self.assignment())
         return {tp: self._safe_at(tp, told.offset, told.metadata or "") for tp, told in offsets.items()}
@@ -385,7 +402,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
     def _note(self, given: Iterable[TopicPartition]) -> None:
         """Has what was given committed before a rebalance, too."""
         if self._commits:
-            self._safe = {**self._safe, **self._told_of(self._fetchable(given))}
+            self._safe = {**self._safe, **self._told_of(given)}
 
     def _told_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         known = [tp for tp in partitions if tp in self._next]
@@ -396,8 +413,11 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         for tp in self.assignment():
             with contextlib.suppress(KafkaError):  # `poll` raises it
                 offset = super().position(tp, timeout_ms=0)
-                if offset is not None:
-                    self._next[tp] = offset
+                if offset is None:
+                    continue
+                if tp not in self._begun:
+                    self._resume(tp, offset)  # or this commit would erase what the last one notes
+                self._next[tp] = offset
 
     def _commit_in_time(self) -> None:
         if time.monotonic() >= self._commit_s:
@@ -433,22 +453,27 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
         self._commit_now()
         gone = self.assignment() - set(partitions)
         super().assign(partitions)
-        self._forget(gone)
+        self._rebalances.lost(gone)
+        self._drop_gone()
 
     def unsubscribe(self) -> None:
         """As kafka-python's."""
         self._commit_now()
         gone = self.assignment()
         super().unsubscribe()
-        self._forget(gone)
+        self._rebalances.lost(gone)
+        self._drop_gone()
 
     def _commit_now(self) -> None:
         if self._commits and self.assignment():
-            self.commit_async(callback=_told_on_error)
+            told = self._told(None)
+            self._safe = {**self._safe, **told}
+            super().commit_async(told, _told_on_error)
 
     async def _leave(self, partitions: Collection[TopicPartition]) -> None:
         """Commits before partitions go, on kafka-python's thread."""
-        safe = {tp: told for tp, told in self._safe.items() if tp in partitions}
+        gone = set(self._rebalances.gone)
+        safe = {tp: told for tp, told in self._safe.items() if tp in partitions and tp not in gone}
         if self._commits and safe:
             try:
                 await super().commit_async(safe)
@@ -456,6 +481,7 @@ class PollingConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has 
                 _logger.warning("the offsets were not committed before a rebalance; records may come again: %s", exc)
 
     def _drop_gone(self) -> None:
+        self._rebalances.settle()
         while self._rebalances.gone:
             self._forget([self._rebalances.gone.popleft()])
 

@@ -53,6 +53,13 @@ class Rebalances:
         self.lost(self._revoked - set(partitions))
         self._revoked = set()
 
+    def settle(self) -> None:
+        """Takes in that revoked partitions are not assigned any more: not each assignor tells what is left."""
+        left = self._revoked - self._owned()
+        if left:
+            self.lost(left)
+            self._revoked -= left
+
     def lost(self, partitions: Collection[TopicPartition]) -> None:
         """Takes in that partitions have gone."""
         self.sought -= set(partitions)

@@ -336,6 +336,48 @@ async def test_a_listener_that_seeks(broker: str, make_topic: MakeTopic) -> None
     assert [each.offset for each in found if each.partition == stays] == [1, 2]
 
 
+async def test_a_commit_in_the_midst_of_a_call(broker: str, make_topic: MakeTopic) -> None:
+    """As a signal handler may make it: it commits what was given, and not what the call has fetched."""
+    topic = make_topic()
+    await write(broker, topic, [Record(b"k", b"%d" % n) for n in range(4)])
+    commits: list[int] = []
+
+    def committing(value: bytes) -> bytes:
+        commits.append(len(commits))
+        consumer.commit()
+        return value
+
+    more: Config = {"value.deserializer": None, "value.deserializers": [committing]}
+    with consuming(broker, topic, None, **more) as consumer:
+        assert values(consumer, 1) == [b"0"]
+        assert committed_in(broker, f"{topic}-g", topic) == {0: 0}
+        assert [each.value for each in polled(consumer, 3)] == [b"1", b"2", b"3"]
+        assert committed_in(broker, f"{topic}-g", topic) == {0: 1}
+    assert len(commits) >= 4
+
+
+async def test_a_commit_before_the_first_record(broker: str, make_topic: MakeTopic) -> None:
+    """What a commit notes of a partition outlasts commits that are made before a record of it has come."""
+    topic = make_topic(2)
+    slow = pieces("slow", 3_000, 1)
+    first, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    await write(broker, topic, [slow[0], Record(b"k", b"given")], 0)
+    await write(broker, topic, [Record(b"k", b"x")], 1)
+    with consuming(broker, topic) as consumer:
+        assert len(polled(consumer, 2)) == 2
+        consumer.commit()
+    with consuming(broker, topic) as consumer:
+        consumer.unsubscribe()
+        consumer.assign([first, other])
+        consumer.pause(first)
+        assert consumer.poll(500) == {}
+        consumer.commit()
+        assert noted((await committed(broker, f"{topic}-g", topic)).metadata) == Noted(2)
+        await write(broker, topic, slow[1:], 0)
+        consumer.resume(first)
+        assert values(consumer, 1) == [value_of(3_000, 1)]
+
+
 async def test_polls_after_an_iteration(broker: str, make_topic: MakeTopic) -> None:
     """What an iteration has fetched is given by later polls, no more than they ask for."""
     topic = make_topic()
