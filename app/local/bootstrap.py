@@ -19,6 +19,7 @@ _OLDEST = (3, 11)
 _NEWEST = (3, 13)
 _LOG = Path("build", "setup.log")
 _LINE_LENGTH = 200
+_SHELLS = ("sh", "bash", "dash")  # in which `make` runs a recipe
 
 # Settings of pip and Python that would install packages in another place.
 _FOREIGN = ("PIP_PREFIX", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_USER", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
@@ -89,13 +90,24 @@ def main(arguments: "list[str]") -> int:
 
 
 def _asked() -> float:
-    """When `make` has asked for the step, in seconds since the epoch: on a busy machine some time ago."""
+    """When `make` has asked for the step, in seconds since the epoch: on a busy machine some time ago.
+
+    That is when the shell started that has started this process; another `make` may have done the step in between.
+    """
     try:
-        # proc(5): field 22 is the start of the process, in ticks since the boot.
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks, _ = _start("self")
+        asked, name = _start(str(os.getppid()))
+        if name in _SHELLS:
+            ticks = asked
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):  # not Linux
         return time.time()
+
+
+def _start(process: str) -> "tuple[int, str]":
+    """When a process started, in ticks since the boot, and its name; proc(5)."""
+    before, _, behind = Path("/proc", process, "stat").read_text().rpartition(")")
+    return int(behind.split()[19]), before.partition("(")[2]
 
 
 def _run(title: str, command: "list[str]", log: TextIO) -> "list[str] | None":

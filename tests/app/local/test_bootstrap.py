@@ -117,6 +117,17 @@ def moved(checkout: Path) -> Path:
     return checkout
 
 
+def test_step_that_another_make_does_meanwhile(tmp_path: Path) -> None:
+    """What was done after the shell of the recipe had started is not done again, however late Python starts."""
+    bootstrap = Path(__file__).parents[3] / "app" / "local" / "bootstrap.py"
+    recipe = 'echo done > "$1"; "$2" -c pass; "$2" -IS "$3" "$1" Title touch again; :'
+    subprocess.run(["sh", "-c", recipe, "sh", "stamp", sys.executable, bootstrap], cwd=tmp_path, check=True)
+    assert not (tmp_path / "again").exists()
+    recipe = '"$2" -IS "$3" "$1" Title touch again; :'
+    subprocess.run(["sh", "-c", recipe, "sh", "stamp", sys.executable, bootstrap], cwd=tmp_path, check=True)
+    assert (tmp_path / "again").exists()
+
+
 def test_steps_are_done_once(moved: Path) -> None:
     """Each step runs once, in order, also if two calls of make run at once or the checkout was moved.
 
