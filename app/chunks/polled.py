@@ -250,18 +250,19 @@ class Rereads:
         if reread.below is not None and reread.reason is None:
             known = polled.beginnings(place, reread.below, log.first)
             while (range_ := known.missing(reread.uuid)) is not None:
-                for number, record in enumerate(log.records(place, *range_), 1):
-                    if record is not None:
-                        known.take(record)
-                    if record is None or number % _STEP_RECORDS == 0:
-                        yield
+                yield from _in_steps(log.records(place, *range_), known.take)
                 known.searched(range_[0])
             found = known.of(reread.uuid)
             start = start if found is None else found
         rereading = Rereading(polled.limits, reread)
-        for number, record in enumerate(log.records(place, start, reread.last + 1), 1):
-            if record is not None:
-                rereading.take(record)
-            if record is None or number % _STEP_RECORDS == 0:
-                yield
+        yield from _in_steps(log.records(place, start, reread.last + 1), rereading.take)
         return rereading.outcome(), rereading.beginning
+
+
+def _in_steps(records: Iterable[ReadRecord | None], take: Callable[[ReadRecord], object]) -> Iterator[None]:
+    """Takes each record; yields where there was none for a moment, and after many."""
+    for number, record in enumerate(records, 1):
+        if record is not None:
+            take(record)
+        if record is None or number % _STEP_RECORDS == 0:
+            yield

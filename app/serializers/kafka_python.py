@@ -22,7 +22,6 @@ from app.serializers.demand import Demand
 from app.serializers.kafka_python_chunks import PollingConsumer
 from app.serializers.kafka_python_writes import WritingProducer, largest
 from app.serializers.strategy import Oversized
-from transforms.record import Header
 
 __all__ = ["DeserializingConsumer", "SerializingProducer"]
 
@@ -70,27 +69,6 @@ class SerializingProducer(WritingProducer):
         oversized = Oversized(whole, _PRODUCER.keys(), largest, cluster=_cluster)
         with oversized.serializers.closed_on_error():
             super().__init__(oversized, **_PRODUCER.read(oversized.client))
-
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        headers: list[Header] | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Any:
-        """As `KafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
-
-        For a value in chunks, the result is the metadata of the last one.
-
-        Raises:
-            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
-                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
-            ChunkError: the record cannot be split, or its topic is compacted.
-            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
-        """
-        return super().send(topic, value, key, headers, partition, timestamp_ms)
 
 
 def _cluster(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -143,7 +143,16 @@ class WritingProducer(KafkaProducer):  # type: ignore[misc]  # kafka-python has 
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Any:
-        """As `KafkaProducer.send`; see `SerializingProducer`."""
+        """As `KafkaProducer.send`; the headers of a reference are added to a copy of `headers`.
+
+        For a value in chunks, the result is the metadata of the last one.
+
+        Raises:
+            SerializationError: a stage raised an error, or a wrapped null would go to a compacted topic, and nothing is
+                sent. `__cause__` is the reason; `retriable` is true if another try may succeed.
+            ChunkError: the record cannot be split, or its topic is compacted.
+            ConfigurationError: the strategy is `chunk`, and the topic does not say what it takes.
+        """
         self._oversized.check(topic, value)
         own = headers.copy() if isinstance(headers, list) else headers
         sending = self._sending
