@@ -1,4 +1,4 @@
-"""Faust topics whose large values are in the payload store: a schema, since a codec sees no headers.
+"""Faust topics with values of any size: a schema, since a codec sees no headers.
 
     app = faust.App("orders", broker=..., Topic=LargeMessageTopic)
     orders = app.topic("orders", value_type=Order, schema=LargeMessageSchema({...}))
@@ -24,9 +24,11 @@ from faust.types import AppT, CodecArg, EventT, K, ModelArg, SchemaT, V
 from faust.types.core import HeadersArg, OpenHeadersArg
 from faust.types.tuples import Message, RecordMetadata
 
+from app.chunks.discarded import warn
 from app.config.client import limits_names
 from app.config.naming import check_name, check_topics
 from app.kafka.delivering import count_as_poll
+from app.serializers.faust_chunks import Chunks, OnDiscarded, listed, without_chunk_keys
 from app.serializers.large_message import LargeMessageDeserializer, LargeMessageSerializer
 from app.serializers.options import check_time
 from transforms.errors import (
@@ -38,7 +40,7 @@ from transforms.errors import (
 from transforms.record import Header
 from transforms.reference import KEY, VALUE, Field
 
-__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnFailure"]
+__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnDiscarded", "OnFailure"]
 
 OnFailure = Callable[[SerializationError, Message], "object | Awaitable[object]"]
 
@@ -60,7 +62,7 @@ class _Pair:
 
 
 class LargeMessageSchema(faust.Schema[Any, Any]):
-    """A schema that offloads large values to the payload store, and restores them.
+    """A schema that offloads large values to the payload store, and gives whole values, from references and chunks.
 
     Reading. A thread downloads a payload before the agents get the event. Faust hands on records one by one, so the
     records behind it wait, those of other topics too. While the store is down or throttles, the download is tried
@@ -69,17 +71,25 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     is committed past such a record. `event.headers` lacks the reference's headers; `event.message` is the record as
     Kafka has it, so `event.forward` forwards the reference.
 
+    Chunks. A value in chunks is the event of its last chunk; its `event.message` is whole, too. No commit passes the
+    first chunk of a message that is incomplete, or that an agent has not done with. So a restart may give again what is
+    behind that chunk. What memory does not hold is read again from the log, by a second consumer that is no member of
+    the group. All topics that one schema reads share its limits. A topic with chunks has one schema.
+
     Writing. With a `LargeMessageTopic`, a thread uploads payloads; with Faust's own topic, `send` blocks the event loop
     for the upload, and the schema serves one topic.
 
     Args:
-        config: keys as for the other clients: the store's, `large.message.threshold.bytes` and so on. The app sets
-            `max.request.size`, `max.poll.interval.ms` and `bootstrap.servers` by default.
+        config: keys as for the other clients: the store's, `large.message.threshold.bytes`, those of
+            `app.chunks.keys.CONSUMER_KEYS` and so on. The app sets `max.request.size`, `max.poll.interval.ms` and
+            `bootstrap.servers` by default.
         topic: the topic to write to; by default the topic that has this schema.
         keys: whether keys are offloaded and restored too.
         on_failure: called with the error (with topic, partition, offset, and the reason as `__cause__`) and the record
             that cannot be restored; may be a coroutine function. Its result becomes the value of the record's event,
             which agents acknowledge as any other. An error that it raises stops the worker.
+        on_discarded: called with each message of chunks that is not whole; may be a coroutine function. An error that
+            it raises stops the worker, and no commit passes the message. By default a warning is logged.
         key_type: this and all arguments below are as with `faust.Schema`.
         value_type: as there.
         key_serializer: as there.
@@ -98,6 +108,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         topic: str | None = None,
         keys: bool = False,
         on_failure: OnFailure | None = None,
+        on_discarded: OnDiscarded = warn,
         key_type: ModelArg | None = None,
         value_type: ModelArg | None = None,
         key_serializer: CodecArg = None,
@@ -114,6 +125,8 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._config = config
         self._parts = (KEY, VALUE) if keys else (VALUE,)
         self._on_failure = on_failure
+        self._on_discarded = on_discarded
+        self._chunks: Chunks | None = None
         self._topics = set() if topic is None else {topic}
         self._is_named = topic is not None
         self._pairs: dict[Field, _Pair] | None = None
@@ -121,7 +134,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
 
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
-        self._pairs = None
+        self._pairs = self._chunks = None
         self._stores.close()
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     def _offloaded(
         self, pair: _Pair | None, topic: str | None, data: object, headers: OpenHeadersArg
     ) -> tuple[object, OpenHeadersArg]:
-        before = _listed(headers)
+        before = listed(headers)
         if pair is None or not pair.writer.wants(data, before):
             return data, headers
         after = list(before)  # the caller may use its list again
@@ -182,7 +195,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     async def _offloaded_on_thread(
         self, pair: _Pair | None, topic: str, data: object, headers: OpenHeadersArg
     ) -> tuple[object, OpenHeadersArg]:
-        if pair is None or not pair.writer.wants(data, _listed(headers)):
+        if pair is None or not pair.writer.wants(data, listed(headers)):
             return data, headers
         return await asyncio.to_thread(self._offloaded, pair, topic, data, headers)
 
@@ -208,7 +221,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._opened(app)  # raises an error in the configuration now, not at the first record
 
         async def restore(message: Message, **how: bool) -> Any:
-            headers, pairs = _listed(message.headers), self._opened(app)
+            pairs, chunks = self._opened(app), self._chunks
+            if chunks is not None and not await chunks.take(message):
+                return chunks.skipped(message)
+            headers = listed(message.headers)
             if not any(pair.reader.wants(headers) for pair in pairs.values()):
                 return await decode(message, **how)
             whole = _copy(message, headers)
@@ -262,7 +278,9 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
     def _opened(self, app: AppT) -> dict[Field, _Pair]:
         if self._pairs is None:
             _check_names(app, enabled=limits_names(self._config))
-            config = {**_of_app(app), **self._config}
+            whole = {**_of_app(app), **self._config}
+            chunks = Chunks(app, whole, self._on_discarded, lambda: _keep_membership(app))
+            config = without_chunk_keys(whole)
             pairs = {}
             with ExitStack() as opened:
                 for part in self._parts:
@@ -273,7 +291,7 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 store_ms = sum(pair.reader.store_timeout_ms for pair in pairs.values())
                 check_time(store_ms, "max.poll.interval.ms", interval_ms, " (broker_max_poll_interval of the app)")
                 self._stores = opened.pop_all()  # no error: they stay open
-            self._pairs = pairs
+            self._pairs, self._chunks = pairs, chunks
         return self._pairs
 
 
@@ -371,12 +389,6 @@ def _keep_membership(app: AppT) -> None:
     thread = getattr(app.consumer, "_thread", None) if app.started else None
     if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
         count_as_poll(thread._consumer)  # noqa: SLF001  # the same
-
-
-def _listed(headers: HeadersArg | None) -> list[Header]:
-    if not headers:
-        return []
-    return list(cast("Any", headers.items() if isinstance(headers, Mapping) else headers))
 
 
 def _copy(message: Message, headers: list[Header]) -> Message:

@@ -17,7 +17,7 @@ def refused_piece(who: str, topic: str, headers: Sequence[Header]) -> Serializat
         topic,
         "value",
         f"{who}: the value is a piece of a message, {piece_text(headers)}, and it sees one record at a time; read the "
-        "topic with the DeserializingConsumer of wideload.serializers.aiokafka, .confluent or .kafka_python, or behind "
-        "a pipeline with the transform inflate or assemble",
+        "topic with the DeserializingConsumer of wideload.serializers.aiokafka, .confluent or .kafka_python, with the "
+        "LargeMessageSchema of wideload.serializers.faust, or behind a pipeline with the transform inflate or assemble",
         deserializing=True,
     )

@@ -2,11 +2,13 @@
 
 What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
 line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
-`table`, `session_s`, `max_poll_s`.
+`table`, `session_s`, `max_poll_s`, `twice` (a second agent), `on_discarded` (`write` or `raise`), `holds` (a file: no
+event with a value of more than 1,000 bytes is done with before it is there).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -16,7 +18,10 @@ from typing import Any
 import faust
 from faust.types.tuples import Message
 
+from app.chunks.discarded import warn
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from tests.integration.worker_process import until
+from transforms.assembly import Discarded
 from transforms.errors import SerializationError
 
 told: dict[str, Any] = json.loads(os.environ["FAUST_READER"])
@@ -44,10 +49,21 @@ def on_failure(error: SerializationError, message: Message) -> object:
     return {"failed": type(error.__cause__).__name__, "offset": error.offset, "key": str(message.key)}
 
 
+async def on_discarded(discarded: Discarded) -> None:
+    """Writes down a message that is not whole."""
+    if told["on_discarded"] == "raise":
+        raise ValueError(f"a message that is not whole: {discarded.reason}")
+    line = {"value": {"discarded": discarded.reason, "offsets": [each.offset for each in discarded.records]}}
+    written.write(json.dumps(line) + "\n")
+
+
 def schema() -> LargeMessageSchema:
     """One for each topic."""
     return LargeMessageSchema(
-        told["store"], keys=told.get("keys", False), on_failure=on_failure if told.get("on_failure") else None
+        told["store"],
+        keys=told.get("keys", False),
+        on_failure=on_failure if told.get("on_failure") else None,
+        on_discarded=on_discarded if told.get("on_discarded") else warn,
     )
 
 
@@ -78,10 +94,22 @@ async def read(stream: Any) -> None:
             "raw": [name for name, _ in event.message.headers],
         }
         written.write(json.dumps(line) + "\n")
+        if told.get("holds") and value and len(value) > 1_000:
+            await asyncio.to_thread(until, Path(told["holds"]).exists, "the file is there", 60)
         if told.get("forward"):
             await event.forward(sink)
         elif sink is not None:
             await sink.send(key=event.key, value=value, headers=event.headers)
+
+
+if told.get("twice"):
+
+    @app.agent(source)
+    async def read_too(stream: Any) -> None:
+        """Writes down the values alone."""
+        async for event in stream.events():
+            value = event.value
+            written.write(json.dumps({"too": None if value is None else hashlib.sha256(value).hexdigest()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from app.serializers.faust import LargeMessageSchema, LargeMessageTopic, OnFailure
+from app.serializers.faust import LargeMessageSchema, LargeMessageTopic, OnDiscarded, OnFailure
 
-__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnFailure"]
+__all__ = ["LargeMessageSchema", "LargeMessageTopic", "OnDiscarded", "OnFailure"]

@@ -1,0 +1,283 @@
+"""Chunks in a Faust app: whole messages for its agents, and acknowledgements that wait for incomplete ones.
+
+Faust commits behind what its agents have acknowledged, and each record is in its hands before a schema sees it. So this
+holds one acknowledgement more for each record that no commit may pass: that of each chunk, and of the records behind
+it. Faust's own gaps would not do: its first commit of a partition takes no account of what is missing before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from aiokafka import TopicPartition
+from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth, server_list
+from faust.types import TP, AppT, EventT, ProcessingGuarantee
+from faust.types.core import HeadersArg
+from faust.types.tuples import Message
+
+from app.chunks.keys import CONSUMER_KEYS, limits
+from app.chunks.polled import Polled
+from app.chunks.rereader import Again, Rereader
+from app.config.client import LIMIT, coerced
+from app.kafka.source_batch import ReadRecord
+from stores.keys import read
+from transforms.assembly import Assembled, Counts, Discarded, Reread
+from transforms.chunk import is_chunk
+from transforms.record import Header
+
+__all__ = ["Chunks", "OnDiscarded", "listed", "without_chunk_keys"]
+
+OnDiscarded = Callable[[Discarded], "Awaitable[None] | None"]
+
+_LOOK_S = 0.2  # how often it looks which events are done, and which messages have expired
+_KEYS = frozenset(key.name for key in CONSUMER_KEYS) - {LIMIT.name}
+
+
+def without_chunk_keys(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration of the serializers, which have no chunks."""
+    return {name: value for name, value in config.items() if name not in _KEYS}
+
+
+@dataclass(slots=True)
+class _Held:
+    """A record of which one acknowledgement is ours.
+
+    Attributes:
+        message: the record.
+        first: the offset of the first chunk, if the record stands for a whole message; None if not.
+        is_piece: whether no agent gets it.
+    """
+
+    message: Message
+    first: int | None = None
+    is_piece: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether only our acknowledgement is missing."""
+        return self.message.refcount <= 1
+
+
+@dataclass(slots=True)
+class _Partition:
+    """One partition, in one generation of the group.
+
+    Attributes:
+        generation: the app's number of it.
+        last: the last record that was taken. Faust asks once for each agent.
+        is_piece: whether no agent gets that one.
+        position: the offset behind it.
+        held: in the order of their offsets.
+    """
+
+    generation: int | None
+    last: Message | None = None
+    is_piece: bool = False
+    position: int = 0
+    held: deque[_Held] = field(default_factory=deque)
+
+
+class Chunks:
+    """Puts the chunks of an app's topics together. Belongs to the app's event loop.
+
+    Args:
+        app: the app.
+        config: with the keys of `app.chunks.keys.CONSUMER_KEYS`.
+        on_discarded: called with each message that is not whole. If it raises, the worker stops.
+        keep_membership: called while a message is read again, and Faust does not poll.
+
+    Raises:
+        ConfigurationError: a key's value is wrong.
+    """
+
+    def __init__(
+        self,
+        app: AppT,
+        config: Mapping[str, object],
+        on_discarded: OnDiscarded,
+        keep_membership: Callable[[], None],
+    ) -> None:
+        values = read(CONSUMER_KEYS, coerced(CONSUMER_KEYS, config))
+        self._app = app
+        self._limits = limits(values)
+        self._lookback = cast("int", values["chunk.lookback"])
+        self._polled = Polled(self._limits, self._lookback)
+        self._on_discarded = on_discarded
+        self._keep_membership = keep_membership
+        self._partitions: dict[TP, _Partition] = {}
+        self._lock = asyncio.Lock()  # between a record that is taken, and the watch
+        self._watching = False
+        self._rereader: Rereader | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
+        return self._polled.counts
+
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages."""
+        return self._polled.stats()
+
+    async def take(self, message: Message) -> bool:
+        """Takes a record, in the order of offsets; a last chunk becomes the whole message.
+
+        Returns:
+            Whether agents get the record. If not, `skipped` is the event for Faust.
+        """
+        partition = self._partitions.get(message.tp)
+        if partition is None or partition.generation != message.generation_id:
+            partition = self._begin(message)
+        if partition.last is message:
+            return not partition.is_piece
+        if is_chunk(listed(message.headers)):
+            async with self._lock:
+                await self._take_chunk(partition, message)
+        else:
+            if partition.held:
+                message.incref()
+                partition.held.append(_Held(message))
+            partition.is_piece = False
+        partition.last, partition.position = message, message.offset + 1
+        return not partition.is_piece
+
+    def skipped(self, message: Message) -> EventT[Any]:
+        """An event that no agent gets: Faust passes over those of another generation of the group."""
+        of_none = Message.from_message(message, message.tp)
+        of_none.value, of_none.headers, of_none.acked = None, {}, True
+        return self._app.create_event(None, None, {}, of_none)
+
+    # --- one chunk ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, message: Message) -> _Partition:
+        """A partition whose first record this is, in this generation of the group."""
+        former = self._partitions.get(message.tp)
+        if former is not None:
+            # They come again, from the commit on.
+            self._app.consumer.unacked.difference_update(each.message for each in former.held)
+        self._polled.clear(message.tp)
+        self._polled.begin(message.tp, message.offset)
+        begun = self._partitions[message.tp] = _Partition(message.generation_id)
+        return begun
+
+    async def _take_chunk(self, partition: _Partition, message: Message) -> None:
+        if not self._watching:
+            self._watching = True
+            cast("Any", self._app).add_future(self._watch())  # it ends with the app
+        whole = self._polled.take(_record(message))
+        if self._polled.again is not None:
+            whole = await self._read_again(self._polled.again)
+        if whole is None:
+            # Faust has counted one acknowledgement for each agent, and none of them gets it.
+            message.tracked, message.refcount = True, 1
+            partition.held.append(_Held(message, is_piece=True))
+            message.value = None
+        else:
+            message.incref()
+            partition.held.append(_Held(message, whole.id.first))
+            message.value, message.headers = whole.record.value, cast("HeadersArg", list(whole.record.headers))
+        partition.is_piece = whole is None
+        await self._settle()
+
+    async def _read_again(self, reread: Reread) -> Assembled | None:
+        """Reads a message again that did not fit into memory; the message, or what is discarded joins the others."""
+        if self._rereader is None:
+            self._rereader = Rereader(_arguments(self._app), self._limits, self._lookback)
+        place = cast("TP", reread.partition)
+        task = self._rereader.begin(Again(TopicPartition(*place), reread))
+        while not task.done():
+            self._keep_membership()
+            await asyncio.wait({task}, timeout=1)
+        found = task.result()
+        self._polled.resolve(reread, found.outcome, found.beginning)
+        return found.outcome if isinstance(found.outcome, Assembled) else None
+
+    async def _settle(self) -> None:
+        """Gives what is discarded to the application, in order."""
+        discarded = self._polled.discarded
+        while discarded:
+            _, first = discarded[0]
+            if isinstance(first, Reread):
+                await self._read_again(first)
+                continue
+            done = self._on_discarded(first)
+            if inspect.isawaitable(done):
+                await done
+            discarded.popleft()
+
+    # --- acknowledgements ---------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Gives acknowledgements back while some are held, and discards messages that have waited too long."""
+        since_s = time.monotonic()
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                async with self._lock:
+                    now_s = time.monotonic()
+                    self._polled.count(list(self._read()), now_s - since_s)
+                    since_s = now_s
+                    await self._settle()
+                    for place, partition in self._partitions.items():
+                        self._release(place, partition)
+                    if not any(each.held for each in self._partitions.values()):
+                        return
+        except Exception as exc:  # noqa: BLE001  # the worker stops with it
+            await self._app.crash(exc)
+        finally:
+            self._watching = False
+            rereader, self._rereader = self._rereader, None
+            if rereader is not None:
+                await rereader.stop()
+
+    def _read(self) -> Iterator[TP]:
+        """The partitions that Faust reads, and that have something to wait for."""
+        if self._app.flow_control.is_active():
+            yield from (place for place, partition in self._partitions.items() if partition.held)
+
+    def _release(self, place: TP, partition: _Partition) -> None:
+        """Gives back what no incomplete message, and none that agents still have, keeps."""
+        held, consumer = partition.held, self._app.consumer
+        if not held:
+            return
+        safe, _ = self._polled.safe(place, partition.position)
+        limit = min([safe, *(each.first for each in held if each.first is not None and not each.is_done)])
+        while held and held[0].message.offset < limit:
+            each = held.popleft()
+            if each.message.ack(consumer) and not each.is_piece:
+                self._app.sensors.on_message_out(place, each.message.offset, each.message)
+        # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
+        consumer.unacked.difference_update(each.message for each in held if each.is_done)
+
+
+def listed(headers: HeadersArg | None) -> list[Header]:
+    """Headers as Faust has them, in either form."""
+    if not headers:
+        return []
+    return list(cast("Any", headers.items() if isinstance(headers, Mapping) else headers))
+
+
+def _record(message: Message) -> ReadRecord:
+    stamp_ms = int(message.timestamp * 1000)
+    place = message.topic, message.partition, message.offset
+    return ReadRecord(*place, stamp_ms, message.key, message.value, listed(message.headers))
+
+
+def _arguments(app: AppT) -> dict[str, Any]:
+    """How the app's own consumer reaches the cluster, for one of aiokafka."""
+    conf = app.conf
+    committed = cast("Any", conf).processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+    return {
+        "bootstrap_servers": server_list(list(conf.broker), 9092),
+        "client_id": conf.broker_client_id,
+        "request_timeout_ms": int(conf.broker_request_timeout * 1000),
+        "max_partition_fetch_bytes": conf.consumer_max_fetch_size,
+        "check_crcs": conf.broker_check_crcs,
+        "isolation_level": "read_committed" if committed else "read_uncommitted",
+        **credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
+    }

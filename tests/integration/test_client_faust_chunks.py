@@ -1,0 +1,195 @@
+"""A real Faust worker whose topic has chunks: its agents get whole values, and no commit passes what is not done."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.client_config import LARGE, Config, on_s3
+from tests.integration.test_client_chunks import pieces, value_of
+from tests.integration.test_client_chunks import write as write_records
+from tests.integration.test_client_chunks_reread import interleaved
+from tests.integration.test_client_faust import FaustProcess, arrived, digest, produce
+from tests.integration.topics import committed
+from tests.integration.way import MakeTopic
+from tests.integration.worker_process import until
+from tests.s3_server import S3Server
+from transforms.record import Record
+
+NO_STORE: Config = {"large.message.payload.store.class": "memory"}
+TIGHT: Config = {**NO_STORE, "max.pending.chunked.message": 1}
+_LONG_S = 40.0
+
+
+def write(broker: str, topic: str, records: Sequence[Record], partition: int = 0) -> None:
+    """Writes records as they are."""
+    asyncio.run(write_records(broker, topic, list(records), partition))
+
+
+def plain(value: bytes | None) -> Record:
+    """An ordinary record."""
+    return Record(b"k", value)
+
+
+def commits(broker: str, topic: str, offset: int) -> None:
+    """Waits until all below an offset is committed, and nothing else is."""
+    until(lambda: committed(broker, f"{topic}-faust", topic).get(0) == offset, f"{offset} is committed", _LONG_S)
+
+
+def values(worker: FaustProcess) -> list[Any]:
+    """The values that its first agent has written down."""
+    return [line["value"] for line in worker.lines() if "value" in line]
+
+
+@pytest.mark.parametrize("streams", ["cython", "python"])
+def test_plain_references_and_chunks(
+    broker: str, versitygw: S3Server, make_topic: MakeTopic, tmp_path: Path, streams: str
+) -> None:
+    """Both agents of a topic get each value whole and in order, with its own headers; all is committed.
+
+    With each of Faust's two implementations of streams: they pass over chunks in different ways.
+    """
+    topic = make_topic()
+    produce(broker, on_s3(versitygw), topic, [LARGE])
+    chunks = pieces("u", 3_000, 1)
+    write(broker, topic, [plain(b"small"), *chunks, plain(None)])
+    worker = FaustProcess(tmp_path, broker, topic, on_s3(versitygw), twice=True)
+    worker.environ |= {"NO_CYTHON": "1"} if streams == "python" else {}
+    with worker:
+        lines = worker.events(8)
+        commits(broker, topic, 3 + len(chunks))
+        events = [line for line in lines if "value" in line]
+        expected = [LARGE, b"small", value_of(3_000, 1), None]
+        assert [event["value"] for event in events] == [digest(value) for value in expected]
+        assert [line["too"] for line in lines if "too" in line] == [digest(value) for value in expected]
+        assert events[2] | {"value": None} == {
+            "offset": 1 + len(chunks),
+            "key": "k",
+            "value": None,
+            "headers": {},
+            "raw": [],
+        }
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.ends() == 0
+
+
+def test_forward_sends_the_whole_value(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """`event.forward` sends a value that came in chunks as one record."""
+    topic, sent = make_topic(), make_topic()
+    write(broker, topic, pieces("u", 3_000, 1))
+    with FaustProcess(tmp_path, broker, topic, NO_STORE, to=sent, forward=True):
+        (record,) = arrived(broker, sent, 1)
+    assert (record.key, record.value, record.headers) == (b"k", value_of(3_000, 1), ())
+
+
+def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """What does not fit is read again from the log; nothing is lost, and all is committed in the end."""
+    topic = make_topic()
+    records = list(interleaved([*(pieces(f"u{n}", 3_000, n) for n in range(8)), [plain(b"1"), plain(b"2")]], 3))
+    write(broker, topic, records)
+    with FaustProcess(tmp_path, broker, topic, TIGHT, on_discarded="write") as worker:
+        events = worker.events(10)
+        commits(broker, topic, len(records))
+    assert {event["value"] for event in events} == {
+        digest(value) for value in (*(value_of(3_000, n) for n in range(8)), b"1", b"2")
+    }
+    assert [event["offset"] for event in events] == sorted(event["offset"] for event in events)
+    assert len(events) == 10
+
+
+@pytest.mark.parametrize("before", [[], [plain(b"0")]], ids=["from the beginning", "behind a commit"])
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM])
+def test_commit_holds(
+    broker: str,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    least_session_ms: int,
+    before: list[Record],
+    ends: signal.Signals,
+) -> None:
+    """No commit passes the first chunk of an incomplete message, and a worker that holds one can be stopped.
+
+    Faust's own commits would: the first of a partition, and one that begins right behind the gap.
+    """
+    topic = make_topic()
+    slow = pieces("slow", 3_000, 1)
+    if before:
+        write(broker, topic, before)
+        with FaustProcess(tmp_path / "before", broker, topic, NO_STORE) as worker:
+            commits(broker, topic, len(before))
+            worker.process.send_signal(signal.SIGTERM)
+            assert worker.ends() == 0
+    write(broker, topic, [slow[0], plain(b"a"), slow[1], plain(b"b"), plain(b"c")])
+    with FaustProcess(tmp_path, broker, topic, NO_STORE, session_s=least_session_ms / 1000) as worker:
+        worker.events(3)
+        write(broker, topic, [plain(b"d")])
+        worker.events(4)
+        worker.process.send_signal(ends)
+        assert (worker.ends() == 0) == (ends == signal.SIGTERM)
+    assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= len(before)
+    write(broker, topic, slow[2:])
+    with FaustProcess(tmp_path / "after", broker, topic, NO_STORE) as worker:
+        until(lambda: digest(value_of(3_000, 1)) in values(worker), "the message is whole", _LONG_S)
+        commits(broker, topic, len(before) + 4 + len(slow))
+
+
+def test_commit_waits_for_the_agent(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> None:
+    """The chunks of a message are committed when its agent has done with it; killed before, it comes again."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000, 1)
+    records = [plain(b"a"), *chunks, plain(b"b")]
+    write(broker, topic, records)
+    done = tmp_path / "done"
+    with FaustProcess(tmp_path, broker, topic, NO_STORE, holds=str(done), session_s=least_session_ms / 1000) as worker:
+        worker.events(2)
+        commits(broker, topic, 1)
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 1.0, "the worker has committed several times since")
+    with FaustProcess(tmp_path / "again", broker, topic, NO_STORE, holds=str(done)) as worker:
+        worker.events(1)
+        assert committed(broker, f"{topic}-faust", topic) == {0: 1}
+        done.touch()
+        commits(broker, topic, len(records))
+    assert values(worker) == [digest(value_of(3_000, 1)), digest(b"b")]
+
+
+def test_discarded(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """What waits too long goes to `on_discarded` and is committed; an error there stops the worker, before it."""
+    topic = make_topic()
+    records = [plain(b"a"), *pieces("slow", 3_000, 1)[:2], plain(b"b")]
+    write(broker, topic, records)
+    expires: Config = {**NO_STORE, "expire.time.of.incomplete.chunked.message.ms": 500}
+    with FaustProcess(tmp_path / "raises", broker, topic, expires, on_discarded="raise") as worker:
+        assert worker.ends() != 0
+    assert "a message that is not whole: expired" in worker.log.read_text()
+    assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 1
+    with FaustProcess(tmp_path, broker, topic, expires, on_discarded="write") as worker:
+        commits(broker, topic, len(records))
+    assert {"discarded": "expired", "offsets": [1, 2]} in values(worker)
+
+
+def test_rebalance(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> None:
+    """A worker joins and another is killed while messages are incomplete: between them, each value comes whole."""
+    topic = make_topic(2)
+    chunks = {partition: pieces(f"u{partition}", 3_000, partition) for partition in (0, 1)}
+    for partition, each in chunks.items():
+        write(broker, topic, [each[0], plain(b"%d" % partition)], partition)
+    with FaustProcess(tmp_path / "one", broker, topic, NO_STORE, session_s=least_session_ms / 1000) as one:
+        one.events(2)
+        with FaustProcess(tmp_path / "two", broker, topic, NO_STORE, session_s=least_session_ms / 1000) as two:
+            two.events(1)
+            write(broker, topic, [chunks[0][1], plain(b"more")], 0)
+            write(broker, topic, [chunks[1][1], plain(b"more")], 1)
+            until(lambda: digest(b"more") in values(one) and digest(b"more") in values(two), "both read on", _LONG_S)
+        for partition, each in chunks.items():
+            write(broker, topic, each[2:], partition)
+        expected = {digest(value_of(3_000, partition)) for partition in chunks}
+        until(lambda: expected <= set(values(one)), "the messages are whole", _LONG_S)
+        ends = {partition: len(each) + 2 for partition, each in chunks.items()}
+        until(lambda: committed(broker, f"{topic}-faust", topic) == ends, "all is committed", _LONG_S)
