@@ -16,9 +16,7 @@ from aiokafka.errors import (
     IllegalOperation,
     KafkaError,
     KafkaTimeoutError,
-    MessageSizeTooLargeError,
     ProducerClosed,
-    RecordListTooLargeError,
 )
 from aiokafka.structs import RecordMetadata
 
@@ -30,6 +28,7 @@ from app.kafka.arguments import Arguments
 from app.kafka.average import Average
 from app.kafka.clients import ClusterError, describe
 from app.kafka.producer import ProducerControls
+from app.kafka.refused_batches import RefusedBatches
 from app.kafka.topics import Topic, topics
 from transforms.assembly import ChunkMessageId
 from transforms.chunk import Chunking
@@ -102,7 +101,7 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         self._timeout_s = cast("int", arguments["request_timeout_ms"]) / 1000
         super().__init__(**arguments)
         self._controls = ProducerControls(self)
-        self._controls.watch_batches(self._settled)
+        RefusedBatches(self, self._forget_limit, self._settled)
 
     def _read(
         self, config: Mapping[str, object], options: Mapping[str, object]
@@ -256,7 +255,11 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
             return None
         return ChunkedRecordMetadata.of(first, last, timestamp)
 
-    def _settled(self, topic: str, batch: asyncio.Future[Any]) -> None:
+    def _forget_limit(self, topic: str) -> None:
+        """The topic is asked again for what it takes."""
+        self._described.pop(topic, None)
+
+    def _settled(self, batch: asyncio.Future[Any]) -> None:
         """Repairs the sequence numbers once a batch has failed.
 
         It has used up numbers, so its partition takes nothing more of this producer id, or of this epoch.
@@ -264,8 +267,6 @@ class ChunkingProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has 
         error = None if batch.cancelled() else batch.exception()
         if error is None:
             return
-        if isinstance(error, (MessageSizeTooLargeError, RecordListTooLargeError)):
-            self._described.pop(topic, None)
         if self._controls.transactional:
             self._gap = True
         elif self._idempotent:

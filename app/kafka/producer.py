@@ -11,7 +11,6 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch, TransactionState
-from aiokafka.structs import RecordMetadata
 
 from transforms.record_batch import Stamp
 
@@ -76,18 +75,6 @@ class ProducerControls:
         queued: asyncio.Future[Any] = await self._producer._message_accumulator.add_batch(batch, place, timeout_s)
         return queued
 
-    def watch_batches(self, settled: Callable[[str, asyncio.Future[RecordMetadata | None]], None]) -> None:
-        """Calls `settled` with the topic and the future of each batch of the producer, once that is done."""
-        accumulator = self._producer._message_accumulator
-        append: Callable[[BatchBuilder, TopicPartition], Any] = accumulator._append_batch
-
-        def watched(builder: BatchBuilder, place: TopicPartition) -> Any:
-            batch = append(builder, place)
-            batch.future.add_done_callback(lambda future: settled(place.topic, future))
-            return batch
-
-        accumulator._append_batch = watched
-
     # --- sequence numbers --------------------------------------------------------------------------------------------
 
     def next_stamp(self, place: TopicPartition) -> Stamp | None:
@@ -117,6 +104,12 @@ class ProducerControls:
             expected = stamp.sequence + records
             assert numbers[place] in (expected, expected - 2**32), "something else has been sent to this partition"
             numbers[place] = stamp.sequence
+
+    def take_back(self, place: TopicPartition, stamp: Stamp, records: int) -> None:
+        """As `rewind`, unless the producer has got another id or epoch since, or has none."""
+        manager = self._transactions
+        if manager is not None and (stamp.producer_id, stamp.epoch) == (manager.producer_id, manager.producer_epoch):
+            self.rewind(place, stamp, records)
 
     def forget_producer_id(self) -> None:
         """Lets aiokafka ask for a new producer id, or epoch, before the next batch; batches on their way keep theirs.
