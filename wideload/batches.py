@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from app.kafka.batches import Batches, BatchingProducer, BatchNumbers, BatchSettings, RecordRefusedError
+from app.kafka.configured_batches import ConfiguredBatchingProducer
 from transforms.record import Header, Record
 
-__all__ = ["BatchNumbers", "BatchSettings", "Batches", "BatchingProducer", "Header", "Record", "RecordRefusedError"]
+__all__ = [
+    "BatchNumbers",
+    "BatchSettings",
+    "Batches",
+    "BatchingProducer",
+    "ConfiguredBatchingProducer",
+    "Header",
+    "Record",
+    "RecordRefusedError",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,10 +20,12 @@ from aiokafka.errors import (
 from aiokafka.structs import RecordMetadata
 
 from app.kafka.batches import BatchingProducer, BatchSettings, RecordRefusedError
+from app.kafka.configured_batches import ConfiguredBatchingProducer
 from tests.integration.limits import set_limit
 from tests.integration.topics import Found, read_all
 from tests.integration.way import MakeTopic
 from transforms.compression import CODECS
+from transforms.errors import ConfigurationError
 from transforms.ratio import INITIAL_ESTIMATE
 from transforms.record import Record
 
@@ -377,3 +380,43 @@ async def test_sequence_numbers_begin_again_at_the_largest(broker: str, make_top
         futures = await send_all(producer, topic, records[:5]) + await send_all(producer, topic, records[5:])
         assert producer.numbers.batch_split_total > 0
         await check_whole(broker, topic, records, futures)
+
+
+async def test_from_a_configuration(broker: str, make_topic: MakeTopic) -> None:
+    """Kafka's keys make the producer; it asks what the topic takes, and no batch is refused."""
+    topic = make_topic(**{"max.message.bytes": 5_000})
+    rng = random.Random(8)
+    records = numbered([rng.randbytes(900) for _ in range(40)])
+    config = {"bootstrap.servers": broker, "batch.size": "50000", "linger.ms": 20, "compression.type": "lz4"}
+    async with ConfiguredBatchingProducer(config) as producer:
+        await send_all(producer, topic, records)
+        metrics: Any = producer.metrics()
+    assert metrics["batch-split-total"] == 0
+    assert 2 < metrics["records-per-request-avg"] <= 5
+    assert metrics["topics"][topic]["record-error-total"] == 0
+    assert as_records((await asyncio.to_thread(read_all, broker, topic))[0]) == records
+
+
+async def test_from_a_configuration_without_the_right_to_ask(broker: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A topic that does not say what it takes is warned of, once."""
+    config = {"bootstrap.servers": broker}
+    async with ConfiguredBatchingProducer(config) as producer:
+        limits = [await producer._limit("no-such-topic") for _ in range(2)]
+    assert limits == [None, None]
+    assert caplog.text.count("topic no-such-topic does not say what it takes") == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"batch.sise": 1}, "did you mean batch.size"),
+        ({"batch.size": "many"}, "batch.size"),
+        ({"max.request.size": 1}, "max.request.size"),
+        ({"acks": 0}, "a refused batch has no answer"),
+        ({"linger.ms": -1}, "allowed is 0 or more"),
+    ],
+)
+async def test_wrong_keys(config: dict[str, object], said: str) -> None:
+    """Each is told with its key before anything is connected."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        ConfiguredBatchingProducer({"bootstrap.servers": "127.0.0.1:1", **config})

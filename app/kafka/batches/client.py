@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
 from typing import Self
@@ -115,6 +115,10 @@ class BatchingProducer:
         """The counts of batches and records."""
         return self._batches.numbers
 
+    def metrics(self) -> Mapping[str, object]:
+        """The metrics by the names that Kafka's producer has for them; those of the topics are below `topics`."""
+        return self.numbers.page()
+
     async def send(
         self, topic: str, record: RecordLike, *, partition: int | None = None
     ) -> asyncio.Future[RecordMetadata]:
@@ -137,6 +141,7 @@ class BatchingProducer:
         timestamp = record.timestamp if record.timestamp >= 0 else int(time.time() * 1000)
         size = batch_of_one_bytes(record)
         number = await self._controls.partition(topic, partition, record.key)
+        limit = await self._limit(topic)
         try:
             async with asyncio.timeout(self._max_block_s):
                 await self._pending.take(size)
@@ -146,7 +151,7 @@ class BatchingProducer:
         try:
             self._check()
             place = TopicPartition(topic, number)
-            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self._pending, place))
+            outbox = self._batches.outbox(topic, number, lambda: _Receipts(self._pending, place), limit_bytes=limit)
             receipts = outbox.append(Record(record.key, record.value, record.headers, timestamp))
         except BaseException:
             self._pending.give(size)
@@ -183,6 +188,10 @@ class BatchingProducer:
         """Delivers all records, and takes no more. It does not stop the aiokafka producer."""
         self._closed = True
         await self.flush()
+
+    async def _limit(self, topic: str) -> int | None:  # noqa: ARG002
+        """The most bytes of a batch that a topic takes; None if that is not known."""
+        return None
 
     def _check_whole(self, failures: int) -> None:
         self._check()

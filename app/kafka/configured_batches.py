@@ -1,0 +1,129 @@
+"""A producer of KIP-126 from Kafka's keys: aiokafka's producer, the batches, the buffer, and what topics take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from app.config.client import LIMIT, coerced, embedded_client_settings, limits_names
+from app.config.naming import check_config
+from app.kafka.arguments import Arguments
+from app.kafka.batches import BatchingProducer, BatchSettings
+from app.kafka.clients import ClusterError, admin, describe
+from app.kafka.topics import topics
+from stores.keys import Key, read, unknown
+from transforms.errors import ConfigurationError
+
+__all__ = ["KEYS", "ConfiguredBatchingProducer"]
+
+_logger = logging.getLogger(__name__)
+
+_DEFAULTS = BatchSettings()
+_BUFFER = Key(
+    "buffer.memory",
+    "int",
+    "How many bytes of records may wait to be delivered; then `send` waits. One record may exceed it.",
+    default=33_554_432,
+    minimum=1,
+)
+_BLOCK = Key("max.block.ms", "int", "How long `send` waits for the buffer.", default=60_000, minimum=0)
+_BATCH = Key(
+    "batch.size",
+    "int",
+    "A batch is closed when it is estimated to compress to so many bytes, or to what its topic takes.",
+    default=_DEFAULTS.batch_bytes,
+    minimum=1,
+)
+_LINGER = Key("linger.ms", "int", "How long a batch that is not full waits for more records.", default=0, minimum=0)
+_DELIVERY = Key(
+    "delivery.timeout.ms",
+    "int",
+    "The time from the first record of a batch until it is acknowledged.",
+    default=int(_DEFAULTS.delivery_timeout_s * 1000),
+    minimum=1,
+)
+KEYS: Sequence[Key] = (_BATCH, _LINGER, _BUFFER, _BLOCK, _DELIVERY, LIMIT)
+"""The keys that are not aiokafka's."""
+
+_NAMES = frozenset(key.name for key in KEYS)
+_ARGUMENTS = Arguments.of(AIOKafkaProducer).without("serializer")
+# Ours take their place.
+_REPLACED = ("linger_ms", "max_batch_size", "max_request_size")
+_REQUEST_BYTES = 2**31 - 1
+
+
+class ConfiguredBatchingProducer(BatchingProducer):
+    """A `BatchingProducer` from Kafka's keys, with an aiokafka producer of its own; for `async with`.
+
+    It asks what each topic takes with the first record for it, so that no batch is made which the topic refuses.
+
+    Args:
+        config: keys with Kafka's names: `KEYS`, and the arguments of `AIOKafkaProducer` with dots. `enable.idempotence`
+            is true by default.
+        options: arguments in place of keys, for values that are not strings: `ssl_context`, `partitioner`.
+
+    Raises:
+        ConfigurationError: a key is unknown, a value is wrong, or a name is over its limit.
+    """
+
+    def __init__(self, config: Mapping[str, object], **options: object) -> None:
+        whole = _ARGUMENTS.merged(config, options)
+        check_config(whole, enabled=limits_names(whole))
+        names = _ARGUMENTS.keys()
+        known = [*_NAMES, *(key for key in names if key.replace(".", "_") not in _REPLACED)]
+        for name in whole:
+            if name not in known:
+                raise unknown(name, known)
+        values = cast("Mapping[str, Any]", read(KEYS, coerced(KEYS, whole)))
+        client = {name: value for name, value in whole.items() if name not in _NAMES}
+        client.setdefault("enable.idempotence", True)
+        arguments = {**_ARGUMENTS.defaults, **_ARGUMENTS.read(client), "max_request_size": _REQUEST_BYTES}
+        if arguments["acks"] == 0:
+            raise ConfigurationError("acks", "found 0, allowed are 1 and all: a refused batch has no answer then")
+        settings = BatchSettings(
+            batch_bytes=values[_BATCH.name],
+            linger_s=values[_LINGER.name] / 1000,
+            delivery_timeout_s=values[_DELIVERY.name] / 1000,
+        )
+        super().__init__(
+            AIOKafkaProducer(**arguments),
+            settings,
+            buffer_bytes=values[_BUFFER.name],
+            max_block_s=values[_BLOCK.name] / 1000,
+        )
+        self._config = whole
+        self._limits: dict[str, asyncio.Task[int | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        """Starts the aiokafka producer."""
+        await self._producer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Closes it, and stops the aiokafka producer."""
+        try:
+            await self.close()
+        finally:
+            await self._producer.stop()
+
+    async def _limit(self, topic: str) -> int | None:
+        if topic not in self._limits:
+            self._limits[topic] = asyncio.create_task(_limit_bytes(self._config, topic))
+        # A send that is cancelled does not cancel the question of others.
+        return await asyncio.shield(self._limits[topic])
+
+
+async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:
+    """The most bytes of a batch that a topic takes; None, with a warning, if the cluster does not say."""
+    try:
+        async with admin(embedded_client_settings(config)) as connection:
+            return (await topics(connection, [topic]))[topic].max_message_bytes
+    except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
+        reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
+        _logger.warning("topic %s does not say what it takes; only batch.size limits its batches: %s", topic, reason)
+        return None
