@@ -113,9 +113,9 @@ class S3Store(Store):
         Key(
             "s3.payload.signing",
             "boolean",
-            "Whether the signature of a put covers the payload, and the put has a CRC. Both cost more CPU than "
-            "sending the payload. The reference has a SHA-256 in any case, and TLS protects the transfer.",
-            default=False,
+            "`true`: the signature of a put covers the payload, and the put has a CRC. `false`: neither. Both cost "
+            "more CPU than sending the payload. The reference has a SHA-256 in any case, and TLS protects the "
+            "transfer. By default the signature covers the payload if the endpoint is `http://`, without TLS.",
         ),
         Key(
             "s3.max.connections",

@@ -43,8 +43,8 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
     if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
         raise ConfigurationError("s3.endpoint", "allowed is http:// or https://, host and port, and nothing else")
     styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
-    signing = cast("bool", values["s3.payload.signing"])
-    checksums: Any = "when_supported" if signing else "when_required"
+    told = cast("bool | None", values["s3.payload.signing"])
+    checksums: Any = "when_supported" if told else "when_required"
     config = Config(
         connect_timeout=cast("int", values["s3.connection.timeout.ms"]) / 1000,
         read_timeout=cast("int", values["s3.read.timeout.ms"]) / 1000,
@@ -52,13 +52,7 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
         max_pool_connections=cast("int", values["s3.max.connections"]),
         request_checksum_calculation=checksums,
         response_checksum_validation="when_required",
-        s3=cast(
-            "Any",
-            {
-                "addressing_style": styles[cast("bool | None", values["s3.path.style"])],
-                "payload_signing_enabled": signing,
-            },
-        ),
+        s3=cast("Any", {"addressing_style": styles[cast("bool | None", values["s3.path.style"])]}),
         user_agent_extra="wideload",
     )
     try:
@@ -74,6 +68,9 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
         )
     except (ValueError, BotoCoreError) as exc:
         raise ConfigurationError("s3", f"boto3 refuses the settings: {exc}") from exc
+    # The environment may name the endpoint, too. Of itself botocore would sign more than it has to over TLS.
+    plain = client.meta.endpoint_url.lower().startswith("http://")
+    cast("Any", client.meta.config).s3["payload_signing_enabled"] = plain if told is None else told
     keep_time(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
     return client

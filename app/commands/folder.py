@@ -31,6 +31,8 @@ def safe_name(key: bytes | None) -> str | None:
 class Folder:
     """Writes values into one folder; overwrites no file, and writes nothing outside the folder.
 
+    Only the user may read the files: they are what the topic's rights protect.
+
     Args:
         path: the folder; it is created if it does not exist.
 
@@ -62,7 +64,7 @@ class Folder:
         """Writes a new file; None if the name is in use, even by a broken symbolic link."""
         path = self._path / name
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return None
         try:

@@ -103,15 +103,15 @@ def read_lock(name: str | None = None, lock: Path = _LOCK_FILE) -> tuple[Jar, ..
 
 
 def missing() -> tuple[str, ...]:
-    """The sets that are not complete in the cache; takes a millisecond."""
+    """The sets that are not complete in the cache, by the sizes of their files; takes a millisecond."""
     return tuple(name for name in SETS if not _complete(_folder(name, jars := read_lock(name)), jars))
 
 
 def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[Path, ...]:
     """The jars of a set ("kafka", "spark"), fetched if they are not in the cache.
 
-    Makes no request if the set is complete. The cache has a set whole and verified, or not at all. If several processes
-    call this at the same time, one of them fetches the jars.
+    Makes no request if the set is there with the bytes of the lock. A set with other bytes is fetched again. If several
+    processes call this at the same time, one of them fetches the jars.
 
     Args:
         name: of the set in the lock.
@@ -124,10 +124,10 @@ def ensure(name: str, say: Say | None = None, lock: Path = _LOCK_FILE) -> tuple[
     """
     jars = read_lock(name, lock)
     folder = _folder(name, jars)
-    if not _complete(folder, jars):
+    if not _verified(folder, jars):
         try:
             with _locked(folder.parent, say):
-                if not _complete(folder, jars):
+                if not _verified(folder, jars):
                     _fetch(name, jars, folder, say)
         except OSError as exc:
             raise JarsError(
@@ -141,6 +141,19 @@ def _folder(name: str, jars: Iterable[Jar]) -> Path:
     # The name depends on the lock, so that two checkouts can share the cache.
     digest = hashlib.sha256("".join(jar.line() for jar in jars).encode()).hexdigest()
     return cache_folder() / "jars" / f"{name}-{digest[:12]}"
+
+
+def _verified(folder: Path, jars: Sequence[Jar]) -> bool:
+    """Whether the set is there, with the bytes of the lock. Takes about a second for each gigabyte."""
+    try:
+        return _complete(folder, jars) and all(_digest(folder / jar.file) == jar.sha256 for jar in jars)
+    except OSError:
+        return False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _complete(folder: Path, jars: Iterable[Jar]) -> bool:

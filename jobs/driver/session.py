@@ -7,6 +7,7 @@ decided here.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -76,6 +77,8 @@ _BOUNDED_CACHES = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "100ms",
     }
 )
+
+_MASTER = re.compile(r"^[ \t]*spark\.master[ \t]*[ \t=:][ \t]*(\S+)", re.MULTILINE)
 
 # The job itself reports a failed query, in one sentence; Spark would log the same with its whole stack.
 _QUIET_LOGGING = """\
@@ -162,6 +165,8 @@ def open_session(settings: SessionSettings) -> Iterator[SparkSession]:
         _require_java()
         # Spark would use the first `python3` of PATH for its workers, which lacks the packages of this one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if _runs_here(settings):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark's pages are open to the network
     with tempfile.TemporaryDirectory(prefix="wideload-spark-") as folder:
         try:
             spark = _builder(settings, Path(folder)).getOrCreate()
@@ -270,6 +275,8 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
         builder = builder.config(key, value)
     if not submitted():
         builder = builder.config("spark.ui.showConsoleProgress", "false")
+        # A link that ends a job works by GET, so any page in a browser could follow it.
+        builder = builder.config("spark.ui.killEnabled", "false")
         if settings.jars:
             builder = builder.config("spark.jars", ",".join(settings.jars))
         else:
@@ -288,6 +295,16 @@ def _builder(settings: SessionSettings, folder: Path) -> SparkSession.Builder:
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
     return builder
+
+
+def _runs_here(settings: SessionSettings) -> bool:
+    """Whether the whole job runs in one process of this machine, as far as can be seen before Spark starts."""
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME") or "/nonexistent") / "conf"
+    defaults = Path(folder) / "spark-defaults.conf"
+    found = _MASTER.search(defaults.read_text("utf-8", errors="replace")) if defaults.is_file() else None
+    told = (settings.conf.get("spark.master"), settings.master, os.environ.get("MASTER"), found and found[1])
+    master = next(filter(None, told), "local[*]")
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def _require_java() -> None:

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -357,13 +359,17 @@ def connector(spark: SparkSession) -> str:
 def test_process_continuous_until_sigterm(
     spark: SparkSession, broker: str, make_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """`python -m jobs.ingest` goes on until SIGTERM, then ends with status 0 and says in JSON what it did."""
+    """`python -m jobs.ingest` goes on until SIGTERM, then ends with status 0 and says in JSON what it did.
+
+    All its ports, those of Spark's pages among them, are for this machine alone.
+    """
     topic = make_topic(partitions=2)
     produce(broker, topic, {0: numbered(3), 1: numbered(4)})
+    inherited = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}  # which the tests set
     process = subprocess.Popen(
         [sys.executable, "-m", "jobs.ingest", *command(broker, tmp_path, "--topic", topic, "--trigger-seconds", "0.2")],
         cwd=REPOSITORY,
-        env={**os.environ, "WIDELOAD_SPARK_JARS": connector(spark)},
+        env={**inherited, "WIDELOAD_SPARK_JARS": connector(spark)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -373,6 +379,12 @@ def test_process_continuous_until_sigterm(
         deadline, stopped = time.monotonic() + 120, Event()
         while not commits.exists() and process.poll() is None and time.monotonic() < deadline:
             stopped.wait(0.1)
+        open_to = {
+            each.laddr.ip.removeprefix("::ffff:")
+            for one in psutil.Process(process.pid).children(recursive=True)
+            for each in one.net_connections()
+            if each.status == psutil.CONN_LISTEN
+        }
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
@@ -381,6 +393,8 @@ def test_process_continuous_until_sigterm(
     summary = json.loads(out)
     assert (summary["job"], summary["status"], summary["rows"]) == ("ingest", "done", 7)
     assert summary["end_offsets"] == {topic: {"0": 3, "1": 4}}
+    assert open_to
+    assert all(ip_address(each).is_loopback for each in open_to), open_to
 
 
 def test_process_missing_topic(spark: SparkSession, broker: str, tmp_path: Path) -> None:

@@ -595,9 +595,42 @@ def test_a_connection_is_used_again() -> None:
         assert server.connections == 1
 
 
-def test_a_payload_is_neither_signed_nor_summed_by_default() -> None:
+@pytest.mark.parametrize("by", ["key", "environment"])
+def test_a_payload_is_signed_where_nothing_else_protects_it(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """By default the signature covers the body if the endpoint is `http://`, whoever names it; there is no CRC."""
+    with scripted_server(accept) as server:
+        config = server.config()
+        if by == "environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL_S3", str(config.pop("s3.endpoint")))
+            config["s3.path.style"] = True
+        with opened(config) as store:
+            store.put(*NAME, b"data")
+        headers = server.requests[0].headers
+    assert headers["x-amz-content-sha256"] == hashlib.sha256(b"data").hexdigest()
+    assert not [name for name in headers if "checksum" in name or name == "content-md5"]
+
+
+def test_a_payload_is_not_signed_over_tls() -> None:
+    """There the digest is left out, which costs most of a put's CPU."""
+    config = {"s3.bucket": "payloads", "s3.region": "us-east-1", "s3.access.key": "a", "s3.secret.key": "s"}
+    seen: list[str] = []
+
+    def look(request: AWSPreparedRequest, **_: object) -> None:
+        told = request.headers["X-Amz-Content-SHA256"]
+        seen.append(told.decode() if isinstance(told, bytes) else told)
+        raise ConnectionError("seen")
+
+    with opened({**config, "s3.endpoint": "https://127.0.0.1:1"}) as store:
+        store._client.meta.events.register_last("before-send.s3.PutObject", look)
+        with pytest.raises(Exception, match="seen"):
+            store.put(*NAME, b"data")
+    assert set(seen) == {"UNSIGNED-PAYLOAD"}
+
+
+def test_a_payload_is_neither_signed_nor_summed_if_that_is_told() -> None:
     """The digests that cost most of a put's CPU are left out; the key is in the path of the URL."""
-    with scripted_server(accept) as server, opened(server.config(s3_prefix="a b")) as store:
+    config = {"s3_prefix": "a b", "s3_payload_signing": False}
+    with scripted_server(accept) as server, opened(server.config(**config)) as store:
         store.put(*NAME, b"data")
         sent = server.requests[0]
     assert sent.path == "/payloads/a%20b/orders/an-id"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,16 @@ async def test_consume_names_the_file_that_cannot_be_written(tmp_path: Path) -> 
     shutil.rmtree(tmp_path / "values")
     with pytest.raises(WideloadError, match=r"^--output: orders-0-7 cannot be written: No such file or directory$"):
         await _Run(printer(), folder, None).take(Read(b"v"))
+
+
+def test_values_are_for_the_user_alone(tmp_path: Path) -> None:
+    """Whatever the umask says, nobody else may read what the rights of the topic protect."""
+    before = os.umask(0)
+    try:
+        path = Folder(str(tmp_path / "values")).write(b"v", b"key", "orders-0-7")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 async def test_consume_tombstone_is_no_reference(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,9 +82,12 @@ def test_ensure_fetches_once(registry: Registry) -> None:
     registry.requests.clear()
     assert ensure(SET, said.append) == paths
     assert registry.requests == []
-    paths[0].write_bytes(b"")
-    assert ensure(SET)[0].stat().st_size == locked[0].size
-    assert len(registry.fetched()) == len(paths)
+    whole = paths[0].read_bytes()
+    for damaged in (b"", bytes([whole[0] ^ 1]) + whole[1:]):
+        paths[0].write_bytes(damaged)
+        assert ensure(SET)[0].read_bytes() == whole
+        assert len(registry.fetched()) == len(paths)
+        registry.requests.clear()
 
 
 def test_ensure_refuses_other_bytes(registry: Registry) -> None:
