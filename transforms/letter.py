@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transforms import record_format
+from transforms.bakdata import FLAG
 from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedError
+from transforms.formats import FORMATS, FormatName
 from transforms.record import Header, Record, RecordLike, SourceRecord
-from transforms.reference import VALUE
+from transforms.reference import MAX_PATH_BYTES, VALUE
+from transforms.wrapper import MessageWrapper
 
 __all__ = [
     "LEAST_BYTES",
@@ -34,17 +37,20 @@ __all__ = [
     "PREFIX",
     "RECORD_FORMS",
     "REPLAYS",
+    "VALUE_FORMS",
     "Cause",
     "Form",
     "Letter",
     "context_of",
     "dead_letter",
+    "has_backed_value",
     "has_record",
     "is_ambiguous",
     "is_bare",
     "is_letter_chunk",
     "is_letter_reference",
     "mark_of",
+    "may_refer",
     "open_letter",
     "replays_of",
 ]
@@ -54,6 +60,8 @@ MARK = "wideload.dead-letter"
 """The header that says in which form a letter is."""
 RECORD_FORMS = (b"record", b"bare-record")
 """The values of this header in a letter whose value is a whole record."""
+VALUE_FORMS = (b"value", b"bare-value")
+"""Those in a letter whose value is that of the record."""
 REPLAYS = "wideload.replays"
 """The first header of a record that was replayed: how often it was."""
 
@@ -63,6 +71,7 @@ _FORMS: Sequence[Form] = ("whole", "value", "record")
 _BARE = "bare-"
 _CHUNK_PREFIX = "large-message.chunk."
 _REFERENCE = frozenset({VALUE.flag, *VALUE.details})
+_WRAPPER_BYTES = 1_048_576  # a path in a wrapper, with all headers that anybody has
 _MAX_MESSAGE_BYTES = 2_048
 _BEFORE_OURS = __name__.removesuffix("transforms.letter")  # an installed package has more; letters do not differ
 _MAX_TRACE_BYTES = 8_192
@@ -121,6 +130,29 @@ def dead_letter(source: SourceRecord, context: Sequence[Header]) -> Record:
 def is_ambiguous(record: RecordLike) -> bool:
     """Whether a whole letter of the record, without Connect's headers, would look like a letter in another form."""
     return any(name in (MARK, VALUE.flag) or name.startswith((_CHUNK_PREFIX, PREFIX)) for name, _ in record.headers)
+
+
+def may_refer(record: RecordLike, name: FormatName) -> bool:
+    """Whether the value may lead to a payload, or hold a value that does, without the headers of this project.
+
+    Such a value must not be the payload of a letter: a sweep reads the headers of a letter, and no payloads.
+
+    Args:
+        record: the record of a letter.
+        name: the format of references in its topic.
+    """
+    value = record.value
+    if not value:
+        return False
+    if len(value) <= MAX_PATH_BYTES + 1:  # and bakdata's flag
+        return FORMATS[name].refers(record) or FORMATS["bakdata-headers"].refers(record) or MessageWrapper.check(value)
+    return len(value) <= _WRAPPER_BYTES and MessageWrapper.check(value)
+
+
+def has_backed_value(headers: Sequence[Header]) -> bool:
+    """Whether these are headers of a letter whose value is elsewhere, and is a reference by bakdata's header."""
+    names = {name: value for name, value in headers if name in (MARK, FLAG)}
+    return names.get(MARK) in VALUE_FORMS and names.get(FLAG) == b"\x01"
 
 
 def mark_of(form: Form, context: Sequence[Header] = ()) -> Header:

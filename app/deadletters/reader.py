@@ -13,11 +13,11 @@ from stores.store import PayloadStore, Store
 from transforms.assembly import Assembled, Assembler, Discarded, Limits
 from transforms.chunk import Chunk
 from transforms.errors import (
-    ConfigurationError,
     DiscardedChunkError,
     MalformedChunkError,
     PayloadStoreError,
     TransformError,
+    shown,
 )
 from transforms.inflate import Inflate
 from transforms.letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
@@ -145,18 +145,22 @@ class LetterReader:
 
         Raises:
             TransformError: it cannot be read.
-            PayloadStoreError: the store failed, or the reference is to a payload of another topic.
-            ConfigurationError: it is in a store, and the pipeline has none.
+            PayloadStoreError: the store failed, or the reference is to a payload of another topic; or the letter is in
+                a store, and the pipeline has none, or one of which nobody knows whose payload a path leads to.
         """
         if found.error is not None:
             raise found.error
         record = found.record
         if is_letter_reference(record):
             if self._store is None:
-                raise ConfigurationError(STORE_CLASS, "is missing, and the letter is in a store")
+                raise PayloadStoreError(f"{STORE_CLASS} is missing, and the letter is in a store")
             inflation = self._inflate.begin(record)
-            if self._scope is not None:
-                self._scope.check_letter(inflation.reference.path)
+            if self._scope is None:
+                raise PayloadStoreError(
+                    f"reference {shown(inflation.reference.path)} is refused: it must lead to a payload of a dead "
+                    f"letter, and the class of {STORE_CLASS} cannot tell"
+                )
+            self._scope.check_letter(inflation.reference.path)
             record = self._inflate.finish(record, inflation, download(self._store, inflation.reference, self._inflate))
         return open_letter(record)
 
@@ -176,7 +180,7 @@ class LetterReader:
                     valueless = Record(record.key, None, own, record.timestamp)
                     return LetterSummary(Letter(valueless, context, replays_of(own)), form, size)
             letter = self.open(found)
-        except (TransformError, PayloadStoreError, ConfigurationError) as exc:
+        except (TransformError, PayloadStoreError) as exc:
             return LetterSummary(None, form, size, str(exc))
         return LetterSummary(letter, form, None if letter.record.value is None else len(letter.record.value))
 

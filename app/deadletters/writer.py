@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from app.config.settings import PipelineSettings
 from app.kafka.topics import Topic
 from stores.payload import publish
-from stores.store import PayloadStore
+from stores.store import PayloadStore, Store
 from transforms import record_format
 from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, PayloadStoreError, RecordTooLargeError, TransformError
-from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, replays_of
+from transforms.letter import LEAST_BYTES, Cause, dead_letter, is_ambiguous, mark_of, may_refer, replays_of
 from transforms.offload import Offload
 from transforms.record import Header, Record, SourceRecord
 from transforms.reference import Reference
@@ -76,7 +76,7 @@ class LetterWriter:
         letter = self.whole(source, cause)
         if letter is not None:
             return (letter,)
-        if source.value and record_format.is_writable(source) and not is_ambiguous(source):
+        if source.value and record_format.is_writable(source) and not (is_ambiguous(source) or self._may_refer(source)):
             context = cause.headers(source)
             value = (_with_header(dead_letter(source, context), mark_of("value", context)),)
             letters = self._stored(value) or self._chunks(value, source)
@@ -91,9 +91,13 @@ class LetterWriter:
             raise RecordTooLargeError(self.topic.name, LEAST_BYTES, self._limit)
         return letters
 
+    def _may_refer(self, source: SourceRecord) -> bool:
+        return may_refer(source, self._settings.reference_format)
+
     def _stored(self, forms: Sequence[Record]) -> Sequence[Record]:
         store = self._store
-        if store is None or self._clock() < self._avoid_until_s:
+        # A reader must be able to tell whose payload a path leads to, or a forged letter would copy any.
+        if not isinstance(store, Store) or self._clock() < self._avoid_until_s:
             return ()
         for form in forms:
             assert form.value

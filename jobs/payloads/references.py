@@ -26,7 +26,7 @@ from transforms.bakdata import FLAG as BAKDATA_FLAG
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedChunkError, MalformedError, MalformedReferenceError, SignatureError
 from transforms.formats import FORMATS, FormatName
-from transforms.letter import MARK, RECORD_FORMS, has_record
+from transforms.letter import MARK, RECORD_FORMS, has_backed_value, has_record
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, VALUE, Reference, is_reference
 from transforms.signing import Signing
@@ -262,7 +262,7 @@ def _parsed_value(record: Record, reference_format: FormatName, root: str | None
         what = "a dead letter" if has_record(record.headers) else "a wrapper"
         yield _wrong("value", f"is {what} of more than {_WHOLE_BYTES:,} bytes that may hold a reference")
         return
-    if has_record(record.headers):
+    if has_record(record.headers) or has_backed_value(record.headers):
         yield _wrong("value", "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it")
     if _begins_wrapped_reference(record):
         yield _wrong("value", "is a chunk of a wrapper that may hold a reference: assemble it")

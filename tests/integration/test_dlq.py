@@ -318,6 +318,19 @@ def test_replay_ends_where_another_begins(broker: str, make_topic: MakeTopic, tm
     assert desk.replay("--yes")["replayed"] == 0
 
 
+def test_a_forged_letter_in_a_store_keeps_no_other_back(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """A pipeline without a store cannot read it, and replays the letters around it."""
+    desk = Desk(broker, make_topic, tmp_path, store=False)
+    context = letter(0, desk.raw, 0)[3]
+    path = "s3://b/dead/1"
+    forged = Record(b"forged", path.encode(), (*context, (MARK, b"value"), *Reference(path).headers()), STAMP)
+    sound = [Record(*letter(n, desk.raw, 0)[1:]) for n in range(3)]
+    asyncio.run(write_raw(broker, desk.dead, [sound[0], forged, *sound[1:]]))
+    told = desk.replay("--yes", status=1)
+    assert (told["replayed"], told["failed"]) == (3, 1)
+    assert len(read_all(broker, desk.raw)[0]) == 3
+
+
 def test_forged_letters_keep_no_other_back(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """Whatever anybody writes to the topic, the letters around it are shown and replayed, and each is told of once."""
     desk = Desk(broker, make_topic, tmp_path, store=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -16,12 +16,15 @@ from app.deadletters.writer import LetterWriter
 from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
+from stores.user import UserStore
 from transforms.batch_size import batch_of_one_bytes
-from transforms.chunk import Chunk
+from transforms.chunk import Chunk, is_chunk
 from transforms.errors import PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
-from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause
+from transforms.formats import FORMATS, FormatName
+from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause, has_record
 from transforms.record import Header, Record
 from transforms.reference import Reference
+from transforms.wrapper import Wrap
 
 ERROR = ValueError("no")
 NAMES = st.sampled_from(["h", "large-message", MARK, "large-message.chunk.uuid", REPLAYS, "\udcfc", ""])
@@ -218,6 +221,74 @@ def test_letter_for_a_topic_that_takes_nothing() -> None:
     """A limit that is lowered below the least while the pipeline runs is told with both numbers."""
     with pytest.raises(RecordTooLargeError, match=f"{LEAST_BYTES:,}"):
         Desk(100, store=False).write(Source())
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "wrapper"])
+def test_letter_of_a_reference_is_none_that_a_sweep_overlooks(name: str) -> None:
+    """Where the topic takes no whole letter, the record goes to the store as one, and a sweep knows such a letter.
+
+    As the payload of a letter the value alone would lead to nothing that a sweep sees, and its own payload would go.
+    """
+    desk = Desk(9_200)
+    path = f"s3://bucket/orders/{'p' * 9_000}"
+    format_name: FormatName = "wideload" if name == "wrapper" else cast("FormatName", name)
+    desk.letters = LetterWriter(replace(desk.settings, reference_format=format_name), desk.topic, desk.store)
+    made = FORMATS[format_name].write_reference(Record(b"k", b"?"), Reference(path))
+    if name == "wrapper":
+        made = Record(b"k", Wrap().wrap(made).value)
+    source = Source(made.key, made.value, tuple(made.headers))
+    (letter,) = desk.write(source)
+    assert has_record(letter.headers)
+    assert desk.reader.open(desk.found([letter])).record == record_of(source)
+
+
+def test_letter_of_a_value_is_its_payload() -> None:
+    """What is longer than a path is in the store as it was, whatever the format of its topic is."""
+    desk = Desk(10_000)
+    desk.letters = LetterWriter(replace(desk.settings, reference_format="bakdata-flag"), desk.topic, desk.store)
+    (letter,) = desk.write(Source(value=b"v" * 20_000))
+    assert not has_record(letter.headers)
+
+
+class OwnStore:
+    """A class of the user's own: nobody knows what its paths mean."""
+
+    def __init__(self) -> None:
+        self.payloads: dict[str, bytes] = {"salaries/1": b"secret"}
+
+    def publish(self, topic: str, data: bytes) -> str:
+        """See `PayloadStore`."""
+        self.payloads[path := f"{topic}/{len(self.payloads)}"] = data
+        return path
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore`."""
+        return self.payloads[full_path]
+
+
+def test_letter_in_a_store_of_the_users_own_is_refused() -> None:
+    """A forged letter would have any payload copied. So the worker writes its letters as chunks, which are read."""
+    desk = Desk(10_000)
+    store = UserStore.wrap(OwnStore(), "OwnStore")
+    desk.letters = LetterWriter(desk.settings, desk.topic, store)
+    desk.reader = LetterReader(store, 10_000_000, topics=["dlq"])
+    headers = (*CONTEXT, (MARK, b"value"), *Reference("salaries/1").headers())
+    forged = desk.found([Source(b"k", b"salaries/1", headers, topic="dlq", offset=100)])
+    with pytest.raises(PayloadStoreError, match=r"the class of large\.message\.payload\.store\.class cannot tell"):
+        desk.reader.open(forged)
+    source = Source(value=b"v" * 20_000)
+    written = desk.write(source)
+    assert all(is_chunk(each.headers) for each in written)
+    assert desk.reader.open(desk.found(written)).record == record_of(source)
+
+
+def test_letter_in_a_store_that_the_pipeline_lacks() -> None:
+    """It is an error of this letter, not of the configuration: anybody may have forged it."""
+    desk = Desk(10_000, store=False)
+    headers = (*CONTEXT, (MARK, b"value"), *Reference("s3://b/dlq/1").headers())
+    found = desk.found([Source(b"k", b"s3://b/dlq/1", headers, topic="dlq", offset=100)])
+    with pytest.raises(PayloadStoreError, match="is missing, and the letter is in a store"):
+        desk.reader.open(found)
 
 
 def test_letter_of_anothers_payload_is_refused() -> None:

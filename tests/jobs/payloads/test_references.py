@@ -15,8 +15,10 @@ from jobs.payloads.references import REFERENCE, newest, references
 from jobs.records.schemas import HEADERS
 from tests.vectors.bakdata import bakdata_cases
 from transforms import record_format
+from transforms.bakdata import FLAG
 from transforms.chunk import Chunking
 from transforms.formats import FORMATS, FormatName
+from transforms.letter import MARK
 from transforms.record import Header, Record
 from transforms.reference import KEY, MAX_PATH_BYTES, Reference
 from transforms.wrapper import Wrap
@@ -105,6 +107,17 @@ def test_references_of_bakdatas_formats(spark: SparkSession, name: FormatName) -
         (offset, case.stored[0], case.codec, None) for offset, case in enumerate(cases) if case.stored is not None
     ]
     assert {row.format for row in rows} == {name}
+
+
+def test_references_in_letters_of_earlier_releases(spark: SparkSession) -> None:
+    """A dead letter whose payload is a reference of bakdata's own is told: where that leads is in the payload."""
+    backed = Record(b"k", b"?", [(FLAG, b"\x01"), (MARK, b"value")], 5)
+    log = [FORMATS["wideload"].write_reference(backed, Reference(f"{ROOT}dlq/a", 3_000, DIGEST))]
+    rows = found(references(frame(spark, log), root=ROOT))
+    assert sorted((row.path or "", row.error or "") for row in rows) == [
+        ("", "is a dead letter whose record is elsewhere, and may be a reference: replay or drop it"),
+        (f"{ROOT}dlq/a", ""),
+    ]
 
 
 def test_references_of_another_header_format_count_too(spark: SparkSession) -> None:
