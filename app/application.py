@@ -14,7 +14,7 @@ from mode import ServiceT
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, Settings
 from app.kafka.clients import security_arguments
-from app.log_filters import keep_secrets
+from app.log_filters import hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.service import Pipeline
 from app.web.pages import add_pages
@@ -91,7 +91,8 @@ class Application(faust.App):
         return [*super().on_init_dependencies(), *self.pipelines]
 
     async def on_first_start(self) -> None:
-        """Makes Faust's folders only if there are agents."""
+        """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
+        hide_secrets(logging.getLogger())
         if self.agents:
             await super().on_first_start()
 

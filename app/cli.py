@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from app.commands.connection import config_option
+from app.config.secret import without_secrets
 from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -226,7 +227,7 @@ def _status(arguments: list[str]) -> int:
         return _PIPE_CLOSED
     except Exception as exc:  # noqa: BLE001  # our own defects are one line as well
         if debug:
-            traceback.print_exc()
+            click.echo(without_secrets(traceback.format_exc()), err=True)
         return _told(exc)
 
 
@@ -241,6 +242,7 @@ def _told(error: Exception) -> int:
         status = _FAILED
     else:
         status, text = _FAILED, f"unexpected {type(error).__name__}: {text} (--debug shows where)"
+    text = without_secrets(text)
     # Names from the command line or the file may contain control sequences of terminals.
     text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     click.echo(f"wideload: {text}", err=True)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 
-__all__ = ["RepeatFilter", "keep_secrets"]
+from app.config.secret import without_secrets
+
+__all__ = ["RepeatFilter", "SecretFormatter", "hide_secrets", "keep_secrets"]
 
 _LOGINS = (SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1)
 _SECONDS = 30.0
@@ -27,6 +29,26 @@ def keep_secrets() -> None:
 
 def _is_no_login(record: logging.LogRecord) -> bool:
     return not (isinstance(record.args, tuple) and any(isinstance(each, _LOGINS) for each in record.args))
+
+
+class SecretFormatter(logging.Formatter):
+    """Formats as another formatter, and hides the secrets in the line, and in the stacks behind it."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        return without_secrets(self._inner.format(record))
+
+
+def hide_secrets(logger: logging.Logger) -> None:
+    """Lets the handlers of a logger format with a `SecretFormatter`. May be called again."""
+    for handler in logger.handlers:
+        inner = handler.formatter or logging.Formatter()
+        if not isinstance(inner, SecretFormatter):
+            handler.setFormatter(SecretFormatter(inner))
 
 
 class RepeatFilter(logging.Filter):

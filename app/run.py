@@ -16,7 +16,7 @@ import faust
 from app.application import Application, PipelinesFailedError
 from app.cluster.preflight import check
 from app.config.settings import Settings
-from app.log_filters import RepeatFilter
+from app.log_filters import RepeatFilter, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
 from transforms.errors import ConfigurationError
@@ -95,6 +95,7 @@ def set_up_logging(level: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter("aiokafka"))
+    hide_secrets(logging.getLogger())
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.

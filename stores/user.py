@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -32,19 +31,12 @@ from stores.store import (
     Store,
 )
 from transforms.errors import ConfigurationError, PayloadStoreError, PayloadTooLargeError, WideloadError
+from transforms.masking import masked
 
 __all__ = ["UserStore", "missing_methods"]
 
 _REQUIRED = ("publish", "download")
 _NOT_THEIRS = {key.name for key in SIGNING_KEYS}
-
-# Clients print the URL that failed. This is user and password before the host, and the signature (Amazon, Google,
-# Azure).
-_SECRET = re.compile(
-    r"(?<=://)[^/?#\s@]*:[^/?#\s@]*(?=@)"
-    r"|(?<=[?&])(?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|sig|token)=[^&\s'\"]*",
-    re.IGNORECASE,
-)
 
 
 def missing_methods(cls: type) -> Sequence[str]:
@@ -176,4 +168,4 @@ def _typed(value: object, kind: type[_T], what: str) -> _T:
 
 
 def _named(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {_SECRET.sub('***', str(exc))}"
+    return f"{type(exc).__name__}: {masked(str(exc))}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +27,7 @@ from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, is_chunk
 from transforms.errors import MalformedError
 from transforms.formats import FORMATS, FormatName
+from transforms.masking import masked
 from transforms.record import Header, Record, RecordLike, SourceRecord
 from transforms.reference import MAX_PATH_BYTES, VALUE
 from transforms.wrapper import MessageWrapper
@@ -88,20 +89,29 @@ class Cause:
         pipeline: the pipeline's name.
         stage: the transforms of the pipeline, as Connect names the stage.
         context: whether letters carry the headers `__connect.errors.*`.
+        mask: hides the secrets in a text. The stack of an error has the texts of all its causes.
     """
 
-    def __init__(self, error: BaseException, *, pipeline: str, stage: str, context: bool) -> None:
+    def __init__(
+        self,
+        error: BaseException,
+        *,
+        pipeline: str,
+        stage: str,
+        context: bool,
+        mask: Callable[[str], str] = masked,
+    ) -> None:
         self.error = error
         module = type(error).__module__.removeprefix(_BEFORE_OURS)
         self._context = context
-        trace = "".join(traceback.format_exception(error)) if context else ""
+        trace = mask("".join(traceback.format_exception(error))) if context else ""
         self._shared: tuple[Header, ...] = (
             (PREFIX + "connector.name", pipeline.encode()),
             (PREFIX + "task.id", b"0"),
             (PREFIX + "stage", b"TRANSFORMATION"),
             (PREFIX + "class.name", stage.encode()),
             (PREFIX + "exception.class.name", f"{module}.{type(error).__qualname__}".encode()),
-            (PREFIX + "exception.message", _shortened(str(error), _MAX_MESSAGE_BYTES)),
+            (PREFIX + "exception.message", _shortened(mask(str(error)), _MAX_MESSAGE_BYTES)),
             (PREFIX + "exception.stacktrace", _shortened(trace, _MAX_TRACE_BYTES)),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from app.config.fields import settings_of
 from app.config.keys import SECURITY_KEYS
-from app.config.secret import hidden
+from app.config.secret import known
 from app.config.settings import CONNECTION_KEYS, ClientSettings
 from stores.keys import Key, read
 from transforms.identifiers import LIMIT_KEY
@@ -37,7 +37,7 @@ def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
     if "security.protocol" in given:
         given["security.protocol"] = str(given["security.protocol"]).upper()
     values = read(CONNECTION_KEYS, coerced(CONNECTION_KEYS, given))
-    security = {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
+    security = {key.name: known(values[key.name]) if key.secret else values[key.name] for key in SECURITY_KEYS}
     return settings_of(ClientSettings, values, security=security)
 
 

@@ -18,7 +18,7 @@ from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
 from app.config.naming import check_client, check_name, check_pipeline
 from app.config.reference_format import check_store_paths
 from app.config.reference_scope import reference_scope_settings
-from app.config.secret import Secret, hidden
+from app.config.secret import Secret, hidden, known
 from app.config.settings import (
     CONNECTION_KEYS,
     PIPELINE_KEYS,
@@ -42,6 +42,7 @@ __all__ = ["TRANSFORMS", "checked_client_settings", "load", "parse"]
 TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
 _DEAD_LETTERS = "errors.deadletterqueue.topic.name"
 _DELIVERY = "producer.delivery.timeout.ms"
+_SECRET_NAME = re.compile(r"password|secret|token|key|credential", re.IGNORECASE)
 _FETCH = "consumer.fetch.max.bytes"
 _POLL_INTERVAL = "consumer.max.poll.interval.ms"
 _STORE_CLASS = "large.message.payload.store.class"
@@ -120,7 +121,7 @@ def _read(keys: Sequence[Key], config: Mapping[str, object]) -> dict[str, Any]:
     given = {key.name: config[key.name] for key in keys if key.name in config}
     texts = {key.name: key.coerce(given[key.name]) for key in keys if isinstance(given.get(key.name), Secret)}
     values = read(keys, {**given, **texts})
-    return {key.name: hidden(values[key.name]) if key.secret else values[key.name] for key in keys}
+    return {key.name: known(values[key.name]) if key.secret else values[key.name] for key in keys}
 
 
 def _check_addresses(addresses: str) -> None:
@@ -277,8 +278,13 @@ def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, ne
     if not needed:
         return {}  # a store that is configured but not needed is checked, and not opened
     return {_STORE_CLASS: store_class} | {
-        name: checked[name] if name in checked else hidden(value) for name, value in handed.items()
+        name: checked[name] if name in checked else _hidden(name, value) for name, value in handed.items()
     }
+
+
+def _hidden(name: str, value: object) -> object:
+    """The value of a key that only a class of the user's own knows."""
+    return known(value) if _SECRET_NAME.search(name) else hidden(value)
 
 
 def _check_delivery(values: Mapping[str, Any]) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
+from transforms.masking import masked
 
-__all__ = ["Secret", "fill_in", "hidden"]
+__all__ = ["Secret", "fill_in", "hidden", "known", "without_secrets"]
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
+_KNOWN: set[str] = set()
 
 
 class Secret(str):
@@ -76,3 +78,18 @@ def hidden(value: object) -> object:
     if isinstance(value, dict):
         return {name: hidden(item) for name, item in value.items()}
     return Secret(value) if isinstance(value, str) else value
+
+
+def known(value: object) -> object:
+    """As `hidden`; `without_secrets` hides each string from now on, in this process."""
+    if isinstance(value, str):
+        _KNOWN.add(value)
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            known(item)
+    return hidden(value)
+
+
+def without_secrets(text: str) -> str:
+    """A text of foreign code, for an output: no value of a secret key stands in it, and nothing that looks like one."""
+    return masked(text, _KNOWN)

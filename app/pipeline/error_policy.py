@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 from app.cluster.preflight import CLOCKS_APART_MS
+from app.config.secret import without_secrets
 from app.config.settings import PipelineSettings
 from app.deadletters.writer import LetterWriter
 from app.pipeline.budget import Share
@@ -186,7 +187,9 @@ class ErrorPolicy:
             raise RecordError(source, error, advice) from error
         settings = self._settings
         stage = ",".join(settings.transforms)
-        return Cause(error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context)
+        return Cause(
+            error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context, mask=without_secrets
+        )
 
     def _count(self, error: WideloadError) -> None:
         reason = reason_of(error)

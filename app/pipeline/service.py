@@ -16,6 +16,7 @@ from faust import Service
 from app.cluster import capacity
 from app.cluster.expiry import warn_in_background
 from app.cluster.preflight import Plan, plan_pipeline
+from app.config.secret import without_secrets
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.clients import ClusterError
 from app.pipeline.budget import Budget
@@ -244,5 +245,5 @@ class Pipeline(Service):
     def _note(self, error: Exception) -> None:
         if isinstance(error, ConfigurationError):
             error = ConfigurationError(error.key, error.reason)  # without the pipeline, which the page names
-        self.last_error = str(error) or repr(error)
+        self.last_error = without_secrets(str(error) or repr(error))
         self.last_error_at = time.time()

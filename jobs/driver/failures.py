@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from transforms import errors
 from transforms.errors import ConfigurationError, WideloadError
+from transforms.masking import HIDDEN, masked
 
 __all__ = ["NO_CONNECTOR", "SPARK_ERRORS", "JobFailedError", "explained", "records_lost", "require_broker"]
 
@@ -126,5 +127,5 @@ def _cause(text: str) -> str:
 def _without_secrets(text: str, options: Mapping[str, str]) -> str:
     for key, value in options.items():
         if value and _SECRET.search(key):
-            text = text.replace(value, "***")
-    return text
+            text = text.replace(value, HIDDEN)
+    return masked(text)

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from app.log_filters import keep_secrets
+from app.config.secret import known
+from app.log_filters import hide_secrets, keep_secrets
 from stores.registry import open_store
 from tests.forks import run
-from tests.integration.topics import end_offsets, send
+from tests.integration.topics import end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way
 from tests.integration.worker_process import StartedWorker, WorkerProcess, until
 from tests.s3_server import S3Server
-from transforms.errors import PayloadStoreError
+from transforms.errors import PayloadNotFoundError, PayloadStoreError
+from transforms.reference import Reference
 
 TOKEN = "token-of-a-session-that-nobody-may-see"  # of this test
 SIGNING, PREVIOUS = "signing-key-that-nobody-may-see-1", "signing-key-that-nobody-may-see-2"
@@ -123,3 +125,72 @@ def test_store_logs_no_token(way: Way, versitygw: S3Server, caplog: pytest.LogCa
         store.publish("orders", b"x")
     assert "400" in caplog.text  # of urllib3, which logs each request too
     _check(caplog.text, versitygw.secret_key)
+
+
+class LeakingStore:
+    """A store of a user's own, whose client prints the URL and the configuration that failed."""
+
+    def configure(self, config: dict[str, str]) -> None:
+        """See `PayloadStore`."""
+        self._password = config["leaking.password"]
+
+    def publish(self, topic: str, data: bytes) -> str:  # the seed's signature
+        """See `PayloadStore`."""
+        return f"leaking://{topic}/1"
+
+    def download(self, full_path: str) -> bytes:
+        """See `PayloadStore`."""
+        told = f"https://me:{PREVIOUS}@host/1?X-Amz-Signature={SIGNING} with {self._password}"
+        raise PayloadNotFoundError(full_path) from OSError(told)
+
+
+def test_a_cause_shows_no_secret(make_way: Callable[..., Way]) -> None:
+    """What the client of a store says is in no dead letter, no log and no page: not a URL's secrets, nor known ones."""
+    way = make_way(partitions=1)
+    dead = f"{way.orders}-dead"
+    more = {
+        "large.message.payload.store.class": "tests.integration.test_secrets.LeakingStore",
+        "leaking.password": TOKEN,
+        "errors.tolerance": "all",
+        "errors.deadletterqueue.topic.name": dead,
+        "errors.deadletterqueue.context.headers.enable": True,
+        "topic.creation.enable": True,
+        "topic.creation.default.replication.factor": 1,
+        "topic.creation.default.partitions": 1,
+    }
+    way.store = {}
+    send(way.broker, way.orders, [(0, b"k", b"leaking://o/1", Reference("leaking://o/1").headers(), 1)])
+    worker = _Loud(way.folder, way.settings(), way.inflate(**more))
+    worker.start({})
+    try:
+        worker.wait_ready()
+        until(lambda: end_offsets(way.broker, dead).get(0) == 1, "the letter is there")
+        pages = "".join(worker.text(page) for page in ("/pipelines", "/metrics"))
+        worker.terminate()
+    finally:
+        worker.kill()
+    (letter,) = read_all(way.broker, dead)[0]
+    trace = dict(letter.headers)["__connect.errors.exception.stacktrace"]
+    assert trace is not None
+    assert "OSError: https://***@host/1?*** with ***" in trace.decode()
+    _check(repr(letter))
+    _check(worker.log.read_text())
+    _check(pages)
+
+
+def test_a_line_of_the_log_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither its arguments nor the stack behind it, whoever has set up the handler."""
+    logger, handler = logging.getLogger("a.client"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            hide_secrets(logger)
+        known(TOKEN)
+        error = ValueError(f"https://me:{PREVIOUS}@host")
+        logger.error("it has failed with %s", TOKEN, exc_info=error)
+    finally:
+        logger.removeHandler(handler)
+    said = capsys.readouterr().err
+    assert said.startswith("it has failed with ***")
+    assert "ValueError: https://***@host" in said
+    _check(said)
