@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -379,12 +380,11 @@ def test_process_continuous_until_sigterm(
         deadline, stopped = time.monotonic() + 120, Event()
         while not commits.exists() and process.poll() is None and time.monotonic() < deadline:
             stopped.wait(0.1)
-        open_to = {
-            each.laddr.ip.removeprefix("::ffff:")
-            for one in psutil.Process(process.pid).children(recursive=True)
-            for each in one.net_connections()
-            if each.status == psutil.CONN_LISTEN
-        }
+        open_to = set()
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # Spark's Python workers come and go
+                found = [each.laddr.ip for each in one.net_connections() if each.status == psutil.CONN_LISTEN]
+                open_to |= {each.removeprefix("::ffff:") for each in found}
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:
