@@ -26,6 +26,7 @@ from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
 from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
+from transforms.text import printable
 
 __all__ = ["main"]
 
@@ -76,7 +77,8 @@ def _tell(audit: Audit, arguments: argparse.Namespace) -> None:
     for row in audit.examples:
         told = row.path is None or shown(row.path) in (row.detail or "")
         path = "" if told else f" {shown(row.path)}"
-        print(f"{row.topic} partition {row.partition} offset {row.offset} {row.which}: {row.state}{path}: {row.detail}")
+        detail = printable(row.detail, 1_000)
+        print(f"{row.topic} partition {row.partition} offset {row.offset} {row.which}: {row.state}{path}: {detail}")
     if audit.wrong > len(audit.examples):
         where = arguments.report or "give --report for all of them"
         print(f"… and {audit.wrong - len(audit.examples):,} more: {where}")

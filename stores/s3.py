@@ -161,7 +161,7 @@ class S3Store(Store):
     def get(self, full_path: str, max_bytes: int) -> bytes:
         self.root.check_readable(full_path)
         deadline = time.monotonic() + self._transfer_seconds
-        with self._translated("GetObject", full_path):
+        with self._translated("GetObject", full_path, max_bytes):
             response = self._client.get_object(Bucket=self._bucket, Key=self._key(full_path))
             # StreamingBody gives its raw stream only as a context manager, which closes it at the end. Its own `read`
             # goes on while a byte comes before each time-out; `read1` of the stream returns after one receive.
@@ -254,8 +254,8 @@ class S3Store(Store):
         return path[len(self._bucket_uri) :]
 
     @contextlib.contextmanager
-    def _translated(self, operation: str, path: str) -> Iterator[None]:
-        with translated(operation, path, self._bucket), within(self.timeout_ms / 1000):
+    def _translated(self, operation: str, path: str, data_bytes: int = 0) -> Iterator[None]:
+        with translated(operation, path, self._bucket), within(self.timeout_ms / 1000, data_bytes):
             yield
 
 

@@ -11,6 +11,7 @@ import urllib3.exceptions
 
 from stores.s3_time import LateError
 from transforms.errors import PayloadNotFoundError, PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
+from transforms.text import printable
 
 __all__ = ["status", "translated"]
 
@@ -65,6 +66,8 @@ _DENIED = frozenset(
         "TokenRefreshRequired",
     }
 )
+
+_TEXT_CHARACTERS = 1_000
 
 _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
@@ -125,11 +128,13 @@ def _reason(exc: Exception, bucket: str) -> str:
     if isinstance(exc, aws.NoCredentialsError):
         return f"{type(exc).__name__}: {exc}; set s3.access.key and s3.secret.key, or AWS's own settings"
     if not isinstance(exc, aws.ClientError):
-        return f"{type(exc).__name__}: {exc}"
+        return f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}"
     code = _code(exc)
     if code == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
         return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"
-    reason = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
+    # The server's words, which may hold anything.
+    said = f"{code or 'no code'} (HTTP {status(exc)}): {exc.response['Error'].get('Message', '')}"
+    reason = printable(said, _TEXT_CHARACTERS)
     advice = _REDIRECTED if status(exc) in range(300, 400) else _ADVICE.get(code or str(status(exc)))
     return f"{reason}; {advice}" if advice else reason
 

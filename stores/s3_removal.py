@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stores.s3_errors import translated
 from stores.store import PayloadInfo, Removal
 from transforms.errors import PayloadNotFoundError, PayloadStoreError
+from transforms.text import printable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -92,5 +93,5 @@ def _removals(payloads: dict[str, PayloadInfo], response: DeleteObjectsOutputTyp
         elif error.get("Code") == "NoSuchKey":
             yield Removal(payload, "gone")
         else:
-            why = f"{error.get('Code', 'no code')}: {error.get('Message', '')}"
+            why = printable(f"{error.get('Code', 'no code')}: {error.get('Message', '')}", 1_000)
             yield Removal(payload, "failed", f"DeleteObjects {payload.path} failed: {why}")

@@ -1,7 +1,7 @@
-"""A deadline for each call of `stores.s3`, however slowly the response comes.
+"""A deadline for each call of `stores.s3`, however slowly the response comes, and a bound for its length.
 
 The time-out of a socket begins again with each byte. A server or proxy that sends a byte now and then could hold a
-thread for hours, with the head of a response or the body of an error, which botocore reads whole.
+thread for hours, with the head of a response or the body of an error. botocore reads both whole, and listings, too.
 """
 
 from __future__ import annotations
@@ -24,28 +24,41 @@ from botocore.awsrequest import (
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["LateError", "keep_time", "within"]
+__all__ = ["ANSWER_BYTES", "LateError", "keep_time", "within"]
+
+
+ANSWER_BYTES = 16 * 1_048_576
+"""The longest response without the data of a payload. A page of 1,000 keys, the longest ones S3 allows, takes 4 MB."""
 
 
 class LateError(Exception):
-    """The time for a call is over. No `OSError`, because urllib3 would report that as a cut connection."""
+    """The time for a call is over, or its response is too long.
+
+    No `OSError`, because urllib3 would report that as a cut connection.
+    """
 
 
 class _Time(threading.local):
     deadline = float("inf")
+    most = ANSWER_BYTES
 
 
 _time = _Time()
 
 
 @contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Makes each read of a response in this thread, inside this context, raise `LateError` after so many seconds."""
-    _time.deadline = time.monotonic() + seconds
+def within(seconds: float, data_bytes: int = 0) -> Iterator[None]:
+    """Makes each read of a response in this thread, inside this context, raise `LateError` after so many seconds.
+
+    Args:
+        seconds: for all requests in the context.
+        data_bytes: how many bytes of a payload one response may have, beside `ANSWER_BYTES`.
+    """
+    _time.deadline, _time.most = time.monotonic() + seconds, ANSWER_BYTES + data_bytes
     try:
         yield
     finally:
-        _time.deadline = float("inf")
+        _time.deadline, _time.most = float("inf"), ANSWER_BYTES
 
 
 def keep_time(client: S3Client) -> None:
@@ -56,10 +69,11 @@ def keep_time(client: S3Client) -> None:
 
 
 class _Timed(io.RawIOBase):
-    """The bytes of a socket, until the deadline."""
+    """The bytes of a response, until the deadline, and not more than it may have."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
+        self._most = self._left = _time.most
 
     def readable(self) -> bool:
         return True
@@ -67,7 +81,11 @@ class _Timed(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         if time.monotonic() > _time.deadline:
             raise LateError("the answer did not come to its end in the time allowed")
-        return self._raw.readinto(buffer)
+        count = self._raw.readinto(buffer)
+        self._left -= count or 0
+        if self._left < 0:
+            raise LateError(f"the answer is longer than {self._most:,} bytes, as no S3 server's is")
+        return count
 
     def close(self) -> None:
         self._raw.close()

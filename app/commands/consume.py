@@ -103,7 +103,7 @@ class _Printer:
         kind = "tombstone" if value is None else [*kinds, "value"][0]
         headers = ", ".join(f"{name}={printable(data, 30)}" for name, data in record.headers)
         size = "-" if value is None else bytes_text(len(value))
-        note = f"! {error}" if error else printable(headers)
+        note = f"! {printable(str(error), 1_000)}" if error else printable(headers)
         self._rows.add(
             str(source.partition),
             str(source.offset),

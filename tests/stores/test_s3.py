@@ -11,8 +11,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
@@ -31,6 +33,7 @@ from transforms.errors import (
     PayloadTooLargeError,
     PayloadUnfitError,
     ReferenceRefusedError,
+    WideloadError,
 )
 
 if TYPE_CHECKING:
@@ -557,6 +560,64 @@ def test_a_body_of_no_stated_length_is_bounded() -> None:
         with pytest.raises(PayloadTooLargeError) as caught:
             store.get(path, 4)
         assert caught.value.size is None
+
+
+@pytest.mark.parametrize("status", [200, 403, 503])
+def test_an_answer_without_end_is_bounded(status: int) -> None:
+    """The body of an error, and that of a listing, is read to 16 MiB and no further, whatever the server says."""
+
+    def endless(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: 1000000000\r\n\r\n<a>" % status)
+        with contextlib.suppress(OSError):
+            while not wire.stopped.is_set():
+                wire.write(b"x" * MIB)
+        return False
+
+    with scripted_server(endless) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        called: list[Callable[[], object]] = [lambda: list(store.list("orders")), lambda: store.put(*NAME, b"data")]
+        if status != HTTPStatus.OK:
+            called.append(lambda: store.get(path, 9))
+        for call in called:
+            with pytest.raises(PayloadStoreError, match=r"the answer is longer than 16,777,2[0-9]{2} bytes"):
+                call()
+
+
+def test_texts_of_a_server_are_safe_for_a_terminal() -> None:
+    """What it says stands in messages without control characters, and no longer than a few lines."""
+
+    def says(_: Request, wire: Wire) -> bool:
+        body = b"<Error><Code>No&#x9b;31m</Code><Message>\x7f&#x202e;" + b"long " * 10_000 + b"</Message></Error>"
+        wire.write(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return True
+
+    with scripted_server(says) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match=r"No\\x9b31m \(HTTP 400\): \\x7f\\u202elong") as caught:
+            store.put(*NAME, b"data")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1_500
+
+
+@pytest.mark.parametrize("region", ["evil.example", "x/y#", "evil"])
+def test_a_redirect_leads_to_amazons_hosts_alone(region: str) -> None:
+    """Whatever region an answer names, no request with credentials goes to another host than this and Amazon's."""
+    hosts: list[str] = []
+
+    def elsewhere(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: %b\r\nContent-Length: 0\r\n\r\n" % region.encode())
+        return True
+
+    def look(request: AWSPreparedRequest, **_: object) -> None:
+        hosts.append(urlsplit(request.url).hostname or "")
+        if not request.url.startswith(server.endpoint):
+            raise ConnectionError("not sent")
+
+    with scripted_server(elsewhere) as server, opened(server.config()) as store:
+        store._client.meta.events.register_last("before-send.s3", look)
+        with pytest.raises(WideloadError):
+            store.put(*NAME, b"data")
+    assert hosts
+    assert all(host == "127.0.0.1" or host.endswith(".amazonaws.com") for host in hosts)
 
 
 def test_a_forged_reference_makes_no_request() -> None:
