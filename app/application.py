@@ -52,6 +52,7 @@ class Application(faust.App):
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
     def __init__(self, settings: Settings, plans: Sequence[Plan] = ()) -> None:
+        self.web_hosts = settings.web_hosts or ()
         super().__init__(
             "wideload",
             broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],

@@ -215,6 +215,13 @@ class Settings:
         minimum=1,
         maximum=65_535,
     )
+    web_hosts: tuple[str, ...] | None = keyed(
+        "web.hosts",
+        "list",
+        "More names that the pages answer to, such as that of a proxy; `*` for any. Addresses, names without a dot, "
+        "and names in `.local`, `.internal` or `.svc` always work. Other names are refused (421): a page of another "
+        "host in a browser could read the pages by a name of its own that leads here.",
+    )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",
