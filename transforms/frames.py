@@ -9,7 +9,8 @@ it. So a reader must find the end of the frame, and a bound for its content, bef
     lz4      LZ4 frame, magic 0x184D2204: blocks of uint32 length, little-endian, up to a length of 0
     zstd     RFC 8878 frame, magic 0xFD2FB528: blocks with a head of 3 bytes, up to the one that says it is the last
 
-Before anything is allocated, every length is checked against the bytes that exist, and every sum against the limit.
+Before anything is allocated, every length is checked against the bytes that exist, and every sum against the limit. So
+is the number of blocks: a core would look for seconds at tiny blocks with nothing in them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ _LZ4_LEVEL = 1  # as transforms/compression.py
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_LARGEST_BLOCK = 128 * 1024
+
+# Compressors make a block of some 10 KB or more, before compression. Those that are flushed for each record make more.
+_MOST_BLOCKS, _LEAST_BLOCK_BYTES = 65_536, 256
 
 
 class OversizeError(CompressionError):
@@ -147,7 +151,9 @@ def _xerial_blocks(data: bytes, limit: int) -> Iterator[tuple[memoryview, int]]:
         raise CompressionError("not a stream of xerial's snappy: its head is another one")
     view = memoryview(data)
     at, total = len(_XERIAL_HEAD), 0
+    count = _Count(len(data))
     while at < len(data):
+        count.block()
         length = int.from_bytes(view[at : at + 4])
         if length == 0:  # the zeros of the buffer; there may be fewer than four
             if data.count(0, at) != len(data) - at:
@@ -191,6 +197,7 @@ def _lz4_extent(data: bytes) -> _Extent:
     block_checksum = 4 if flags & 0x10 else 0
     most_bytes = 0
     while (length := reader.number(4)) != 0:
+        reader.count.block()
         plain, length = length >> 31, length & 0x7FFFFFFF
         most_bytes += min(largest, length if plain else length * _LZ4_MOST_RATIO)
         reader.skip(length + block_checksum)
@@ -211,6 +218,7 @@ def _zstd_extent(data: bytes) -> _Extent:
     last = 0
     while not last:
         head = reader.number(3)
+        reader.count.block()
         last, kind, length = head & 1, head >> 1 & 3, head >> 3
         # RFC 8878, 3.1.1.2: 0 is a plain block, 1 a byte that stands there so many times, 2 a compressed one.
         most_bytes += length if kind == 0 else min(length, _ZSTD_LARGEST_BLOCK) if kind == 1 else _ZSTD_LARGEST_BLOCK
@@ -223,11 +231,26 @@ def _zstd_extent(data: bytes) -> _Extent:
     return _Extent(reader.position, most_bytes)
 
 
+class _Count:
+    """Counts blocks, up to what so many bytes may have."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._left = _MOST_BLOCKS + size // _LEAST_BLOCK_BYTES
+
+    def block(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            most = _MOST_BLOCKS + self._size // _LEAST_BLOCK_BYTES
+            raise CompressionError(f"more than {most:,} blocks in {self._size:,} bytes")
+
+
 class _Reader:
     """Reads little-endian numbers from `data`, one after the other; missing bytes are an error."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self.position = 0
+        self.count = _Count(len(data))
         self._data = data
         self._what = what
 

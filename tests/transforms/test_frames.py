@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.vectors.bakdata import BakdataCase, bakdata_cases
 from transforms.compression import CODECS, Codec, CompressionError, compress
-from transforms.frames import OversizeError, compress_frame, decompress_frame
+from transforms.frames import OversizeError, compress_frame, decompress_frame, most_bytes
 
 COMPRESSED = [case for case in bakdata_cases() if case.stored and case.codec and case.format == "bakdata-flag"]
 XERIAL = b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01"
@@ -186,3 +186,20 @@ def test_bomb_takes_no_memory(codec: Codec, bomb: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 3 * LARGE
+
+
+@pytest.mark.parametrize(
+    ("codec", "head", "block"),
+    [
+        ("snappy", XERIAL, b"\0\0\0\x03\x01\0x"),
+        ("lz4", b"\x04\x22\x4d\x18\x60\x40\x82", b"\x01\0\0\x80x"),
+        ("zstd", b"\x28\xb5\x2f\xfd\0\x58", b"\x08\0\0x"),
+    ],
+)
+def test_tiny_blocks_are_bounded(codec: Codec, head: bytes, block: bytes) -> None:
+    """A frame of nothing but heads of blocks is refused before it takes long; what a real writer flushes is not."""
+    for read in (lambda data: decompress_frame(codec, data, 2**30), lambda data: most_bytes(codec, data)):
+        with pytest.raises(CompressionError, match=r"more than [0-9,]+ blocks in [0-9,]+ bytes"):
+            read(head + block * 300_000)
+    end = {"snappy": b"", "lz4": bytes(4), "zstd": b"\x01\0\0"}[codec]
+    assert decompress_frame(codec, head + block * 60_000 + end, 60_000) == b"x" * 60_000
