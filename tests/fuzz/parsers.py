@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
+from app.deadletters.replay_offsets import ReplayedOffsets
 from app.kafka.source_batch import SourceBatch, decoded
 from stores.root import Root
 from tests.built_batches import PACKERS, built, repacked
@@ -19,6 +20,7 @@ from tests.vectors.wrapper import wrapper_cases
 from transforms import record_format
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.chunk import Chunk, Chunking, is_chunk, may_hold_chunks
+from transforms.commit_metadata import note, noted
 from transforms.compression import CODECS, Codec, CompressionError, compress, decompress
 from transforms.errors import (
     MalformedChunkError,
@@ -30,6 +32,8 @@ from transforms.errors import (
 )
 from transforms.formats import FORMATS, WIDELOAD, FormatName
 from transforms.frames import compress_frame, decompress_frame
+from transforms.letter import REPLAYS, mark_of, open_letter, replays_of
+from transforms.masking import masked
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
@@ -248,6 +252,44 @@ def _has_odd_attributes(batch: RecordBatch) -> bool:
     return False
 
 
+def _letter(data: bytes) -> bool:
+    """What a replay would write is the record, with one more replay than the letter has."""
+    try:
+        letter = open_letter(_record_of(data))
+    except MalformedError:
+        return False
+    again = letter.replayed()
+    assert replays_of(again.headers) in {letter.replays + 1, 0}  # a million replays are not counted
+    assert again.value == letter.record.value
+    return True
+
+
+def _replayed_offsets(data: bytes) -> bool:
+    """The offsets that a commit's metadata names are written again, and read as the same."""
+    found = ReplayedOffsets.parse(7, data.decode(errors="replace"))
+    if found is None:
+        return False
+    again = found.metadata()
+    read = ReplayedOffsets.parse(found.offset, again)
+    assert again is None or (read is not None and read.metadata() == again)
+    return True
+
+
+def _note(data: bytes) -> bool:
+    """What a commit's metadata says of delivered messages is within an int64, or nothing."""
+    found = noted(data.decode(errors="replace"))
+    return found is not None and len(found.torn) <= 32  # the most that are noted
+
+
+def _masked(data: bytes) -> bool:
+    """No signature of a URL is left, and what has none stays."""
+    text = data.decode(errors="replace")
+    said = masked(text, ["hunter2"])
+    assert "hunter2" not in said
+    assert masked(said, ["hunter2"]) == said
+    return said != text
+
+
 _STAMP = Stamp(1, 2, 3)
 _OFFLOAD, _CHUNKING = Offload(100, 300), Chunking(250)
 _WANTING: Sequence[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]] = (
@@ -273,13 +315,33 @@ _WIRE = [
     record_format.serialize(Record(None, None)),
     record_format.serialize(Record(b"k", b"", (("\udcff", b"x"),), -1), 7),
 ]
+_CONTEXT = (("__connect.errors.topic", b"raw"), ("__connect.errors.partition", b"3"), ("__connect.errors.offset", b"7"))
 _PLAIN_BATCHES = [
     built(0, [Record(b"k", b"v" * 90, _OWN, 1_700_000_000_000), Record(None, None), Record(b"", b"", (), 5)], base=7),
     bytes(pack([Record(b"k", b"v", (("\udcff", b"x"), ("large-messag", b"true")), -1)])),
     built(0, [Record(b"k", b"v" * 9, (*_OWN, ("large-message", b"true")), 9)] * 3),
 ]
 
+_LETTERS = [
+    _bytes_of(Record(b"k", b"v" * 20, (*_OWN, *_CONTEXT))),
+    _bytes_of(Record(b"k", b"v", ((REPLAYS, b"2"), *_OWN, *_CONTEXT, mark_of("value", _CONTEXT)))),
+    _bytes_of(Record(None, _WIRE[0], (mark_of("record"),))),
+]
+_DONE = ReplayedOffsets(7)
+for _start in (20, 40, 70):
+    _DONE.add(_start, _start + 5)
+
 PARSERS: Sequence[Parser] = (
+    Parser("letter", _LETTERS, _letter),
+    Parser(
+        "replayed-offsets",
+        [(_DONE.metadata(run) or "").encode() for run in ("", "run1")],
+        _replayed_offsets,
+    ),
+    Parser("commit-note", [note(3, 9, []).encode(), note(3, 9, ["a" * 22]).encode()], _note),
+    Parser(
+        "masking", [b"GET https://me:pw@host/a?b=1&X-Amz-Signature=abc failed with hunter2: no", b"plain text"], _masked
+    ),
     Parser("wrapper", [case.bytes for case in wrapper_cases()], _wrapper),
     Parser("reference", _REFERENCES, _reference),
     Parser("root", [_WHOLE.path.encode(), b"s3://payloads/wide/t/i", b"s3://payloads/wide/../t/%2e%2e"], _root),

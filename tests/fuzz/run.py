@@ -1,4 +1,8 @@
-"""`make fuzz`: a million mutated inputs for each parser; `make fuzz FUZZ="--count 10000 --seed 7"` for fewer."""
+"""`make fuzz`: a million mutated inputs for each parser; `make fuzz FUZZ="--count 10000 --seed 7"` for fewer.
+
+`corpus/NAME.hex` has inputs on which the parser NAME once failed, or nearly did: one a line, in hex. Each run examines
+them first, and mutates them, too.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.fuzz.mutation import mutated
 from tests.fuzz.parsers import PARSERS, Parser
 
-__all__ = ["Defect", "Outcome", "fuzz"]
+__all__ = ["Defect", "Outcome", "corpus", "fuzz"]
+
+_CORPUS = Path(__file__).parent / "corpus"
 
 
 class Defect(AssertionError):  # noqa: N818  # what it is called
     """A parser has broken its promise; the input, in hex, is in the message."""
 
     def __init__(self, parser: str, data: bytes, error: Exception) -> None:
-        super().__init__(f"{parser}: {type(error).__name__}: {error}; the input is bytes.fromhex({data.hex()!r})")
+        super().__init__(
+            f"{parser}: {type(error).__name__}: {error}; the input is bytes.fromhex({data.hex()!r}), which belongs "
+            f"into tests/fuzz/corpus/{parser}.hex"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,20 @@ def fuzz(parser: Parser, count: int, seed: int) -> Outcome:
     return Outcome(taken, count - taken)
 
 
+def corpus(parser: str) -> list[bytes]:
+    """The kept inputs of a parser."""
+    file = _CORPUS / f"{parser}.hex"
+    lines = file.read_text("ascii").splitlines() if file.is_file() else []
+    return [bytes.fromhex(line) for line in lines if line and not line.startswith("#")]
+
+
 def _inputs(parser: Parser, count: int, seed: int) -> Iterator[bytes]:
     rng = random.Random(seed)
-    for _ in range(count):
-        yield mutated(rng, parser.seeds)
+    kept = corpus(parser.name)
+    yield from kept[:count]
+    seeds = [*parser.seeds, *kept]
+    for _ in range(count - len(kept)):
+        yield mutated(rng, seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

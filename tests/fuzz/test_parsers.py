@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.fuzz.parsers import PARSERS, Parser
-from tests.fuzz.run import Defect, fuzz, main
+from tests.fuzz.run import Defect, corpus, fuzz, main
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
@@ -15,6 +17,23 @@ def test_parser_takes_or_refuses_any_bytes(parser: Parser) -> None:
     outcome = fuzz(parser, count, seed=1)
     assert outcome.taken + outcome.refused == count
     assert min(outcome.taken, outcome.refused) > 100
+
+
+def test_the_corpus_is_examined() -> None:
+    """Each kept input is one of a parser, and is among those of any run."""
+    names = {path.stem for path in (Path(__file__).parent / "corpus").glob("*.hex")}
+    assert names
+    assert names <= {parser.name for parser in PARSERS}
+    for parser in PARSERS:
+        seen: list[bytes] = []
+
+        def look(data: bytes, seen: list[bytes] = seen) -> bool:
+            seen.append(data)
+            return True
+
+        kept = corpus(parser.name)
+        fuzz(Parser(parser.name, parser.seeds, look), len(kept) + 1, seed=1)
+        assert seen[: len(kept)] == kept
 
 
 def test_a_defect_is_found_and_can_be_had_again() -> None:
