@@ -251,8 +251,11 @@ class Chunks:
             each = held.popleft()
             if each.message.ack(consumer) and not each.is_piece:
                 self._app.sensors.on_message_out(place, each.message.offset, each.message)
+        done = [each.message for each in held if each.is_done]
+        for message in done:
+            message.value = None  # else all records behind an incomplete message would stay in memory
         # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
-        consumer.unacked.difference_update(each.message for each in held if each.is_done)
+        consumer.unacked.difference_update(done)
 
 
 def listed(headers: HeadersArg | None) -> list[Header]:

@@ -6,17 +6,19 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import faust
 import pytest
 from faust.exceptions import KeyDecodeError, ValueDecodeError
-from faust.types.tuples import Message
+from faust.types.tuples import ConsumerMessage, Message
 
 from app.serializers.faust import LargeMessageSchema, LargeMessageTopic
+from app.serializers.faust_chunks import Chunks
 from stores.memory import MemoryStore
 from tests.app.serializers.conftest import Config
 from tests.integration.client_stores import GatedStore
+from transforms.chunk import Chunking
 from transforms.errors import (
     ConfigurationError,
     MalformedReferenceError,
@@ -25,6 +27,7 @@ from transforms.errors import (
     PayloadStoreError,
     SerializationError,
 )
+from transforms.record import Record
 
 LARGE = b"x" * 5_000
 
@@ -382,3 +385,29 @@ async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) ->
     assert (await orders.decode(message(path, headers), propagate=True)).value == LARGE
     schema.close()
     assert written(schema, app, LARGE)[0].startswith(b"memory://")
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App) -> None:
+    """What waits to be committed keeps its offset alone, once its agent has done with it."""
+    chunks = Chunks(app, {}, lambda _: None, lambda: None)
+
+    def given(offset: int, value: bytes, headers: Headers) -> ConsumerMessage:
+        made = ConsumerMessage("orders", 0, offset, 0.0, 0, headers, b"k", value, None, generation_id=1)
+        made.incref()  # of an agent
+        return made
+
+    first, *_ = Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
+    piece = given(0, first.value or b"", cast("Headers", list(first.headers)))
+    behind = [given(n, b"v" * 100, []) for n in range(1, 4)]
+    assert [await chunks.take(each) for each in (piece, *behind)] == [False, True, True, True]
+    for each in behind[:2]:
+        each.ack(app.consumer)
+    partition = chunks._partitions[piece.tp]
+    chunks._release(piece.tp, partition)
+    assert [each.value for each in (piece, *behind)] == [None, None, None, b"v" * 100]
+    assert [each.message.offset for each in partition.held] == [0, 1, 2, 3]
+    assert not any(each.acked for each in (piece, *behind))
+    assert chunks.stats()["pendingChunkedMessages"] == 1
