@@ -135,7 +135,7 @@ jobs-zip: setup-demo ## Write the code of the Spark jobs to build/jobs.zip, for 
 
 lock: setup-demo ## Resolve the requirements and the jars again
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv && \
+	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8 && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header pyproject.toml && \
 	"$$folder/bin/uv" "$$@" --extra s3 -o requirements.lock && \
