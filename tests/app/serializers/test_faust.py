@@ -403,10 +403,12 @@ async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App)
     piece = given(0, first.value or b"", cast("Headers", list(first.headers)))
     behind = [given(n, b"v" * 100, []) for n in range(1, 4)]
     assert [await chunks.take(each) for each in (piece, *behind)] == [False, True, True, True]
+    consumer: Any = app.consumer
     for each in behind[:2]:
-        each.ack(app.consumer)
+        each.ack(consumer)
     partition = chunks._partitions[piece.tp]
     chunks._release(piece.tp, partition)
+    consumer._thread.thread_loop.close()  # it was never started, and has a loop by now
     assert [each.value for each in (piece, *behind)] == [None, None, None, b"v" * 100]
     assert [each.message.offset for each in partition.held] == [0, 1, 2, 3]
     assert not any(each.acked for each in (piece, *behind))
