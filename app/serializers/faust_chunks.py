@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth, server_list
 from faust.types import TP, AppT, EventT, ProcessingGuarantee
 from faust.types.core import HeadersArg
-from faust.types.tuples import Message
+from faust.types.tuples import ConsumerMessage, Message
 
 from app.chunks.keys import CONSUMER_KEYS, limits
 from app.chunks.polled import Polled
@@ -52,16 +52,30 @@ class _Held:
         message: the record.
         first: the offset of the first chunk, if the record stands for a whole message; None if not.
         is_piece: whether no agent gets it.
+        is_slim: whether `message` is a copy without its value.
     """
 
     message: Message
     first: int | None = None
     is_piece: bool = False
+    is_slim: bool = False
 
     @property
     def is_done(self) -> bool:
         """Whether only our acknowledgement is missing."""
         return self.message.refcount <= 1
+
+    @property
+    def begins(self) -> int:
+        """The offset that no commit may pass before the agents have done with it."""
+        return self.message.offset if self.first is None else self.first
+
+    def slim(self) -> None:
+        """Keeps a copy without the value; the agents' own stays as it is, and may still be forwarded."""
+        copy = ConsumerMessage.from_message(self.message, self.message.tp)
+        copy.key = copy.value = None
+        copy.headers, copy.tracked, copy.refcount = None, True, 1
+        self.message, self.is_slim = copy, True
 
 
 @dataclass(slots=True)
@@ -132,7 +146,8 @@ class Chunks:
         """
         partition = self._partitions.get(message.tp)
         if partition is None or partition.generation != message.generation_id:
-            partition = self._begin(message)
+            async with self._lock:
+                partition = self._begin(message)
         if partition.last is message:
             return not partition.is_piece
         if is_chunk(listed(message.headers)):
@@ -169,9 +184,15 @@ class Chunks:
         if not self._watching:
             self._watching = True
             cast("Any", self._app).add_future(self._watch())  # it ends with the app
+        last = partition.last
+        if not partition.held and last is not None and not last.acked:
+            # An agent still has a record in front, and Faust's commits would pass it.
+            last.incref()
+            partition.held.append(_Held(last))
         whole = self._polled.take(_record(message))
-        if self._polled.again is not None:
-            whole = await self._read_again(self._polled.again)
+        again = self._polled.again
+        if again is not None and again.partition == message.tp:  # else a rebalance has ended its call
+            whole = await self._read_again(again)
         if whole is None:
             # Faust has counted one acknowledgement for each agent, and none of them gets it.
             message.tracked, message.refcount = True, 1
@@ -199,16 +220,17 @@ class Chunks:
 
     async def _settle(self) -> None:
         """Gives what is discarded to the application, in order."""
-        discarded = self._polled.discarded
-        while discarded:
-            _, first = discarded[0]
+        while self._polled.discarded:
+            _, first = self._polled.discarded[0]
             if isinstance(first, Reread):
                 await self._read_again(first)
                 continue
             done = self._on_discarded(first)
             if inspect.isawaitable(done):
                 await done
-            discarded.popleft()
+            discarded = self._polled.discarded
+            if discarded and discarded[0][1] is first:
+                discarded.popleft()
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------
 
@@ -246,16 +268,16 @@ class Chunks:
         if not held:
             return
         safe, _ = self._polled.safe(place, partition.position)
-        limit = min([safe, *(each.first for each in held if each.first is not None and not each.is_done)])
+        limit = min([safe, *(each.begins for each in held if not each.is_piece and not each.is_done)])
         while held and held[0].message.offset < limit:
             each = held.popleft()
             if each.message.ack(consumer) and not each.is_piece:
                 self._app.sensors.on_message_out(place, each.message.offset, each.message)
-        done = [each.message for each in held if each.is_done]
-        for message in done:
-            message.value = None  # else all records behind an incomplete message would stay in memory
-        # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
-        consumer.unacked.difference_update(done)
+        for each in held:
+            if each.is_done and not each.is_slim:
+                # Faust waits, before it gives partitions away, for all records whose agents have not done with them.
+                consumer.unacked.discard(each.message)
+                each.slim()
 
 
 def listed(headers: HeadersArg | None) -> list[Header]:
@@ -276,7 +298,7 @@ def _arguments(app: AppT) -> dict[str, Any]:
     conf = app.conf
     committed = cast("Any", conf).processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
     return {
-        "bootstrap_servers": server_list(list(conf.broker), 9092),
+        "bootstrap_servers": server_list(list(conf.broker_consumer), 9092),
         "client_id": conf.broker_client_id,
         "request_timeout_ms": int(conf.broker_request_timeout * 1000),
         "max_partition_fetch_bytes": conf.consumer_max_fetch_size,

@@ -159,6 +159,22 @@ def test_commit_waits_for_the_agent(broker: str, make_topic: MakeTopic, tmp_path
     assert values(worker) == [digest(value_of(3_000, 1)), digest(b"b")]
 
 
+def test_commit_waits_for_records_in_front(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """A chunk that is good for nothing is committed behind the record that an agent still has, and not before."""
+    topic = make_topic()
+    records = [plain(b"x" * 2_000), pieces("u", 3_000, 1)[1], plain(b"b")]
+    write(broker, topic, records)
+    done = tmp_path / "done"
+    more: Config = {**NO_STORE, "chunk.lookback": 0}
+    with FaustProcess(tmp_path, broker, topic, more, holds=str(done), on_discarded="write") as worker:
+        until(lambda: any("discarded" in str(each) for each in values(worker)), "the chunk is discarded", _LONG_S)
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 1.0, "the worker could have committed several times since")
+        assert committed(broker, f"{topic}-faust", topic).get(0, 0) <= 0
+        done.touch()
+        commits(broker, topic, len(records))
+
+
 def test_discarded(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     """What waits too long goes to `on_discarded` and is committed; an error there stops the worker, before it."""
     topic = make_topic()
