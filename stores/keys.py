@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transforms.errors import ConfigurationError, shown
+from transforms.masking import HIDDEN
 
 __all__ = ["REQUIRED", "Key", "Kind", "Value", "read", "unknown"]
 
@@ -87,7 +88,7 @@ class Key:
         Raises:
             ConfigurationError: wrong type, not one of the allowed values, or outside minimum and maximum.
         """
-        found = "***" if self.secret else _as_written(value)
+        found = HIDDEN if self.secret else _as_written(value)
         right = isinstance(value, _PYTHON[self.kind]) and (self.kind == "boolean" or not isinstance(value, bool))
         if right and isinstance(value, list):
             right = all(isinstance(item, str) for item in value)

@@ -152,11 +152,11 @@ def may_refer(record: RecordLike, name: FormatName) -> bool:
         name: the format of references in its topic.
     """
     value = record.value
-    if not value:
+    if not value or len(value) > _WRAPPER_BYTES:
         return False
-    if len(value) <= MAX_PATH_BYTES + 1:  # and bakdata's flag
-        return FORMATS[name].refers(record) or FORMATS["bakdata-headers"].refers(record) or MessageWrapper.check(value)
-    return len(value) <= _WRAPPER_BYTES and MessageWrapper.check(value)
+    is_short = len(value) <= MAX_PATH_BYTES + 1  # bakdata's flag
+    refers = is_short and any(FORMATS[each].refers(record) for each in (name, "bakdata-headers"))
+    return refers or MessageWrapper.check(value)
 
 
 def has_backed_value(headers: Sequence[Header]) -> bool:

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from app.config.client import embedded_client_settings
-from app.kafka.clients import admin
-from app.kafka.topics import Topic, topics
+from app.kafka.topics import Topic, topic_of
 from transforms.errors import ChunkError, ConfigurationError
 
 __all__ = ["TopicLimits", "check_splits", "described"]
@@ -67,12 +65,7 @@ def described(config: Mapping[str, object], topic: str) -> Topic:
         KeyError: it does not exist.
         TimeoutError: the answer took too long.
     """
-    return asyncio.run(asyncio.wait_for(_described(config, topic), _LOOKUP_S))
-
-
-async def _described(config: Mapping[str, object], topic: str) -> Topic:
-    async with admin(embedded_client_settings(config)) as connection:
-        return (await topics(connection, [topic]))[topic]
+    return asyncio.run(asyncio.wait_for(topic_of(config, topic), _LOOKUP_S))
 
 
 def check_splits(name: str, topic: Topic | None, size: int, limit: int, most: int) -> None:

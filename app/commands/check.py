@@ -14,12 +14,12 @@ from app.kafka.topics import Topic
 from stores.keys import read
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
+from transforms.masking import HIDDEN
 from transforms.text import bytes_text
 
 __all__ = ["TITLES", "effective", "plan_rows", "store_text"]
 
 TITLES = ("pipeline", "sources", "sink", "dead letters", "transforms", "threshold", "store")
-_HIDDEN = "***"
 
 
 def effective(settings: Settings) -> str:
@@ -60,7 +60,7 @@ def _toml(values: Mapping[str, object]) -> Iterator[str]:
     for name, value in given.items():
         # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a name of its own.
         written = json.dumps(name) if any(other.startswith(f"{name}.") for other in given) else name
-        shown = _HIDDEN if _is_hidden(value) else value
+        shown = HIDDEN if _is_hidden(value) else value
         yield f"{written} = {json.dumps(shown, ensure_ascii=False)}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
-from transforms.masking import masked
+from transforms.masking import HIDDEN, masked
 
 __all__ = ["Secret", "fill_in", "hidden", "known", "without_secrets"]
 
@@ -23,7 +23,7 @@ class Secret(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return "***"
+        return HIDDEN
 
 
 def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) -> object:

@@ -10,12 +10,12 @@ from typing import Any, Self, cast
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from app.config.client import LIMIT, coerced, embedded_client_settings, limits_names
+from app.config.client import LIMIT, coerced, limits_names
 from app.config.naming import check_config
 from app.kafka.arguments import Arguments
 from app.kafka.batches import BatchingProducer, BatchSettings
-from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.topics import topics
+from app.kafka.clients import ClusterError, describe
+from app.kafka.topics import topic_of
 from stores.keys import Key, read, unknown
 from transforms.errors import ConfigurationError
 
@@ -121,8 +121,7 @@ class ConfiguredBatchingProducer(BatchingProducer):
 async def _limit_bytes(config: Mapping[str, object], topic: str) -> int | None:
     """The most bytes of a batch that a topic takes; None, with a warning, if the cluster does not say."""
     try:
-        async with admin(embedded_client_settings(config)) as connection:
-            return (await topics(connection, [topic]))[topic].max_message_bytes
+        return (await topic_of(config, topic)).max_message_bytes
     except (ConfigurationError, ClusterError, KafkaError, KeyError) as exc:
         reason = describe(exc) if isinstance(exc, KafkaError) else str(exc)
         _logger.warning("topic %s does not say what it takes; only batch.size limits its batches: %s", topic, reason)

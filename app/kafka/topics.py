@@ -13,13 +13,14 @@ from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Int64
 
+from app.config.client import embedded_client_settings
 from app.kafka.admin import AdminClient
-from app.kafka.clients import ClusterError, describe
+from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.queries import TEXT, Query, fields, rows, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
 
-__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "topics"]
+__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "topic_of", "topics"]
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
 
@@ -83,6 +84,18 @@ class Topic:
         return (self.newest_ms is None or ahead_ms + margin_ms <= self.newest_ms) and (
             self.oldest_ms is None or margin_ms - ahead_ms <= self.oldest_ms
         )
+
+
+async def topic_of(config: Mapping[str, object], name: str) -> Topic:
+    """A topic as the cluster describes it, for a client of this configuration.
+
+    Raises:
+        ConfigurationError: the cluster cannot be reached, or the user may not describe the topic.
+        ClusterError: the cluster did not answer.
+        KeyError: it does not exist.
+    """
+    async with admin(embedded_client_settings(config)) as connection:
+        return (await topics(connection, [name]))[name]
 
 
 async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:

@@ -27,7 +27,7 @@ from app.chunks.rereader import Again, Rereader
 from app.config.client import LIMIT, coerced
 from app.kafka.source_batch import ReadRecord
 from stores.keys import read
-from transforms.assembly import Assembled, Counts, Discarded, Reread
+from transforms.assembly import Assembled, Discarded, Reread
 from transforms.chunk import is_chunk
 from transforms.record import Header
 
@@ -128,11 +128,6 @@ class Chunks:
         self._lock = asyncio.Lock()  # between a record that is taken, and the watch
         self._watching = False
         self._rereader: Rereader | None = None
-
-    @property
-    def counts(self) -> Counts:
-        """How many messages have been assembled and discarded, and how many chunks were ignored, so far."""
-        return self._polled.counts
 
     def stats(self) -> dict[str, int]:
         """The incomplete messages."""
