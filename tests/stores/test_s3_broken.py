@@ -1,0 +1,292 @@
+"""The S3 store and servers that are broken, or hostile: what they answer, and where they lead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest
+
+from tests.stores.scripted_server import Request, Wire, error, payload, scripted_server
+from transforms.errors import (
+    PayloadNotFoundError,
+    PayloadStoreAccessError,
+    PayloadStoreError,
+    PayloadTooLargeError,
+    PayloadUnfitError,
+    ReferenceRefusedError,
+    WideloadError,
+)
+
+if TYPE_CHECKING:
+    pass
+from tests.stores.test_s3 import MIB, NAME, calls, opened
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "may_pass"),
+    [
+        (503, "SlowDown", True),
+        (503, "ServiceUnavailable", True),
+        (500, "InternalError", True),
+        (502, "", True),
+        (507, "XMinioStorageFull", True),
+        (429, "TooManyRequestsException", True),
+        (400, "RequestTimeout", True),
+        (400, "IncompleteBody", True),
+        (409, "OperationAborted", True),
+        (307, "TemporaryRedirect", True),
+        (501, "NotImplemented", False),
+        (403, "AccessDenied", False),
+        (403, "RequestTimeTooSkewed", False),
+        (400, "RequestTimeTooSkewed", False),
+        (400, "TokenRefreshRequired", False),
+        (403, "InvalidObjectState", False),
+        (400, "ExpiredToken", False),
+        (400, "AuthorizationHeaderMalformed", False),
+        (400, "InvalidArgument", False),
+        (404, "NoSuchBucket", False),
+        (404, "SomethingElse", False),
+        (412, "PreconditionFailed", False),
+    ],
+)
+def test_what_s3_answers_may_pass_or_not(status: int, code: str, may_pass: bool) -> None:  # noqa: FBT001
+    """Each answer is sorted by whether waiting helps, with operation, path and code in the message."""
+    with scripted_server(error(status, code)) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        for operation, call in (
+            ("PutObject", lambda: store.put(*NAME, b"data")),
+            ("GetObject", lambda: store.get(path, 9)),
+        ):
+            with pytest.raises(PayloadStoreError, match=f"^{operation} {path} failed: .*{code}") as caught:
+                call()
+            assert caught.value.retriable is may_pass
+            assert not isinstance(caught.value, PayloadNotFoundError)
+            assert caught.value.__cause__ is not None
+            assert "the-secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["PermanentRedirect", "TemporaryRedirect", ""])
+def test_a_bucket_of_another_region_names_the_key_to_change(code: str) -> None:
+    """A redirection that leads nowhere is final after a few requests, and names `s3.region` and `s3.endpoint`."""
+    with scripted_server(error(301, code)) as server, opened(server.config()) as store:
+        for call in calls(store):
+            with pytest.raises(PayloadStoreError, match=r"change s3\.region or s3\.endpoint") as caught:
+                call()
+            assert not caught.value.retriable
+        assert len(server.requests) < 4 * len(calls(store))
+
+
+def test_a_server_that_is_no_s3_server_is_final() -> None:
+    """A web page instead of an answer of S3 is said to be one."""
+
+    def page(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 14\r\n\r\n<html><p>Hello")
+        return True
+
+    with scripted_server(page) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="GetObject") as caught:
+            store.check()
+        assert not caught.value.retriable
+
+
+def test_a_page_in_place_of_an_answer_is_no_success() -> None:
+    """What answers 200 to everything has stored nothing and has no payloads: waiting may help, as for maintenance."""
+    with scripted_server(everything_is_well) as server, opened(server.config()) as store:
+        asking: list[Callable[[], object]] = [*calls(store), lambda: list(store.topics())]
+        del asking[4]  # behind a delete nobody goes by the answer
+        for call in asking:
+            with pytest.raises(PayloadStoreError, match=r"without (ETag|IsTruncated), .* check s3\.endpoint") as caught:
+                call()
+            assert caught.value.retriable
+
+
+def everything_is_well(request: Request, wire: Wire) -> bool:
+    """Answers each request with a page, as a load balancer does whose servers are away."""
+    page = b"" if request.method == "PUT" else b"<html>Back soon</html>"
+    sent = b"" if request.method == "HEAD" else page
+    wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), sent))
+    return True
+
+
+def test_a_payload_that_is_too_large_for_the_server_is_for_itself() -> None:
+    """S3 says so, or a proxy before it; others fare better, so it is the payload's error, and not the store's."""
+
+    def proxy(_: Request, wire: Wire) -> bool:
+        page = b"<html><head><title>413 Request Entity Too Large</title></head></html>\r\n"
+        wire.write(b"HTTP/1.1 413 Request Entity Too Large\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        return True
+
+    for script, told in ((error(400, "EntityTooLarge"), "EntityTooLarge"), (proxy, "client_max_body_size")):
+        with scripted_server(script) as server, opened(server.config()) as store:
+            with pytest.raises(PayloadUnfitError, match=told) as caught:
+                store.put(*NAME, b"data")
+            assert not caught.value.retriable
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired", "RequestExpired"])
+def test_what_may_be_given_back_lets_nobody_in(code: str) -> None:
+    """An hour that is wrong, or a session that is over, is a matter of access, which a worker that had it waits for."""
+    with (
+        scripted_server(error(400, code)) as server,
+        opened(server.config()) as store,
+        pytest.raises(PayloadStoreAccessError, match=code),
+    ):
+        store.put(*NAME, b"data")
+
+
+def test_a_success_with_an_error_in_it_is_an_error() -> None:
+    """As S3 does it where the answer has begun before the end is known; nothing was stored, and is tried again."""
+
+    def late(_: Request, wire: Wire) -> bool:
+        body = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>Late.</Message></Error>"
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: %d\r\n\r\n%b' % (len(body), body))
+        return True
+
+    with scripted_server(late) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match="InternalError") as caught:
+            store.put(*NAME, b"data")
+        assert caught.value.retriable
+
+
+def test_a_body_that_is_longer_than_it_said_harms_no_other_payload() -> None:
+    """What comes behind the stated length is no part of a payload, nor of the next."""
+
+    def longer(request: Request, wire: Wire) -> bool:
+        wire.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 4\r\n\r\nfour and more')
+        return True
+
+    with scripted_server(longer) as server, opened(server.config()) as store:
+        path, got = store.root.path(*NAME), list[bytes]()
+        for _ in range(4):
+            with contextlib.suppress(PayloadStoreError):  # what comes behind is no answer to the next request
+                got.append(store.get(path, 99))
+        assert set(got) == {b"four"}
+
+
+def test_no_such_key_is_a_missing_payload() -> None:
+    """Only this code of S3 means that the payload is not there."""
+    with scripted_server(error(404, "NoSuchKey")) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadNotFoundError):
+            store.get(store.root.path(*NAME), 9)
+        store.delete(store.root.path(*NAME))
+        store.check()
+
+
+def test_attempts_count_the_first() -> None:
+    """`s3.retry.attempts` is the number of requests, and a put sends its whole body each time."""
+
+    def put(attempts: int) -> list[bytes]:
+        with scripted_server(error(500, "InternalError")) as server:
+            with opened(server.config(s3_retry_attempts=attempts)) as store, pytest.raises(PayloadStoreError):
+                store.put(*NAME, b"the whole body")
+            return [request.body for request in server.requests]
+
+    with ThreadPoolExecutor(3) as pool:
+        sent = list(pool.map(put, (1, 2, 3)))
+    assert sent == [[b"the whole body"] * attempts for attempts in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("sent", [0, 1, 99])
+def test_a_connection_cut_in_the_middle_of_a_body_may_be_tried_again(sent: int) -> None:
+    """A payload is never returned in part."""
+    with scripted_server(payload(bytes(sent), length=100)) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match=f"cut after {sent} of 100 bytes") as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert caught.value.retriable
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    """The length that the server states is enough; not a byte of the body has to come."""
+    with scripted_server(payload(b"", length=1 << 40)) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.get(store.root.path(*NAME), 1_000)
+        assert (caught.value.size, caught.value.limit) == (1 << 40, 1_000)
+
+
+def test_a_body_of_no_stated_length_is_bounded() -> None:
+    """Without Content-Length the payload is read to its end if that is within the limit, and not a MiB further."""
+    with scripted_server(payload(b"12345")) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        assert store.get(path, 5) == b"12345"
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.get(path, 4)
+        assert caught.value.size is None
+
+
+@pytest.mark.parametrize("status", [200, 403, 503])
+def test_an_answer_without_end_is_bounded(status: int) -> None:
+    """The body of an error, and that of a listing, is read to 16 MiB and no further, whatever the server says."""
+
+    def endless(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 %d Status\r\nContent-Length: 1000000000\r\n\r\n<a>" % status)
+        with contextlib.suppress(OSError):
+            while not wire.stopped.is_set():
+                wire.write(b"x" * MIB)
+        return False
+
+    with scripted_server(endless) as server, opened(server.config()) as store:
+        path = store.root.path(*NAME)
+        called: list[Callable[[], object]] = [lambda: list(store.list("orders")), lambda: store.put(*NAME, b"data")]
+        if status != HTTPStatus.OK:
+            called.append(lambda: store.get(path, 9))
+        for call in called:
+            with pytest.raises(PayloadStoreError, match=r"the answer is longer than 16,777,2[0-9]{2} bytes"):
+                call()
+
+
+def test_texts_of_a_server_are_safe_for_a_terminal() -> None:
+    """What it says stands in messages without control characters, and no longer than a few lines."""
+
+    def says(_: Request, wire: Wire) -> bool:
+        body = b"<Error><Code>No&#x9b;31m</Code><Message>\x7f&#x202e;" + b"long " * 10_000 + b"</Message></Error>"
+        wire.write(b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        return True
+
+    with scripted_server(says) as server, opened(server.config()) as store:
+        with pytest.raises(PayloadStoreError, match=r"No\\x9b31m \(HTTP 400\): \\x7f\\u202elong") as caught:
+            store.put(*NAME, b"data")
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1_500
+
+
+@pytest.mark.parametrize("region", ["evil.example", "x/y#", "evil"])
+def test_a_redirect_leads_to_amazons_hosts_alone(region: str) -> None:
+    """Whatever region an answer names, no request with credentials goes to another host than this and Amazon's."""
+    hosts: list[str] = []
+
+    def elsewhere(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 301 Moved\r\nx-amz-bucket-region: %b\r\nContent-Length: 0\r\n\r\n" % region.encode())
+        return True
+
+    def look(request: AWSPreparedRequest, **_: object) -> None:
+        hosts.append(urlsplit(request.url).hostname or "")
+        if not request.url.startswith(server.endpoint):
+            raise ConnectionError("not sent")
+
+    with scripted_server(elsewhere) as server, opened(server.config()) as store:
+        store._client.meta.events.register_last("before-send.s3", look)
+        with pytest.raises(WideloadError):
+            store.put(*NAME, b"data")
+    assert hosts
+    assert all(host == "127.0.0.1" or host.endswith(".amazonaws.com") for host in hosts)
+
+
+def test_a_forged_reference_makes_no_request() -> None:
+    """What is refused is refused before anybody is asked."""
+    with scripted_server(error(500, "InternalError")) as server, opened(server.config(s3_prefix="ours")) as store:
+        for forged in (
+            "s3://other/ours/orders/id",
+            "s3://payloads/theirs/orders/id",
+            "s3://payloads/ours/../orders/id",
+        ):
+            for call in (lambda path: store.get(path, 9), store.stat, store.delete, store.download):
+                with pytest.raises(ReferenceRefusedError):
+                    call(forged)
+        assert server.requests == []
+        assert server.connections == 0
