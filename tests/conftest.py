@@ -93,6 +93,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
                 gc.collect()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Lets the summary name each exception of a group. Of a run elsewhere, a line may be all that there is to read."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and call.excinfo is not None and isinstance(call.excinfo.value, BaseExceptionGroup):
+        crash.message = "; ".join(repr(each.__cause__ or each) for each in call.excinfo.value.exceptions)
+    return report
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sets the markers that follow from the folder and from the fixtures."""
     for item in items:
