@@ -5,15 +5,16 @@ from __future__ import annotations
 import gzip
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import cramjam
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from transforms.frames import compress_frame
 from transforms.record import Record, RecordLike
 from transforms.record_batch import CODECS, Stamp, restamp
 
-__all__ = ["NUMBERS", "PACKERS", "built", "changed", "record", "repacked"]
+__all__ = ["NUMBERS", "PACKERS", "built", "changed", "record", "repacked", "rows_of"]
 
 HEADER_BYTES = 61
 NUMBERS: Mapping[str, int] = {codec or "none": number for number, codec in enumerate(CODECS)}
@@ -64,3 +65,9 @@ def repacked(data: bytes, packer: str) -> bytes:
     whole = data[:HEADER_BYTES] + packed
     attributes = struct.unpack_from(">h", data, 21)[0] & ~7 | number
     return changed(changed(whole, ">i", 8, len(whole) - 12), ">h", 21, attributes)
+
+
+def rows_of(data: bytes | bytearray | memoryview) -> list[tuple[int, Record]]:
+    """Offsets and records, as aiokafka reads them."""
+    rows: list[Any] = list(DefaultRecordBatch(bytes(data)))
+    return [(row.offset, Record(row.key, row.value, tuple(row.headers), row.timestamp)) for row in rows]

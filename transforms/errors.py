@@ -4,11 +4,13 @@ WideloadError
 ├── ConfigurationError            refuse at start; the user changes the configuration
 ├── TransformError                this record can never succeed; `errors.tolerance` decides
 │   ├── MalformedError            a field of the record is not what its format allows
+│   │   ├── TooManyHeadersError   the record has more headers than anybody reads
 │   │   ├── MalformedReferenceError
 │   │   ├── MalformedChunkError
 │   │   └── MalformedWrapperError
 │   ├── ChunkError                the record cannot be split into chunks that the sink topic takes
 │   ├── DiscardedChunkError       the record is a chunk of a message that cannot be assembled
+│   ├── BatchTooLargeError        the batch holds more bytes before compression than the worker may
 │   ├── HeaderNameError           the name of a header is not UTF-8
 │   ├── KeyMissingError           the record has no key, and the sink topic is compacted
 │   ├── PayloadCorruptError       size or checksum of the payload differ from the reference
@@ -37,6 +39,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 __all__ = [
+    "BatchTooLargeError",
     "ChunkError",
     "ConfigurationError",
     "DiscardedChunkError",
@@ -58,6 +61,7 @@ __all__ = [
     "ResourceIdentifierTooLargeError",
     "SerializationError",
     "SignatureError",
+    "TooManyHeadersError",
     "TransformError",
     "ValueTooLargeError",
     "WideloadError",
@@ -140,6 +144,10 @@ class MalformedError(TransformError):
         return f"malformed {self._WHAT}: {self.field} is {shown(self.found)}; allowed: {self.allowed}"
 
 
+class TooManyHeadersError(MalformedError):
+    """A record has so many headers that an object of each would fill the memory."""
+
+
 class MalformedReferenceError(MalformedError):
     """The value or a header of a reference record breaks the format."""
 
@@ -192,6 +200,27 @@ class DiscardedChunkError(TransformError):
 
     def __str__(self) -> str:
         return f"the chunked message {self.uuid or '(unnamed)'} is discarded, {self.reason}: {self.detail}"
+
+
+@dataclass(eq=False, repr=False)
+class BatchTooLargeError(TransformError):
+    """A compressed batch holds more bytes than may be in memory. A megabyte may hold a gigabyte, so it is not undone.
+
+    Attributes:
+        first: the offset of its first record that is wanted.
+        last: the offset of its last record.
+        limit: the most bytes of the records before compression.
+    """
+
+    first: int
+    last: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the batch of offsets {self.first} to {self.last} holds more than {self.limit:,} bytes before "
+            "compression; allowed are in.flight.bytes, or 64 MiB if that is more"
+        )
 
 
 @dataclass(eq=False, repr=False)

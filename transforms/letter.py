@@ -4,6 +4,8 @@
     value    the same, but its value is in the store, or in chunks
     record   the value is the whole letter in the format of `transforms.record_format`; it is in the letter, in the
              store or in chunks; the headers are the count of replays and Connect's again, as far as there is room
+    batch    the value is a batch of Kafka's (`transforms/record_batch.py`) with records that would have filled the
+             memory; nobody reads or replays them
 
 A letter that is not whole says so in the header `wideload.dead-letter`, behind those of Connect. Behind it are the
 headers of the reference or of the chunk. If letters have no headers of Connect, the header says that too
@@ -33,6 +35,7 @@ from transforms.reference import MAX_PATH_BYTES, VALUE
 from transforms.wrapper import MessageWrapper
 
 __all__ = [
+    "BATCH_FORMS",
     "LEAST_BYTES",
     "MARK",
     "PREFIX",
@@ -42,6 +45,7 @@ __all__ = [
     "Cause",
     "Form",
     "Letter",
+    "batch_letter",
     "context_of",
     "dead_letter",
     "has_backed_value",
@@ -66,9 +70,12 @@ VALUE_FORMS = (b"value", b"bare-value")
 REPLAYS = "wideload.replays"
 """The first header of a record that was replayed: how often it was."""
 
-Form = Literal["whole", "value", "record"]
+BATCH_FORMS = (b"batch", b"bare-batch")
+"""Those in a letter whose value is a batch."""
 
-_FORMS: Sequence[Form] = ("whole", "value", "record")
+Form = Literal["whole", "value", "record", "batch"]
+
+_FORMS: Sequence[Form] = ("whole", "value", "record")  # that are opened
 _BARE = "bare-"
 _CHUNK_PREFIX = "large-message.chunk."
 _REFERENCE = frozenset({VALUE.flag, *VALUE.details})
@@ -234,6 +241,16 @@ def is_letter_reference(record: RecordLike) -> bool:
     return False
 
 
+def batch_letter(record: RecordLike) -> Letter | None:
+    """What the headers say of a letter that has a batch, in the letter, in the store or in chunks; None for others."""
+    headers = tuple(record.headers)
+    at = next((n for n, (name, value) in enumerate(headers) if name == MARK and value in BATCH_FORMS), None)
+    if at is None:
+        return None
+    context = {} if is_bare(headers[at]) else context_of(headers[:at])[1]
+    return Letter(Record(None, None, (), record.timestamp), context)
+
+
 def has_record(headers: Sequence[Header]) -> bool:
     """Whether these are headers of a letter whose value is a whole record, in the letter, in the store or in chunks."""
     return any(name == MARK and value in RECORD_FORMS for name, value in headers)
@@ -243,13 +260,16 @@ def open_letter(record: RecordLike) -> Letter:
     """The letter in a record of a dead-letter topic. Its value was downloaded, or assembled from chunks, before.
 
     Raises:
-        MalformedError: the value should be a whole record, and is not.
+        MalformedError: the value should be a whole record, and is not; or it is a batch.
     """
     headers = tuple(record.headers)
     form, bare = "whole", False
     if headers and headers[-1][0] == MARK:
         text = (headers[-1][1] or b"").decode(errors="replace")
         form, bare, headers = text.removeprefix(_BARE), text.startswith(_BARE), headers[:-1]
+        if form == "batch":
+            found = "batch: its records are too large to read before compression, or have too many headers"
+            raise MalformedError(MARK, found, "whole, value or record")
         if form not in _FORMS:
             raise MalformedError(MARK, text, "whole, value or record")
     letter = Record(record.key, record.value, headers, record.timestamp)

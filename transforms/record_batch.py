@@ -31,12 +31,24 @@ from crc32c import crc32c
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec, CompressionError
 from transforms.errors import MalformedError
-from transforms.frames import compress_frame
+from transforms.frames import OversizeError, compress_frame
 from transforms.packed_records import most_bytes, unpacked
 from transforms.record import RecordLike
 from transforms.record_format import serialized
+from transforms.record_lengths import longer
 
-__all__ = ["CODECS", "NO_STAMP", "RecordBatch", "Stamp", "is_old", "pack", "rebuilt", "restamp", "split"]
+__all__ = [
+    "CODECS",
+    "NO_STAMP",
+    "RecordBatch",
+    "Stamp",
+    "is_old",
+    "pack",
+    "rebuilt",
+    "restamp",
+    "single",
+    "split",
+]
 
 CODECS: Sequence[Codec | None] = (None, "gzip", "snappy", "lz4", "zstd")
 """The codecs by their numbers."""
@@ -63,7 +75,6 @@ _DELETE_HORIZON = 0x40
 
 _MOST_TIMESTAMP = 2**62
 _LEAST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers: a byte each
-_MOST_LENGTH_BYTES = 5  # a record's own length, a varint of 32 bits
 # So much is decompressed to look for records that a stage wants. Batches that hold more are taken apart.
 _MOST_LOOKED_AT_BYTES = 64 * 1_048_576
 _DECOMPRESSED_AT_ONCE_BYTES = 65_536  # to find a bound for less takes as long
@@ -187,7 +198,11 @@ class RecordBatch:
         if self._most_record_bytes() <= limit:
             return True
         records = self.data[BATCH_OVERHEAD_BYTES:] if not self.codec else self._plain()
-        return records is not None and (len(records) <= limit or _all_within(records, self.count, limit))
+        if records is None:
+            return False
+        return len(records) <= limit or (
+            self.count <= _MOST_LOOKED_AT_RECORDS and longer(records, self.count, limit) == []
+        )
 
     @property
     def modest(self) -> bool:
@@ -210,6 +225,24 @@ class RecordBatch:
     def forget(self) -> None:
         """Lets go of the uncompressed records, which are kept from one question to the next."""
         self._records = None
+
+    def opens_within(self, limit: int) -> bool:
+        """False if its records take more than `limit` bytes before compression; to find out takes no more memory.
+
+        True if they are damaged, which whoever reads them will find.
+        """
+        codec = CODECS[self.codec]
+        if codec is None or self._most_record_bytes() <= limit:
+            return True
+        if (records := self._plain()) is not None:
+            return len(records) <= limit
+        try:
+            unpacked(codec, bytes(self.data[BATCH_OVERHEAD_BYTES:]), limit)
+        except OversizeError:
+            return False
+        except CompressionError:
+            return True
+        return True
 
     def may_hold(self, octets: bytes) -> bool:
         """False if these bytes are nowhere in the records; True if they are, or that cannot be found out."""
@@ -363,28 +396,19 @@ def is_old(data: memoryview) -> bool:
     return data[_MAGIC_AT] < _MAGIC
 
 
-def _all_within(records: bytes | memoryview, count: int, limit: int) -> bool:
-    """True if each of `count` records, with its length before it, takes at most `limit` bytes.
+def single(batch: RecordBatch, record: bytes | memoryview, offset: int) -> bytes:
+    """A batch of one record of an uncompressed batch, byte for byte.
 
-    False if one takes more, if a length is wrong, or if there are so many that it would take long to look.
+    Args:
+        batch: which has the record.
+        record: with its length before it.
+        offset: of the record. The base offset stays that of `batch`, as a record has its distance from that.
     """
-    if count > _MOST_LOOKED_AT_RECORDS:
-        return False
-    at, end = 0, len(records)
-    for _ in range(count):
-        begin, size, shift = at, 0, 0
-        while True:
-            if at == end or shift > 7 * (_MOST_LENGTH_BYTES - 1):
-                return False
-            octet = records[at]
-            at += 1
-            size |= (octet & 0x7F) << shift
-            if octet < 0x80:  # noqa: PLR2004  # the last one
-                break
-            shift += 7
-        if size & 1:
-            return False  # below 0
-        at += size >> 1
-        if at > end or at - begin > limit:
-            return False
-    return at == end
+    data = bytearray().join((batch.data[:BATCH_OVERHEAD_BYTES], record))
+    delta, latest = offset - batch.base_offset, batch.latest_timestamp
+    _HEADER.pack_into(
+        data, 0, batch.base_offset, len(data) - _START.size, -1, _MAGIC, 0, batch.attributes & _BROKER_TIME, delta,
+        batch.first_timestamp, latest, *NO_STAMP, 1,
+    )  # fmt: skip
+    restamp(data, NO_STAMP)
+    return bytes(data)

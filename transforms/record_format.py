@@ -18,24 +18,33 @@ Source: Kafka protocol, "Record Batch", and KIP-98, KIP-82; Kafka's `DefaultReco
 
 from __future__ import annotations
 
-from transforms.errors import HeaderNameError, MalformedError
+from transforms.errors import HeaderNameError, MalformedError, TooManyHeadersError
 from transforms.record import Header, Record, RecordLike
 
 __all__ = [
+    "LEAST_HEADER_BYTES",
+    "MAX_HEADERS",
     "check_names",
+    "header_count",
     "is_writable",
     "name_bytes",
     "number",
     "number_bytes",
     "parse",
+    "place",
     "read",
     "serialize",
     "serialized",
 ]
 
+MAX_HEADERS = 65_536
+"""The most headers of a record, and of a message wrapper, that are read: an empty one is 2 bytes, and 60 in memory."""
+
+LEAST_HEADER_BYTES = 2
+"""Those of an empty name and a null value."""
+
 _MOST_VARINT_BYTES = 10
 _MOST_VARINT = 2**64 - 1
-_LEAST_HEADER_BYTES = 2  # an empty name and a null value
 _ESCAPE = "surrogateescape"
 
 
@@ -103,6 +112,7 @@ def parse(data: bytes) -> Record:
 
     Raises:
         MalformedError: the bytes are not exactly one record.
+        TooManyHeadersError: the record has more than `MAX_HEADERS`.
     """
     record, _, end = read(data, 0)
     if end != len(data):
@@ -120,19 +130,17 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
 
     Raises:
         MalformedError: there is no valid record.
+        TooManyHeadersError: the record has more than `MAX_HEADERS`.
     """
-    size, at = number(data, at, len(data))
-    end = at + size
-    if not 1 <= size <= len(data) - at:
-        raise MalformedError("record", f"a length of {size:,}", f"1 to {len(data) - at:,}")
+    at, end = _body(data, at)
     timestamp, at = number(data, at + 1, end)
     offset, at = number(data, at, end)
     key, at = _bytes(data, at, end)
     value, at = _bytes(data, at, end)
     count, at = number(data, at, end)
-    most = (end - at) // _LEAST_HEADER_BYTES
-    if not 0 <= count <= most:
-        raise MalformedError("headers", f"{count:,}", f"0 to {most:,}, for which there are bytes")
+    _check_count(count, at, end)
+    if count > MAX_HEADERS:
+        raise TooManyHeadersError("headers", f"{count:,}", f"at most {MAX_HEADERS:,}")
     headers: list[Header] = []
     for _ in range(count):
         name, at = _bytes(data, at, end)
@@ -143,6 +151,48 @@ def read(data: bytes, at: int) -> tuple[Record, int, int]:
     if at != end:
         raise MalformedError("record", f"{end - at:,} bytes more than it says", "no more")
     return Record(key, value, tuple(headers), timestamp), offset, end
+
+
+def header_count(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number of headers of the record at index `at`, and the index of its end; no object is made of any of them.
+
+    Raises:
+        MalformedError: there is no valid record, as far as its headers.
+    """
+    at, end = _body(data, at)
+    at += 1
+    for _ in range(2):  # the deltas
+        at = number(data, at, end)[1]
+    for _ in range(2):  # key and value
+        at = _skipped(data, at, end)
+    count, at = number(data, at, end)
+    _check_count(count, at, end)
+    return count, end
+
+
+def place(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
+    """Timestamp and offset delta of the record at index `at`, and the index of its end; all else is left unread.
+
+    Raises:
+        MalformedError: there is no valid record, as far as that.
+    """
+    at, end = _body(data, at)
+    timestamp, at = number(data, at + 1, end)
+    return timestamp, number(data, at, end)[0], end
+
+
+def _body(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Begin and end of a record behind its length."""
+    size, at = number(data, at, len(data))
+    if not 1 <= size <= len(data) - at:
+        raise MalformedError("record", f"a length of {size:,}", f"1 to {len(data) - at:,}")
+    return at, at + size
+
+
+def _check_count(count: int, at: int, end: int) -> None:
+    most = (end - at) // LEAST_HEADER_BYTES
+    if not 0 <= count <= most:
+        raise MalformedError("headers", f"{count:,}", f"0 to {most:,}, for which there are bytes")
 
 
 def number_bytes(value: int) -> bytes:
@@ -165,7 +215,7 @@ def _put_bytes(data: bytearray, octets: bytes | None) -> None:
     data += octets or b""
 
 
-def number(data: bytes, at: int, end: int) -> tuple[int, int]:
+def number(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
     """The number whose varint is at index `at`, and the index of its end, which is at most `end`.
 
     Raises:
@@ -184,9 +234,18 @@ def number(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
+    size, at = _length(data, at, end)
+    return (None, at) if size < 0 else (bytes(data[at : at + size]), at + size)
+
+
+def _skipped(data: bytes | memoryview, at: int, end: int) -> int:
+    size, at = _length(data, at, end)
+    return at + max(0, size)
+
+
+def _length(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
+    """The length of a key, a name or a value, and where that begins; any below 0 is a null."""
     size, at = number(data, at, end)
-    if size < 0:  # brokers and all readers accept any negative number as null
-        return None, at
     if size > end - at:
         raise MalformedError("length", f"{size:,}", f"up to {end - at:,}")
-    return bytes(data[at : at + size]), at + size
+    return size, at

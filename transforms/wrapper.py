@@ -29,12 +29,10 @@ from transforms.batch_size import headerless_batch_bytes
 from transforms.chunk import Chunk
 from transforms.errors import ConfigurationError, MalformedWrapperError, WrapError
 from transforms.record import Header, Record, RecordLike
+from transforms.record_format import MAX_HEADERS
 from transforms.reference import KEY, VALUE
 
 __all__ = ["MAX_HEADERS", "OWN_KEYS", "UNMAPPED_PREFIX", "HeaderTable", "KeyRange", "MessageWrapper", "Unwrap", "Wrap"]
-
-MAX_HEADERS = 65_536
-"""The most headers of a wrapper. The document has no bound, but a header of 8 bytes takes 290 bytes of memory."""
 
 UNMAPPED_PREFIX = "wrapper.header."
 """The prefix of the name of a header that is not in the table; the int key follows it."""

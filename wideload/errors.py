@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transforms.errors import (
+    BatchTooLargeError,
     ChunkError,
     ConfigurationError,
     DiscardedChunkError,
@@ -24,6 +25,7 @@ from transforms.errors import (
     ResourceIdentifierTooLargeError,
     SerializationError,
     SignatureError,
+    TooManyHeadersError,
     TransformError,
     ValueTooLargeError,
     WideloadError,
@@ -31,6 +33,7 @@ from transforms.errors import (
 )
 
 __all__ = [
+    "BatchTooLargeError",
     "ChunkError",
     "ConfigurationError",
     "DiscardedChunkError",
@@ -52,6 +55,7 @@ __all__ = [
     "ResourceIdentifierTooLargeError",
     "SerializationError",
     "SignatureError",
+    "TooManyHeadersError",
     "TransformError",
     "ValueTooLargeError",
     "WideloadError",

@@ -199,7 +199,8 @@ class Settings:
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
         "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
         "records that pass are on their way. What was read ahead of records that wait for the store takes up to a "
-        "quarter of this, or 64 MiB, in addition.",
+        "quarter of this, or 64 MiB, in addition. A compressed batch that holds more than this, and more than 64 MiB, is "
+        "an error of its records.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )

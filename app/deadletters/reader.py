@@ -20,7 +20,16 @@ from transforms.errors import (
     shown,
 )
 from transforms.inflate import Inflate
-from transforms.letter import Letter, context_of, is_bare, is_letter_chunk, is_letter_reference, open_letter, replays_of
+from transforms.letter import (
+    Letter,
+    batch_letter,
+    context_of,
+    is_bare,
+    is_letter_chunk,
+    is_letter_reference,
+    open_letter,
+    replays_of,
+)
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.reference import Reference
 from transforms.signing import Signing
@@ -181,7 +190,7 @@ class LetterReader:
                     return LetterSummary(Letter(valueless, context, replays_of(own)), form, size)
             letter = self.open(found)
         except (TransformError, PayloadStoreError) as exc:
-            return LetterSummary(None, form, size, str(exc))
+            return LetterSummary(batch_letter(record), form, size, str(exc))
         return LetterSummary(letter, form, None if letter.record.value is None else len(letter.record.value))
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from app.config.settings import PipelineSettings
+from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
 from stores.payload import publish
 from stores.store import PayloadStore, Store
@@ -59,7 +60,7 @@ class LetterWriter:
 
     def whole(self, source: SourceRecord, cause: Cause) -> Record | None:
         """The whole letter; None if the topic would not take it, or if no client can write it."""
-        if not record_format.is_writable(source):
+        if isinstance(source, Unopened) or not record_format.is_writable(source):
             return None
         context = cause.headers(source)
         letter = dead_letter(source, context)
@@ -76,13 +77,15 @@ class LetterWriter:
         letter = self.whole(source, cause)
         if letter is not None:
             return (letter,)
-        if source.value and record_format.is_writable(source) and not (is_ambiguous(source) or self._may_refer(source)):
+        unopened = isinstance(source, Unopened)
+        own_value = source.value and not unopened and record_format.is_writable(source)
+        if own_value and not (is_ambiguous(source) or self._may_refer(source)):
             context = cause.headers(source)
             value = (_with_header(dead_letter(source, context), mark_of("value", context)),)
             letters = self._stored(value) or self._chunks(value, source)
             if letters:
                 return letters
-        records = _records(source, cause)
+        records = _batches(source, cause) if unopened else _records(source, cause)
         for record in records:
             if batch_of_one_bytes(record) <= self._limit:
                 return (record,)
@@ -142,6 +145,16 @@ def _records(source: SourceRecord, cause: Cause) -> Sequence[Record]:
         Record(source.key, data, headers, source.timestamp),
         Record(None, data, headers, source.timestamp),
         Record(None, data, (mark,), source.timestamp),
+    )
+
+
+def _batches(source: SourceRecord, cause: Cause) -> Sequence[Record]:
+    """The letter of records that were not read, in two forms; the second has fewer headers."""
+    context = cause.headers(source)
+    mark = mark_of("batch", context)
+    return (
+        Record(None, source.value, (*context, mark), source.timestamp),
+        Record(None, source.value, (mark,), source.timestamp),
     )
 
 

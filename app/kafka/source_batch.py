@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,11 +17,13 @@ from transforms import record_format
 from transforms.batch_merge import merge
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.compression import Codec
-from transforms.errors import MalformedError
+from transforms.errors import BatchTooLargeError, MalformedError, TooManyHeadersError, TransformError
 from transforms.record import Header, Record, RecordLike, SourceRecord
-from transforms.record_batch import CODECS, RecordBatch
+from transforms.record_batch import CODECS, RecordBatch, single
+from transforms.record_format import MAX_HEADERS
+from transforms.record_lengths import is_crowded
 
-__all__ = ["ReadRecord", "SourceBatch", "decoded", "is_undecodable", "wrapped"]
+__all__ = ["ReadRecord", "SourceBatch", "Unopened", "decoded", "is_undecodable", "wrapped"]
 
 
 # Microseconds of CPU, measured: of a request; of each record that is merged; of each KB of it as it was read, which is
@@ -30,6 +33,8 @@ _RECORD_US = 1.0
 _KB_US: Mapping[Codec | None, float] = {None: 0.2, "gzip": 80, "snappy": 1.5, "lz4": 1.5, "zstd": 12}
 
 _READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
+# The headers of so many bytes take 32 MiB as objects. They are counted then; those of more are counted before.
+_COUNTED_LATE_BYTES = 1_048_576
 
 
 class ReadRecord(NamedTuple):
@@ -42,6 +47,31 @@ class ReadRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
+
+
+@dataclass(frozen=True, slots=True)
+class Unopened:
+    """Records that would fill the memory, as a `SourceRecord`: its value is the batch of Kafka's that has them.
+
+    Attributes:
+        offset: of the last one.
+        timestamp: of the last one, or the greatest.
+        value: the batch, as it was read, or of one record of it.
+        error: what is wrong.
+        first: the offset of the first one.
+        count: how many they are.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    value: bytes
+    error: TransformError
+    first: int
+    count: int = 1
+    key: bytes | None = None
+    headers: Sequence[Header] = ()
 
 
 class SourceBatch:
@@ -165,9 +195,19 @@ class SourceBatch:
         kept.offsets, kept.merged_from, kept.codec = self.offsets, self.merged_from, self.codec
         return kept
 
+    def unopened(self, limit: int) -> Unopened | None:
+        """All its records, if they take more than `limit` bytes before compression; else None."""
+        batch = self.batch
+        if batch is None or batch.opens_within(limit):
+            return None
+        error = BatchTooLargeError(self.offset, batch.last_offset, limit)
+        topic, number = self.partition.topic, self.partition.partition
+        data, latest_ms = bytes(batch.data), batch.latest_timestamp
+        return Unopened(topic, number, batch.last_offset, latest_ms, data, error, self.offset, batch.count)
+
     @property
     def plain(self) -> bool:
-        """True if aiokafka reads each record; False if the name of a header is not UTF-8.
+        """True if aiokafka may read each record; False if the name of a header is not UTF-8, or a record is `Unopened`.
 
         Raises:
             CorruptRecordException: the batch cannot be read.
@@ -178,8 +218,12 @@ class SourceBatch:
             data = self._uncompressed(self.batch)
             self._plain_bytes = len(data)
             rows = iter(DefaultRecordBatch(data))
-            if self.plain_bytes <= _READ_ONCE_BYTES:
-                self._rows = list(rows)
+            if len(data) <= _READ_ONCE_BYTES:
+                self._rows = list(rows)  # too short for so many headers
+            elif len(data) <= _COUNTED_LATE_BYTES:
+                return all(len(row.headers) <= MAX_HEADERS for row in rows)
+            elif is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count):
+                return False
             else:
                 deque(rows, maxlen=0)
         except (UnicodeDecodeError, CorruptRecordException) as exc:
@@ -212,7 +256,7 @@ class SourceBatch:
         return rows
 
     def records(self) -> Iterator[SourceRecord]:
-        """The records that are wanted, each made when it is asked for.
+        """The records that are wanted, each made when it is asked for. One with too many headers is `Unopened`.
 
         Raises:
             CorruptRecordException: the batch cannot be read.
@@ -222,8 +266,15 @@ class SourceBatch:
             return
         topic, number, read = self.partition.topic, self.partition.partition, 0
         partly = self.offset > self.batch.base_offset
+        data = self._uncompressed(self.batch)
+        crowded = len(data) > _COUNTED_LATE_BYTES and is_crowded(
+            memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count
+        )
         try:
-            for row in DefaultRecordBatch(self._uncompressed(self.batch)):
+            for row in () if crowded else DefaultRecordBatch(data):
+                if len(row.headers) > MAX_HEADERS:
+                    crowded = True
+                    break
                 read += 1
                 if not partly or row.offset >= self.offset:
                     yield ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers)
@@ -231,18 +282,23 @@ class SourceBatch:
             if not is_undecodable(exc):
                 raise
         else:
-            return
+            if not crowded:
+                return
         rest = islice(self._decoded(self.batch), read, None)
         yield from (record for record in rest if not partly or record.offset >= self.offset)
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
-        """The records, if the name of a header is not UTF-8: the name has its bytes by `surrogateescape`."""
+        """The records, as Python reads them: a name that is not UTF-8 has its bytes by `surrogateescape`."""
         topic, number = self.partition.topic, self.partition.partition
         with _refused(self.partition, batch.base_offset):
-            for offset, record in decoded(batch):
-                yield ReadRecord(
-                    topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
-                )
+            for offset, record in _entries(batch):
+                if isinstance(record, _Crowded):
+                    value = single(batch, record.data, offset)
+                    yield Unopened(topic, number, offset, record.timestamp, value, record.error, offset)
+                else:
+                    yield ReadRecord(
+                        topic, number, offset, record.timestamp, record.key, record.value, list(record.headers)
+                    )
 
 
 @contextmanager
@@ -264,13 +320,40 @@ def decoded(batch: RecordBatch) -> Iterator[tuple[int, RecordLike]]:
     """The offsets and records of a batch. Takes several microseconds a record; aiokafka's reader takes a fifth of one.
 
     Raises:
+        TooManyHeadersError: a record has more than `MAX_HEADERS`.
         MalformedError: the records break the format.
     """
+    for offset, record in _entries(batch):
+        if isinstance(record, _Crowded):
+            raise record.error
+        yield offset, record
+
+
+@dataclass(frozen=True, slots=True)
+class _Crowded:
+    """A record with more headers than are read: its bytes, with the length before them."""
+
+    data: bytes
+    timestamp: int
+    error: TooManyHeadersError
+
+
+def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
     records, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
     for _ in range(batch.count):
-        record, delta, at = record_format.read(records, at)
-        timestamp = batch.latest_timestamp if batch.broker_time else wrapped(batch.first_timestamp + record.timestamp)
-        yield batch.base_offset + delta, Record(record.key, record.value, record.headers, timestamp)
+        begin = at
+        try:
+            record, delta, at = record_format.read(records, at)
+        except TooManyHeadersError as exc:
+            later_ms, delta, at = record_format.place(records, begin)
+            yield batch.base_offset + delta, _Crowded(records[begin:at], _time(batch, later_ms), exc)
+        else:
+            timestamp = _time(batch, record.timestamp)
+            yield batch.base_offset + delta, Record(record.key, record.value, record.headers, timestamp)
+
+
+def _time(batch: RecordBatch, delta: int) -> int:
+    return batch.latest_timestamp if batch.broker_time else wrapped(batch.first_timestamp + delta)
 
 
 def wrapped(number: int) -> int:

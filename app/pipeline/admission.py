@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Chain
 from app.pipeline.delivery import Delivery
@@ -27,50 +26,16 @@ from app.pipeline.lane import RECORD_OVERHEAD_BYTES, Lane, header_bytes, held_by
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
+from app.pipeline.waiting_read import WaitingRead
 from transforms.batch_size import BATCH_OVERHEAD_BYTES
 from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
-_MADE_AT_ONCE = 500
+_LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
 _PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
 _MERGED_BYTES = 1_000_000  # the most of small batches that become one: below the limit that topics have by default
-
-
-@dataclass(slots=True, eq=False)
-class _Read:
-    """What was read of one partition and waits, in order: the records of a batch that was taken apart, then batches.
-
-    Attributes:
-        records: the next ones of the batch that was taken apart.
-        source: gives those behind them.
-        opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
-        for_work: whether the first record waits for room for its work, or behind records with work.
-    """
-
-    records: deque[SourceRecord] = field(default_factory=deque)
-    source: Iterator[SourceRecord] = field(default_factory=lambda: iter(()))
-    batches: deque[SourceBatch] = field(default_factory=deque)
-    opened: int = 0
-    for_work: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.opened or self.batches)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the batches."""
-        return self.opened + sum(batch.size for batch in self.batches)
-
-    @property
-    def first(self) -> int | None:
-        """The offset of the first record that waits; None if there is none."""
-        if self.opened and not self.records:
-            self.records.extend(itertools.islice(self.source, 1))
-        if self.records:
-            return self.records[0].offset
-        return self.batches[0].offset if self.batches else None
 
 
 class Admission:
@@ -107,9 +72,10 @@ class Admission:
         self._turn = turn
         self._limit_bytes = limit_bytes
         self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
+        self._most_bytes = max(share.budget.limit, _LEAST_OPENED_BYTES)
         self._codec = codec
         self._left = turn
-        self._waiting: dict[Lane, _Read] = {}  # in the order in which they began to wait
+        self._waiting: dict[Lane, WaitingRead] = {}  # in the order in which they began to wait
 
     @property
     def waits(self) -> bool:
@@ -130,7 +96,7 @@ class Admission:
         for partition, batches in polled.items():
             lane = self._lanes.get(partition)
             if lane is not None:
-                self._waiting.setdefault(lane, _Read()).batches.extend(batches)
+                self._waiting.setdefault(lane, WaitingRead()).batches.extend(batches)
                 lane.read = True
                 self._share.fetched(sum(batch.size for batch in batches))
 
@@ -198,7 +164,7 @@ class Admission:
                 self._waiting[lane] = self._waiting.pop(lane)  # the others come first in the next turn
                 return
 
-    def _admit(self, lane: Lane, read: _Read, *, full: bool) -> bool:
+    def _admit(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
         """Lets batches of a partition go on.
 
         Args:
@@ -228,18 +194,15 @@ class Admission:
                     self._share.fetched(-read.batches.popleft().size)
                 if passed:
                     continue
-            batch = read.batches.popleft()
-            read.opened, read.source = batch.plain_bytes, batch.records()
+            batch = read.open(self._most_bytes)
             self._share.fetched(read.opened - batch.size)
             lane.codec = batch.codec
             self._stats.batches_taken_apart += 1
 
-    def _admit_opened(self, lane: Lane, read: _Read, *, full: bool) -> bool:
+    def _admit_opened(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
         """As `_admit`, for the batch that was taken apart: no object is made of a record before it is needed."""
         while True:
-            if not read.records:
-                read.records.extend(itertools.islice(read.source, _MADE_AT_ONCE))
-            if not read.records:
+            if not read.make():
                 self._share.fetched(-read.opened)
                 read.opened, read.source = 0, iter(())
                 return False
@@ -327,7 +290,10 @@ class Admission:
             held = len(record.value or b"") + len(record.key or b"") + RECORD_OVERHEAD_BYTES
             if record.headers:
                 held += header_bytes(record.headers)
-            if assembler is not None and assembler.takes(lane, record):
+            if type(record) is Unopened:
+                if not self._refuse(lane, record, held):
+                    return False
+            elif assembler is not None and assembler.takes(lane, record):
                 if not self._admits_work(lane, held + assembler.reserve_bytes(record)):
                     return False
                 self._assemble(assembler, lane, record)
@@ -336,21 +302,34 @@ class Admission:
                     return True
                 share.take(held)
                 append(lane, record, record.offset, held, lane.codec)
-            else:
-                # Asked first: the work may make copies, and is not begun without room for the record itself.
-                if not self._admits_work(lane, held):
-                    return False
-                work = self._chain.begin(record, self._leaves_with(lane))
-                if work is not None:
-                    held += work.reserve_bytes
-                    if not self._admits_work(lane, held):
-                        return False
-                self._dispatcher.enter(lane, record, work, held)
+            elif not self._enter(lane, record, held):
+                return False
             records.popleft()
             self._left -= 1
             self._stats.records_in += 1
             self._stats.bytes_in += len(record.key or b"") + len(record.value or b"")
         return False
+
+    def _enter(self, lane: Lane, record: SourceRecord, held: int) -> bool:
+        """Begins the work on a record, if there is room for it."""
+        # Asked first: the work may make copies, and is not begun without room for the record itself.
+        if not self._admits_work(lane, held):
+            return False
+        work = self._chain.begin(record, self._leaves_with(lane))
+        if work is not None:
+            held += work.reserve_bytes
+            if not self._admits_work(lane, held):
+                return False
+        self._dispatcher.enter(lane, record, work, held)
+        return True
+
+    def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> bool:
+        """Lets records that are not read fail, if there is room for their bytes."""
+        if not self._admits_work(lane, held):
+            return False
+        self._dispatcher.refuse(lane, unopened, held)
+        self._stats.records_in += unopened.count - 1
+        return True
 
     def _leaves_with(self, lane: Lane) -> int:
         """The number of the codec with which the records of the lane leave."""

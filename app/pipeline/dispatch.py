@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
-from app.kafka.source_batch import SourceBatch
+from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
 from app.pipeline.delivery import Delivery
@@ -78,6 +78,18 @@ class Dispatcher:
             else:
                 self._begin(lane, self._bury(lane, slot))
 
+    def refuse(self, lane: Lane, unopened: Unopened, held: int) -> None:
+        """Lets the error policy decide on records that are not read, at the end of their lane; else as `enter`."""
+        lane.tracked(unopened.first)
+        slot = Slot(unopened, held, admitted=held, codec=lane.codec)
+        lane.work += held
+        lane.slots.append(slot)
+        self._share.take_work(held)
+        with self._error_policy.of(slot):
+            _fail(unopened)
+        if slot.cause is not None:
+            self._begin(lane, self._bury(lane, slot))
+
     def _begin(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         lane.tasks.add(task)
@@ -140,3 +152,7 @@ class Dispatcher:
                 self._termination.fail_by_defect(exc, slot.source)
                 return
         self._delivery.flush()
+
+
+def _fail(unopened: Unopened) -> None:
+    raise unopened.error

@@ -219,7 +219,8 @@ def checked(document: Mapping[str, object]) -> None:
             await check(parse(document, {}))
         finally:
             transports = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]
-            while any(each.get_extra_info("socket").fileno() >= 0 for each in tuple(transports.values())):  # noqa: ASYNC110  # nothing tells
+            sockets = [each.get_extra_info("socket") for each in transports.values()]
+            while any(each.fileno() >= 0 for each in sockets):  # noqa: ASYNC110  # nothing tells when
                 await asyncio.sleep(0.01)
 
     asyncio.run(check_and_close())

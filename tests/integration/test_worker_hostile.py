@@ -6,10 +6,14 @@ import asyncio
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.kafka.batches.batch import Builder, WholeBuilder
+from tests.built_batches import repacked, rows_of
 from tests.integration.topics import Sent, committed, read_all, send
 from tests.integration.way import Way
 from tests.integration.worker_process import WorkerProcess, until
@@ -17,7 +21,7 @@ from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
 from transforms import record_format
 from transforms.record import Header, Record
-from transforms.record_batch import RecordBatch
+from transforms.record_batch import RecordBatch, pack
 from transforms.reference import VALUE
 
 STAMP = 1_700_000_000_123
@@ -128,6 +132,56 @@ async def send_odd(broker: str, topic: str, batches: Sequence[Builder]) -> None:
     async with AIOKafkaProducer(bootstrap_servers=broker, enable_idempotence=True) as producer:
         for batch in batches:
             await (await producer.send_batch(batch, topic, partition=0))
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("transforms", [["offload"], ["inflate"], ["assemble"]], ids=lambda each: each[0])
+def test_worker_buries_what_would_fill_its_memory(make_way: Callable[..., Way], transforms: list[str]) -> None:
+    """A record of a million headers, a batch of KBs that holds 200 MiB: letters, in little memory; the others go on."""
+    way = make_way(partitions=1)
+    crowded = Record(b"crowded", None, (("", None),) * 1_000_000, STAMP)
+    before, behind = Record(b"before", b"v", (), STAMP), Record(b"behind", b"v", (), STAMP)
+    bomb = repacked(bytes(pack([before, Record(b"bomb", bytes(200 * 1_048_576), (), STAMP)])), "zstd")
+    batches = [bytes(pack([before, crowded, behind])), bomb, bytes(pack([replace(before, key=b"last")]))]
+    read = [RecordBatch.read(memoryview(each)) for each in batches]
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    head = way.settings() | {"in.flight.bytes": 10_000_000}
+    with WorkerProcess(way.folder, head, way.offload(transforms=transforms, **tolerant)) as worker:
+        worker.wait_ready()
+        assert worker.process is not None
+        pid = worker.process.pid
+        began = peak_bytes(pid)
+        sent = [WholeBuilder(each, transactional=False, codec=each.codec) for each in read]
+        asyncio.run(send_odd(way.broker, way.raw, sent))
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 6}, "all are committed")
+        page = worker.get("/pipelines")[1][0]
+        grown = peak_bytes(pid) - began
+        assert worker.terminate() == 0
+    assert grown < 100_000_000  # of which 64 MiB are looked at
+    assert page["failed_records"] == {"too-many-headers": 1, "batch-too-large": 1}
+    assert (page["records_in"], page["dead_letters"]) == (6, 2)
+    assert [record.key for record in read_all(way.broker, way.orders)[0]] == [b"before", b"behind", b"last"]
+    first, second = read_all(way.broker, way.dead)[0]
+    assert (first.key, second.key) == (None, None)
+    assert (second.value or b"")[61:] == bomb[61:]  # the broker writes into the header
+    ((offset, alone),) = rows_of(first.value or b"")
+    assert (offset, alone) == (1, crowded)
+    told = [dict(each.headers) for each in (first, second)]
+    assert [each["wideload.dead-letter"] for each in told] == [b"batch", b"batch"]
+    assert [each["__connect.errors.offset"] for each in told] == [b"1", b"4"]
+    assert [each["__connect.errors.exception.message"] for each in told] == [
+        b"malformed record: headers is '1,000,000'; allowed: at most 65,536",
+        (
+            b"the batch of offsets 3 to 4 holds more than 67,108,864 bytes before compression; allowed are "
+            b"in.flight.bytes, or 64 MiB if that is more"
+        ),
+    ]
 
 
 NAME = b"\x02\x02\xff"  # one header, whose name is no text, so that the worker must read the batch by itself

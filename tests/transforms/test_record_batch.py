@@ -7,14 +7,13 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.built_batches import NUMBERS, PACKERS, built, changed, record, repacked
+from tests.built_batches import NUMBERS, PACKERS, built, changed, record, repacked, rows_of
 from tests.strategies import records as any_records
 from tests.transforms.peak import allocated_at_most
 from tests.transforms.test_inflate import bomb
@@ -28,7 +27,9 @@ from transforms.frames import compress_frame
 from transforms.inflate import Inflate
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike
-from transforms.record_batch import RecordBatch, Stamp, is_old, pack, restamp, split
+from transforms.record_batch import RecordBatch, Stamp, is_old, pack, restamp, single, split
+from transforms.record_format import MAX_HEADERS
+from transforms.record_lengths import is_crowded
 from transforms.reference import VALUE
 
 RECORDS = [record(number) for number in range(20)]
@@ -38,12 +39,6 @@ LIMIT = 64 * 1_048_576
 
 def read(data: bytes | bytearray) -> RecordBatch:
     return RecordBatch.read(memoryview(data))
-
-
-def records_of(data: bytes | bytearray | memoryview) -> list[tuple[int, Record]]:
-    """Offsets and records, as aiokafka reads them."""
-    rows: list[Any] = list(DefaultRecordBatch(bytes(data)))
-    return [(row.offset, Record(row.key, row.value, tuple(row.headers), row.timestamp)) for row in rows]
 
 
 def stored_bytes(data: bytes | bytearray) -> list[int]:
@@ -71,7 +66,7 @@ def test_header_is_that_of_the_builder(codec: str) -> None:
     assert batch.appendable
     assert batch.intact
     assert DefaultRecordBatch(data).validate_crc()
-    assert records_of(batch.uncompressed()) == [(500 + n, each) for n, each in enumerate(RECORDS)]
+    assert rows_of(batch.uncompressed()) == [(500 + n, each) for n, each in enumerate(RECORDS)]
 
 
 def test_checksum_is_wrong_whichever_bit_differs() -> None:
@@ -270,6 +265,57 @@ def test_bomb_is_not_looked_into(packer: str) -> None:
         assert batch.may_hold(b"another-name")
 
 
+@pytest.mark.parametrize("packer", ["gzip", "lz4", "zstd"])
+def test_bomb_opens_within_no_budget(packer: str) -> None:
+    """To find out whether a batch holds more than a limit takes no more memory than that, or than is looked at anyway.
+
+    Snappy makes no more than twenty bytes of one, so it has no bombs.
+    """
+    head = changed(built(0, RECORDS), ">h", 21, PACKERS[packer][0])[:BATCH_OVERHEAD_BYTES]
+    data = changed(head + bombs()[packer], ">i", 8, len(head + bombs()[packer]) - 12)
+    for limit in (LIMIT, LIMIT + 1_048_576):
+        with allocated_at_most((LIMIT + 1_048_576) * 17 // 8):
+            assert not read(data).opens_within(limit)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_opens_within_is_exact(packer: str) -> None:
+    """A batch that holds as much as the limit, and one byte more; those that are damaged or uncompressed are let go."""
+    whole = built(0, RECORDS)
+    data, size = repacked(whole, packer), len(whole) - BATCH_OVERHEAD_BYTES
+    assert read(data).opens_within(size)
+    assert read(data).opens_within(size - 1) is (packer == "none")
+    assert read(changed(data[:-1], ">i", 8, len(data) - 13)).opens_within(size)
+
+
+@pytest.mark.parametrize("count", [MAX_HEADERS, MAX_HEADERS + 1])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_crowded_is_exact(count: int, at: int) -> None:
+    """One more header than is read, in one record of three, whatever else is large; it takes no objects to find out."""
+    records = [record(n, 200_000) for n in range(3)]
+    records[at] = Record(b"k", b"v", (("", None),) * count)
+    plain = bytes(built(0, records)[BATCH_OVERHEAD_BYTES:])
+    with allocated_at_most(100_000):
+        assert is_crowded(plain, 3) is (count > MAX_HEADERS)
+    assert is_crowded(plain, 4)  # there is no fourth
+    assert not is_crowded(b"\0" * 1_000, 1)  # too short
+
+
+def test_single_is_the_record_byte_for_byte() -> None:
+    """A batch of one record of another batch has its offset, its timestamp and all its bytes."""
+    for transactional, packer in ((False, "none"), (True, "zstd")):
+        batch = read(repacked(built(0, RECORDS, base=500, transactional=transactional, stamp=STAMP), packer)).plain()
+        records, at = bytes(batch.data[BATCH_OVERHEAD_BYTES:]), 0
+        for number, each in enumerate(RECORDS):
+            end = record_format.place(records, at)[2]
+            data = single(batch, records[at:end], 500 + number)
+            at = end
+            alone = read(data)
+            assert rows_of(data) == [(500 + number, each)]
+            assert (alone.count, alone.intact, alone.last_offset, alone.transactional) == (1, True, 500 + number, False)
+            assert alone.producer_id == -1
+
+
 def test_promise_that_the_bytes_have_no_room_for() -> None:
     """A raw block of snappy that promises 60 MiB in ten bytes takes none of them."""
     data = changed(built(0, RECORDS), ">h", 21, PACKERS["snappy-raw"][0])[:BATCH_OVERHEAD_BYTES]
@@ -321,7 +367,7 @@ def test_forwarded_changes_what_is_ours_alone(codec: str, was: bool, becomes: bo
     for own in (slice(8, 12), slice(16, 17), slice(21, 22), slice(23, 43), slice(57, None)):
         assert sent[own] == data[own]
     assert sent[22] & ~bit == data[22] & ~bit
-    assert records_of(sent) == list(enumerate(RECORDS))
+    assert rows_of(sent) == list(enumerate(RECORDS))
 
 
 def test_forwarded_leaves_what_was_read() -> None:
@@ -342,7 +388,7 @@ def test_pack_is_what_the_builder_makes(records: Sequence[Record]) -> None:
     """aiokafka reads the same records, its checksum is right, and a batch of its own builder has the same bytes."""
     data = pack(records)
     assert DefaultRecordBatch(bytes(data)).validate_crc()
-    assert records_of(data) == list(enumerate(records))
+    assert rows_of(data) == list(enumerate(records))
     assert read(data).appendable
     assume(all(each.timestamp >= 0 for each in records))  # its builder has other rules for records without one
     theirs = changed(changed(built(0, records), ">q", 0, 0), ">i", 12, -1)

@@ -13,13 +13,20 @@ from app.config.parsing import parse
 from app.config.settings import PipelineSettings
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.writer import LetterWriter
+from app.kafka.source_batch import Unopened
 from app.kafka.topics import Topic
 from stores.memory import MemoryStore
 from stores.registry import open_store
 from stores.user import UserStore
 from transforms.batch_size import batch_of_one_bytes
 from transforms.chunk import Chunk, is_chunk
-from transforms.errors import PayloadStoreError, RecordTooLargeError, ReferenceRefusedError
+from transforms.errors import (
+    BatchTooLargeError,
+    MalformedError,
+    PayloadStoreError,
+    RecordTooLargeError,
+    ReferenceRefusedError,
+)
 from transforms.formats import FORMATS, FormatName
 from transforms.letter import LEAST_BYTES, MARK, REPLAYS, Cause, has_record
 from transforms.record import Header, Record
@@ -202,6 +209,34 @@ def test_letter_that_anybody_wrote(value: bytes | None, mark: bytes | None, head
         if summary.letter is not None:
             assert summary.letter.origin is None
             assert len(summary.letter.replayed().headers) <= len(headers) + 1
+
+
+@pytest.mark.parametrize("context", [True, False])
+@pytest.mark.parametrize(("limit", "store"), [(1_000_000, False), (LEAST_BYTES, False), (3_000, True)])
+def test_letter_of_records_that_were_not_read(limit: int, store: bool, context: bool) -> None:  # noqa: FBT001
+    """Its value is their batch, in the letter, in chunks or in the store. It is listed, and not opened."""
+    desk = Desk(limit, store=store, context=context)
+    batch = bytes(range(256)) * 20
+    error = BatchTooLargeError(5, 7, 100)
+    unopened = Unopened("raw", 3, 7, 1_700_000_000_123, batch, error, 5, 3)
+    cause = Cause(error, pipeline="p", stage="inflate", context=context)
+    assert desk.letters.whole(unopened, cause) is None
+    written = desk.letters.any(unopened, cause)
+    assert len(written) == 1 or not store
+    assert all(batch_of_one_bytes(record) <= limit for record in written)
+    sources = [Source(r.key, r.value, tuple(r.headers), r.timestamp, "dlq", 0, n) for n, r in enumerate(written)]
+    found = desk.found(sources)
+    summary = desk.reader.summarize(found)
+    assert summary.letter is not None
+    fits = limit > 1_000 and context
+    assert summary.letter.origin == (("raw", 3, 7) if fits else None)
+    assert summary.letter.record.value is None
+    with pytest.raises(MalformedError, match=r"wideload\.dead-letter is 'batch: its records are too large"):
+        desk.reader.open(found)
+    if not store:
+        assert found.record.value == batch
+        assert summary.error is not None
+        assert "allowed: whole, value or record" in summary.error
 
 
 def test_letter_reader_tells_of_missing_chunks() -> None:

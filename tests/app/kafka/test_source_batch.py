@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import CorruptRecordException
 
-from app.kafka.source_batch import SourceBatch, decoded
+from app.kafka.source_batch import SourceBatch, Unopened, decoded
 from tests.app.kafka.scripted_log import PLACE
-from tests.built_batches import PACKERS, built, changed, record, repacked
+from tests.built_batches import PACKERS, built, changed, record, repacked, rows_of
+from tests.transforms.peak import allocated_at_most
+from transforms.errors import TooManyHeadersError
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import RecordBatch, pack
+from transforms.record_format import MAX_HEADERS
 
 RECORDS = [record(number) for number in range(10)]
 LARGE = [record(number, 30_000) for number in range(10)]  # more than is read once
@@ -52,6 +57,76 @@ def test_names_that_are_no_text(packer: str, offset: int) -> None:
     batch = source(data, offset)
     assert not batch.plain
     assert found(batch) == [(50 + n, each) for n, each in enumerate(ODD) if 50 + n >= offset]
+
+
+CROWDED = Record(b"k", None, (("", None),) * (MAX_HEADERS + 1), 1_700_000_000_000)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("size", [100, 600_000])  # counted late, and before
+def test_record_of_too_many_headers(packer: str, size: int) -> None:
+    """It comes as a batch of its own, in its place; the others are read; no batch with it is plain."""
+    records = [record(0, size), CROWDED, record(2, size)]
+    data = repacked(built(0, records, base=50), packer)
+    for offset in (50, 51, 52):
+        batch = source(data, offset)
+        assert not batch.plain
+        found = list(batch.records())
+        assert [each.offset for each in found] == list(range(offset, 53))
+        for each in found:
+            if each.offset != 51:
+                assert (each.value, len(each.headers)) == (b"v" * size, 2)
+                continue
+            assert isinstance(each, Unopened)
+            assert (each.key, each.headers, each.first, each.count) == (None, (), 51, 1)
+            assert each.timestamp == CROWDED.timestamp
+            assert str(each.error) == "malformed record: headers is '65,537'; allowed: at most 65,536"
+            ((found_at, alone),) = rows_of(each.value)
+            assert (found_at, alone) == (51, CROWDED)
+
+
+def test_as_many_headers_as_are_read() -> None:
+    """One header fewer, and the record is as others are."""
+    allowed = replace(CROWDED, headers=CROWDED.headers[:-1])
+    for size in (100, 600_000):
+        batch = source(built(0, [record(0, size), allowed, record(2, size)]))
+        assert batch.plain
+        assert [len(each.headers) for each in batch.records()] == [2, MAX_HEADERS, 2]
+
+
+def test_headers_take_no_memory_before_they_are_counted() -> None:
+    """A record of a million headers, which would be 60 MB of objects, takes copies of its bytes."""
+    many = replace(CROWDED, headers=(("", None),) * 1_000_000)
+    data = repacked(built(0, [many]), "zstd")
+    del many
+    with allocated_at_most(16_000_000):
+        batch = source(data)
+        assert not batch.plain
+        (only,) = batch.records()
+    assert isinstance(only, Unopened)
+
+
+def test_decoded_refuses_too_many_headers() -> None:
+    """What is read record by record has no place for it."""
+    with pytest.raises(TooManyHeadersError, match="65,537"):
+        list(decoded(RecordBatch.read(memoryview(built(0, [CROWDED])))))
+
+
+def test_unopened_has_the_whole_batch() -> None:
+    """A batch over the limit is given as it was read, with the place of all its records; others are opened."""
+    data = repacked(built(0, [record(n, 10_000) for n in range(3)], base=50), "gzip")
+    batch = source(data, 51)
+    assert batch.unopened(40_000) is None
+    unopened = batch.unopened(20_000)
+    assert unopened is not None
+    assert (unopened.first, unopened.offset, unopened.count) == (51, 52, 3)
+    assert (unopened.topic, unopened.partition, unopened.timestamp) == ("raw", 0, 1_700_000_000_002)
+    assert unopened.value == data
+    assert str(unopened.error) == (
+        "the batch of offsets 51 to 52 holds more than 20,000 bytes before compression; allowed are in.flight.bytes, "
+        "or 64 MiB if that is more"
+    )
+    assert SourceBatch(PLACE, 0, None, ()).unopened(1) is None
 
 
 def test_broker_time_is_that_of_all_records() -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 from aiokafka import TopicPartition
 
-from app.kafka.source_batch import ReadRecord, SourceBatch
+from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Work
 from app.pipeline.lane import Lane, Slot
 from app.pipeline.lanes import Lanes
 from app.pipeline.stats import PipelineStats
-from tests.built_batches import built, changed, repacked
+from tests.built_batches import built, changed, record, repacked
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import RecordBatch
+from transforms.record_format import MAX_HEADERS
 
 PARTITION = TopicPartition("raw", 0)
 OVERHEAD = 400
@@ -37,6 +39,7 @@ class Let:
         self.passed: list[tuple[int, int]] = []
         self.worked: list[tuple[int, int]] = []
         self.held: list[int] = []
+        self.refused: list[Unopened] = []
         self.admission = Admission(
             cast(
                 Any,
@@ -50,7 +53,7 @@ class Let:
             self.share,
             assembler=None,
             delivery=cast(Any, SimpleNamespace(append=self._append, forward=self._forward)),
-            dispatcher=cast(Any, SimpleNamespace(enter=self._enter, follow=self._follow)),
+            dispatcher=cast(Any, SimpleNamespace(enter=self._enter, follow=self._follow, refuse=self._refuse)),
             stats=self.stats,
             turn=turn,
             limit_bytes=1_000_000,
@@ -108,6 +111,30 @@ class Let:
     def _enter(self, lane: Lane, record: SourceRecord, work: Work | None, held: int) -> None:
         self.share.take_work(held)
         self.worked.append((lane.partition.partition, record.offset))
+
+    def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> None:
+        self.share.take_work(held)
+        self.refused.append(unopened)
+
+
+async def test_admit_refuses_what_would_fill_the_memory() -> None:
+    """A record of too many headers, a batch that holds too much: each takes the room of its bytes, in its order."""
+    let = Let(200_000)
+    crowded = Record(b"k", b"v", (("", None),) * (MAX_HEADERS + 1), 0)
+    let.batch(repacked(built(0, [record(0), crowded, record(2)]), "zstd"))
+    assert (let.passed, [each.offset for each in let.refused]) == ([(0, 0), (0, 2)], [1])
+    assert let.share.used == len(let.refused[0].value) + OVERHEAD + sum(let.held)
+    let.batch(built(0, [replace(crowded, value=bytes(100_000))]))
+    assert (len(let.refused), let.admission.waits) == (1, True)  # larger than what is left
+    let.share.give_work(let.share.used)
+    let.admission.admit()
+    assert (len(let.refused), let.admission.waits) == (2, False)
+    let.share.give_work(let.share.used)
+    bomb = repacked(built(0, [record(n, 16_000_000) for n in range(5)], base=10), "zstd")
+    let.batch(bomb, 11)
+    batch = let.refused[2]
+    assert (batch.first, batch.offset, batch.value) == (11, 14, bomb)
+    assert (let.stats.records_in, let.admission.waits) == (3 + 1 + 5, False)
 
 
 async def test_admit_counts_headers() -> None:

@@ -1,0 +1,76 @@
+"""What was read of one partition and waits to be admitted: batches, and the records of one that was taken apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from app.kafka.source_batch import SourceBatch, Unopened
+from transforms.record import SourceRecord
+
+__all__ = ["WaitingRead"]
+
+_MADE_AT_ONCE = 500
+_LARGE_BATCH_BYTES = 1_048_576
+_MADE_OF_LARGE = 8  # of a larger batch: the headers of one record may take 8 MiB as objects
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRead:
+    """What was read of one partition and waits, in order: the records of a batch that was taken apart, then batches.
+
+    Attributes:
+        records: the next ones of the batch that was taken apart.
+        source: gives those behind them.
+        opened: bytes of the batch that was taken apart, before compression; 0 if there is none.
+        for_work: whether the first record waits for room for its work, or behind records with work.
+        at_once: of so many records objects are made at once.
+    """
+
+    records: deque[SourceRecord] = field(default_factory=deque)
+    source: Iterator[SourceRecord] = field(default_factory=lambda: iter(()))
+    batches: deque[SourceBatch] = field(default_factory=deque)
+    opened: int = 0
+    for_work: bool = False
+    at_once: int = _MADE_AT_ONCE
+
+    def __bool__(self) -> bool:
+        return bool(self.opened or self.batches)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the batches."""
+        return self.opened + sum(batch.size for batch in self.batches)
+
+    def open(self, limit: int) -> SourceBatch:
+        """Takes the next batch apart, unless it holds more bytes than `limit`; returns it.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
+        batch = self.batches.popleft()
+        unopened = batch.unopened(limit)
+        if unopened is None:
+            self.opened, self.source = batch.plain_bytes, batch.records()
+        else:
+            self.opened, self.source = batch.size, iter((unopened,))
+        self.at_once = _MADE_AT_ONCE if self.opened <= _LARGE_BATCH_BYTES else _MADE_OF_LARGE
+        return batch
+
+    def make(self) -> bool:
+        """Makes the next records of the batch that was taken apart, if there are none; False if there are no more."""
+        if not self.records:
+            self.records.extend(itertools.islice(self.source, self.at_once))
+        return bool(self.records)
+
+    @property
+    def first(self) -> int | None:
+        """The offset of the first record that waits; None if there is none."""
+        if self.opened and not self.records:
+            self.records.extend(itertools.islice(self.source, 1))
+        if self.records:
+            record = self.records[0]
+            return record.first if isinstance(record, Unopened) else record.offset
+        return self.batches[0].offset if self.batches else None
