@@ -17,6 +17,7 @@ WideloadError
 │   ├── PayloadTooLargeError      the payload is over `large.message.max.bytes`
 │   ├── RecordTooLargeError       the record is over the sink topic's `max.message.bytes`
 │   ├── RecordUnfitError          the sink topic refuses the record, for instance for its timestamp
+│   ├── ReferenceClaimedError     the record claims to be a reference or a chunk before `offload` has seen it
 │   ├── SignatureError            the reference is not signed with a key that is known
 │   ├── ValueTooLargeError        the value is over `large.message.max.bytes`, and would not be read again
 │   └── WrapError                 the record has a header that a message wrapper cannot hold
@@ -57,6 +58,7 @@ __all__ = [
     "PayloadUnfitError",
     "RecordTooLargeError",
     "RecordUnfitError",
+    "ReferenceClaimedError",
     "ReferenceRefusedError",
     "ResourceIdentifierTooLargeError",
     "SerializationError",
@@ -325,6 +327,26 @@ class RecordUnfitError(TransformError):
 
     def __str__(self) -> str:
         return f"topic {self.topic} refuses the record: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
+class ReferenceClaimedError(TransformError):
+    """A record has the headers of a reference or a chunk before `offload` has seen it, so anybody may have made it.
+
+    Attributes:
+        claim: what readers would take it for: a reference in place of its `value` or `key`, or a `chunk`.
+    """
+
+    claim: str
+
+    def __str__(self) -> str:
+        what, before = f"a reference in place of its {self.claim}", ""
+        if self.claim == "chunk":
+            what, before = "a chunk", 'put "assemble" before "offload", or '
+        return (
+            f"the record has the headers of {what}, and this pipeline has not made it; if its writer may, "
+            f'{before}set offload.on.reference = "pass"'
+        )
 
 
 @dataclass(eq=False, repr=False)

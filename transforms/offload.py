@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
+from transforms.claims import OnReference, claim, may_hold_claims
 from transforms.compression import Codec
-from transforms.errors import ValueTooLargeError
+from transforms.errors import ReferenceClaimedError, ValueTooLargeError
 from transforms.formats import WIDELOAD, Format
 from transforms.record import Record, RecordLike
 from transforms.record_batch import RecordBatch
@@ -57,6 +58,8 @@ class Offload:
         measure: the size of a record, alone in a batch, after the stages behind this one; None if they keep it.
         signing: signs references; None if they are not signed.
         max_bytes: the longest value that readers take; None if it is not known.
+        on_reference: what becomes of a record that has the headers of a reference or a chunk already. With `offload` a
+            reference counts as large, so that readers get it as it was, and follow it no further.
     """
 
     threshold_bytes: int = DEFAULT_THRESHOLD_BYTES
@@ -66,13 +69,14 @@ class Offload:
     measure: Callable[[RecordLike], int] | None = None
     signing: Signing | None = None
     max_bytes: int | None = None
+    on_reference: OnReference = "pass"
 
     def changes(self, record: RecordLike) -> bool:
         """Whether the record changes: its value is offloaded, or gets the mark of a plain value."""
         return record.value is not None if self.format.marks else self.wants(record)
 
     def wants_any(self, batch: RecordBatch, *, whole: bool = False) -> bool:
-        """Whether `changes` may be true for a record of the batch; it looks at lengths alone.
+        """Whether `changes` may be true for a record of the batch; it looks at lengths, and for claims.
 
         Args:
             batch: to look at.
@@ -83,15 +87,15 @@ class Offload:
         limit = self.threshold_bytes
         if self.sink_limit_bytes is not None and not (whole and len(batch.data) <= self.sink_limit_bytes):
             limit = min(limit, self.sink_limit_bytes - BATCH_OVERHEAD_BYTES)
-        return not batch.fits(limit)
+        return not batch.fits(limit) or (self.on_reference != "pass" and may_hold_claims(batch))
 
     def wants(self, record: RecordLike) -> bool:
-        """Whether to offload the value. False for a tombstone and an empty value."""
+        """Whether to offload the record, or to refuse it. A tombstone and an empty value stay, unless they claim."""
         value = record.value
-        if not value:
-            return False
-        if len(value) > self.threshold_bytes:
+        if record.headers and self.claims(record):
             return True
+        if not value or len(value) > self.threshold_bytes:
+            return bool(value)
         limit = self.sink_limit_bytes
         if limit is None:
             return False
@@ -101,11 +105,29 @@ class Offload:
             return False  # nearly every record ends here, at a tenth of the cost of the exact size
         return batch_of_one_bytes(record) > limit
 
+    def claims(self, record: RecordLike) -> bool:
+        """Whether the record claims to be a reference or a chunk, and must not go on as it is."""
+        return self.on_reference != "pass" and not self.format.marks and claim(record) is not None
+
+    def check(self, record: RecordLike) -> None:
+        """Refuses a record that claims what it must not; `claims` is true for some that `check` lets be offloaded.
+
+        Raises:
+            ReferenceClaimedError: by `on_reference`; or the claim would stand beside the reference to its payload.
+        """
+        if self.claims(record):
+            claimed = claim(record)
+            assert claimed is not None
+            if self.on_reference == "fail" or claimed != "value":
+                raise ReferenceClaimedError(claimed)
+
     def limit_for(self, record: RecordLike) -> int | None:
         """The limit that `wants` finds the record over if it is sent uncompressed; None if `wants` has another reason.
 
         If compression brings the record within this limit, it need not be offloaded.
         """
+        if self.claims(record):
+            return None
         return self.sink_limit_bytes if len(record.value or b"") <= self.threshold_bytes else None
 
     def payload(self, value: bytes) -> Payload:

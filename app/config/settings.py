@@ -14,6 +14,7 @@ from app.config.reference_scope import ReferenceScopeSettings
 from app.config.wrapping import WrapperSettings
 from stores.keys import REQUIRED, Value
 from stores.registry import STORE_CLASS
+from transforms.claims import ON_REFERENCE, OnReference
 from transforms.compression import CODECS, Codec
 from transforms.formats import FORMATS, FormatName
 from transforms.identifiers import LIMIT_KEY
@@ -99,6 +100,16 @@ class PipelineSettings:
         "How payloads are compressed in the store.",
         default="none",
         allowed=("none", *CODECS),
+    )
+    on_reference: OnReference = keyed(
+        "offload.on.reference",
+        "string",
+        "What `offload` does with a record that has the headers of a reference already. `offload`: it is offloaded, "
+        "whatever its size, so that readers get it as it was written, and do not follow it. `fail`: it is an error "
+        "of the record. `pass`: it goes on, and readers follow it: for topics whose writers make references "
+        "themselves. A chunk fails, unless this is `pass`.",
+        default="offload",
+        allowed=ON_REFERENCE,
     )
     reference_format: FormatName = keyed(
         "reference.format",
@@ -199,8 +210,8 @@ class Settings:
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
         "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
         "records that pass are on their way. What was read ahead of records that wait for the store takes up to a "
-        "quarter of this, or 64 MiB, in addition. A compressed batch that holds more than this, and more than 64 MiB, is "
-        "an error of its records.",
+        "quarter of this, or 64 MiB, in addition. A compressed batch that holds more than this, and more than 64 MiB, "
+        "is an error of its records.",
         default=DEFAULT_MAX_BYTES,
         minimum=1,
     )

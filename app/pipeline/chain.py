@@ -23,7 +23,7 @@ from app.pipeline.stats import PipelineStats
 from stores.store import PayloadStore
 from transforms.batch_size import BATCH_OVERHEAD_BYTES, HEADERLESS_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking
-from transforms.errors import KeyMissingError, RecordTooLargeError
+from transforms.errors import KeyMissingError, RecordTooLargeError, ReferenceClaimedError
 from transforms.formats import FORMATS
 from transforms.inflate import Inflate
 from transforms.offload import Offload
@@ -198,7 +198,8 @@ class Chain:
 
         Raises:
             TransformError: this record can never succeed: `RecordTooLargeError` and `KeyMissingError` if the sink
-                would refuse it, `HeaderNameError` if no client could write it.
+                would refuse it, `HeaderNameError` if no client could write it; or, without `offloading`, it must not go
+                on so.
             PayloadStoreError: the store failed; `retriable` says whether to try again.
         """
         self._check(work.source)
@@ -220,9 +221,13 @@ class Chain:
         records, applied, sent = work.records, work.applied, work.sent
         for position in range(work.position, len(self.stages)):
             stage = self.stages[position]
-            if len(records) > 1 or not stage.wants(records[0]) or not (offloading or stage.name != "offload"):
+            if len(records) > 1 or not stage.wants(records[0]):
                 continue
             (record,) = records
+            if not offloading and isinstance(stage, OffloadStage):
+                if stage.must_store(record):
+                    raise ReferenceClaimedError("value")
+                continue
             if work.codec and stage.moves(record) and (limit := stage.limit_for(record)) is not None:
                 size = self._sent_bytes(position, record, work, sent)
                 if size <= limit:
@@ -302,7 +307,14 @@ def build(
         assert store is not None
         measure = wrapper.wrap.batch_of_one_bytes if wrapper.wraps else None
         offload = Offload(
-            settings.threshold_bytes, limit_bytes, settings.codec, form, measure, settings.signing, settings.max_bytes
+            settings.threshold_bytes,
+            limit_bytes,
+            settings.codec,
+            form,
+            measure,
+            settings.signing,
+            settings.max_bytes,
+            settings.on_reference,
         )
         stages.append(OffloadStage(offload, store, settings.output_topic, stats, by_digest=by_digest))
     if wrapper.wraps:

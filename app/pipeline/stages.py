@@ -109,6 +109,10 @@ class OffloadStage:
     blocks = moves
     asks_store = moves
 
+    def must_store(self, record: RecordLike) -> bool:
+        """True if the record must not go on without the store, however small it is."""
+        return self._offload.claims(record)
+
     def limit_for(self, record: RecordLike) -> int | None:
         return self._offload.limit_for(record)
 
@@ -121,9 +125,10 @@ class OffloadStage:
         return len(record.value or b"") if offload.codec is not None or offload.format.marks else 0
 
     def apply(self, record: RecordLike, _source: RecordLike) -> Sequence[RecordLike]:
-        assert record.value is not None
         if not self.moves(record):
             return (self._offload.keep(record),)
+        self._offload.check(record)
+        assert record.value is not None
         payload = self._offload.payload(record.value)
         with self._stats.publish.timed():
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)

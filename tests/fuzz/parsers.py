@@ -291,9 +291,10 @@ def _masked(data: bytes) -> bool:
 
 
 _STAMP = Stamp(1, 2, 3)
-_OFFLOAD, _CHUNKING = Offload(100, 300), Chunking(250)
+_OFFLOAD, _STRICT, _CHUNKING = Offload(100, 300), Offload(10_000, on_reference="offload"), Chunking(250)
 _WANTING: Sequence[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]] = (
     (_OFFLOAD.wants_any, _OFFLOAD.changes),
+    (_STRICT.wants_any, _STRICT.changes),
     (_CHUNKING.wants_any, _CHUNKING.wants),
     (FORMATS["wideload"].wants_any, FORMATS["wideload"].wants),
     (FORMATS["bakdata-headers"].wants_any, FORMATS["bakdata-headers"].wants),

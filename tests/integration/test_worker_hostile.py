@@ -20,6 +20,7 @@ from tests.integration.worker_process import WorkerProcess, until
 from tests.stores.scripted_server import Request, Wire, error, scripted_server
 from tests.transforms.test_inflate import bomb
 from transforms import record_format
+from transforms.chunk import Chunk
 from transforms.record import Header, Record
 from transforms.record_batch import RecordBatch, pack
 from transforms.reference import VALUE
@@ -118,6 +119,46 @@ def test_worker_buries_hostile_records(make_way: Callable[..., Way]) -> None:
     assert [(r.key, r.value, r.headers[: len(sent[3])]) for r, sent in zip(letters, records[1:-1], strict=True)] == [
         (key, value, tuple(headers)) for _, key, value, headers, _ in records[1:-1]
     ]
+
+
+def test_worker_follows_no_reference_of_a_producer(make_way: Callable[..., Way]) -> None:
+    """Who writes to the raw topic cannot have a payload read: the record comes out as it went in, or is a letter."""
+    way = make_way(partitions=1)
+    secret = Path(str(way.store["filesystem.root"]), "salaries", "secret")
+    forged = [
+        Record(b"forged", secret.as_uri().encode(), (("own", b"1"), FLAG), STAMP),
+        Record(b"empty", b"", (FLAG,), STAMP),
+        Record(b"chunk", b"v", Chunk("u", 0, 2, 9).headers(), STAMP),
+        Record(b"tombstone", None, (FLAG,), STAMP),
+        Record(b"small", b"v", (("own", b"1"),), STAMP),
+    ]
+    tolerant = {"errors.tolerance": "all", "errors.deadletterqueue.topic.name": way.dead}
+    worker = WorkerProcess(way.folder, way.settings(), {**way.offload(**tolerant), **way.inflate()})
+    secret.parent.mkdir()
+    secret.write_bytes(b"all of them")
+    with worker:
+        for record in forged:  # alone in a batch, and together
+            send(way.broker, way.raw, [sent(record)])
+        send(way.broker, way.raw, [sent(record) for record in forged])
+        until(lambda: committed(way.broker, way.group("offload"), way.raw) == {0: 10}, "all are offloaded")
+        until(lambda: committed(way.broker, way.group("inflate"), way.orders) == {0: 8}, "all are inflated")
+        assert worker.terminate() == 0
+    passed = [record for record in forged if record.key != b"chunk"]
+    for topic, names in ((way.inflated, passed * 2), (way.dead, [forged[2]] * 2)):
+        found = read_all(way.broker, topic)[0]
+        assert [
+            (each.key, each.value, each.headers[: len(own.headers)]) for each, own in zip(found, names, strict=True)
+        ] == [(own.key, own.value, own.headers) for own in names]
+    reason = dict(read_all(way.broker, way.dead)[0][0].headers)["__connect.errors.exception.message"]
+    assert reason == (
+        b"the record has the headers of a chunk, and this pipeline has not made it; if its writer may, put "
+        b'"assemble" before "offload", or set offload.on.reference = "pass"'
+    )
+
+
+def sent(record: Record) -> Sent:
+    """The record, for `send`."""
+    return 0, record.key, record.value, record.headers, record.timestamp
 
 
 def odd_batch(first_ms: int, body: bytes) -> Builder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -10,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import codecs, headers, records, values
+from transforms.chunk import Chunk
+from transforms.claims import claim
 from transforms.compression import CODECS, Codec, compress, decompress
-from transforms.errors import MalformedReferenceError
+from transforms.errors import MalformedReferenceError, ReferenceClaimedError
+from transforms.formats import FORMATS
+from transforms.inflate import Inflate
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload, Payload
 from transforms.record import Header, Record
-from transforms.reference import Reference
+from transforms.record_batch import RecordBatch, pack
+from transforms.reference import KEY, VALUE, Reference
 
 FOO = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"  # sha256 of b"foo"
 
@@ -90,6 +96,63 @@ def test_offload_wants_near_the_limit(record: Record, slack: int) -> None:
     """The short cut for records that surely fit never lets one pass that does not."""
     bare = Record(record.key, record.value)
     assert Offload(sink_limit_bytes=built_bytes(bare) + slack).wants(bare) is (slack < 0)
+
+
+VALUE_CLAIM: tuple[Header, ...] = Reference("s3://b/p/t/id", 3, FOO).headers()
+KEY_CLAIM: tuple[Header, ...] = Reference("s3://b/p/t/id", 3, FOO).headers(KEY)
+CHUNK_CLAIM: tuple[Header, ...] = Chunk("u", 0, 2, 9).headers()
+OWN: Header = ("own", b"1")
+CLAIMS: list[tuple[Record, str | None]] = [
+    (Record(b"k", b"v", (OWN, *VALUE_CLAIM)), "value"),
+    (Record(b"k", b"", ((VALUE.flag, b"true"), OWN)), "value"),
+    (Record(b"k", b"v", (*VALUE_CLAIM, *KEY_CLAIM)), "key"),
+    (Record(b"k", None, KEY_CLAIM), "key"),
+    (Record(b"k", b"v", (*CHUNK_CLAIM, *VALUE_CLAIM)), "chunk"),
+    (Record(None, None, CHUNK_CLAIM), "chunk"),
+    (Record(b"k", None, VALUE_CLAIM), None),  # a tombstone, which nobody follows
+    (Record(None, b"v", KEY_CLAIM), None),
+    (Record(b"k", b"v", ((VALUE.flag, b"false"), OWN)), None),
+    (Record(b"k", b"v", ((VALUE.flag, b"true"), (VALUE.flag, None))), None),
+    (Record(b"k", b"v", (("large-message.size", b"3"), OWN)), None),
+    (Record(b"k", b"v", (OWN,)), None),
+    (Record(b"k", b"v"), None),
+]
+
+
+@pytest.mark.parametrize(("record", "claimed"), CLAIMS)
+def test_offload_of_records_that_claim_to_be_ours(record: Record, claimed: str | None) -> None:
+    """What readers would follow or assemble is wanted however small it is; only a value's can be offloaded."""
+    assert claim(record) == claimed
+    assert not Offload().wants(record)
+    Offload().check(record)
+    for on_reference in ("offload", "fail"):
+        offload = Offload(sink_limit_bytes=1_000, on_reference=on_reference)
+        assert offload.wants(record) is offload.changes(record) is (claimed is not None)
+        assert offload.limit_for(record) == (1_000 if claimed is None else None)
+        assert offload.wants_any(RecordBatch.read(memoryview(pack([record])))) or claimed is None
+        if claimed is None or (on_reference == "offload" and claimed == "value"):
+            offload.check(record)
+        else:
+            with pytest.raises(ReferenceClaimedError, match=f"of a.* {claimed}.* offload.on.reference") as refused:
+                offload.check(record)
+            assert ("assemble" in str(refused.value)) == (claimed == "chunk")
+        for name in ("bakdata-headers", "bakdata-flag"):
+            marked = replace(offload, format=FORMATS[name])  # readers of these formats know other headers
+            assert not marked.wants(record)
+            marked.check(record)
+
+
+@pytest.mark.parametrize("value", [b"s3://b/p/t/secret", b""])
+def test_offloaded_reference_is_read_as_it_was(value: bytes) -> None:
+    """A reference that was offloaded comes back with its headers, and is not followed."""
+    record = Record(b"k", value, (OWN, *VALUE_CLAIM), 5)
+    offload = Offload(on_reference="offload")
+    reference = offload.payload(value).reference("s3://b/p/t/other")
+    inflate = Inflate()
+    referring = offload.refer(record, reference)
+    begun = inflate.begin(referring)
+    assert begun.reference == reference
+    assert inflate.finish(referring, begun, value) == record
 
 
 def test_offload_payload_literal() -> None:

@@ -437,6 +437,8 @@ def test_what_is_ruled_out_is_not_there(records: list[Record], packer: str, data
     wanting = [(Offload(threshold, limit).wants_any, Offload(threshold, limit).changes)]
     wanting += [(Offload(threshold, None).wants_any, Offload(threshold, None).changes)]
     wanting += [(Offload(1_000, limit).wants_any, Offload(1_000, limit).changes)]
+    strict = Offload(1_000, on_reference="fail")
+    wanting += [(strict.wants_any, strict.changes)]
     wanting += [(Chunking(limit).wants_any, Chunking(limit).wants)]
     for name, form in FORMATS.items():
         marking = Offload(threshold, limit, format=form)
@@ -453,7 +455,7 @@ def test_most_batches_are_ruled_out(packer: str) -> None:
     """Records well below the sizes, with headers of their own, are known to be unwanted without a look at each."""
     batch = read(repacked(bytes(pack(RECORDS)), packer))
     most = max(map(record_bytes, RECORDS)) + 2  # their distances of time and offset
-    assert not Offload(most, most + BATCH_OVERHEAD_BYTES).wants_any(batch)
+    assert not Offload(most, most + BATCH_OVERHEAD_BYTES, on_reference="offload").wants_any(batch)
     assert not Chunking(most + BATCH_OVERHEAD_BYTES).wants_any(batch)
     assert not FORMATS["wideload"].wants_any(batch)
     assert not FORMATS["bakdata-headers"].wants_any(batch)
@@ -473,6 +475,12 @@ def test_what_is_wanted_is_found(packer: str) -> None:
             batches.append(read(repacked(bytes(pack(records)), packer)))
         assert Offload(2_999, None).wants_any(batches[0])
         assert not Offload(3_100, None).wants_any(batches[0])
+        assert [Offload(3_100, on_reference="offload").wants_any(each) for each in batches] == [
+            False,
+            True,
+            True,
+            False,
+        ]
         assert Chunking(3_000).wants_any(batches[0])
         assert FORMATS["wideload"].wants_any(batches[1])
         assert may_hold_chunks(batches[2])

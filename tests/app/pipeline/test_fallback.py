@@ -20,6 +20,7 @@ from transforms.errors import (
 )
 from transforms.offload import Offload
 from transforms.record import Record
+from transforms.reference import VALUE, is_reference
 
 
 class Refusing(PlainStore):
@@ -55,6 +56,27 @@ def test_fallback_asks_the_store_now_and_then() -> None:
     assert fallback.finish(begun(chain, record))[1] == ("chunk",)
     assert fallback.finish(begun(chain, larger))[1] == ("offload",)
     assert fallback.finish(begun(chain, record))[1] == ("offload",)
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_fallback_lets_no_reference_of_a_producer_go_on(codec: int) -> None:
+    """A small record that claims to be a reference needs the store: to go on without it would be to follow it."""
+    store = Refusing()
+    offload = Offload(100, 1_000, on_reference="offload")
+    stage = OffloadStage(offload, cast(PayloadStore, store), "orders", PipelineStats(), by_digest=False)
+    chain = Chain([stage, ChunkStage(Chunking(1_000), 9_000, "g")], "orders", 1_000, falls_back=True)
+    fallback = Fallback(chain, lambda error: None)
+    forged = Record(b"k", b"s3://b/t/i", ((VALUE.flag, b"true"),))
+    work = chain.begin(forged, codec)
+    assert work is not None
+    (referring,), applied = fallback.finish(work)
+    assert (applied, is_reference(referring.headers), referring.value != forged.value) == (("offload",), True, True)
+    store.down = True
+    for _ in range(3):
+        with pytest.raises(PayloadStoreError, match="down"):
+            fallback.finish(work)
+    (plain,), applied = fallback.finish(begun(chain, Record(b"k", b"v" * 200)))
+    assert (applied, plain.value) == ((), b"v" * 200)
 
 
 def test_fallback_learns_only_from_records_that_ask_the_store() -> None:
