@@ -113,12 +113,13 @@ class Offload:
         """Refuses a record that claims what it must not; `claims` is true for some that `check` lets be offloaded.
 
         Raises:
-            ReferenceClaimedError: by `on_reference`; or the claim would stand beside the reference to its payload.
+            ReferenceClaimedError: by `on_reference`; or the claim would stand beside the reference to its payload, or
+                both in a wrapper, which holds no header twice.
         """
         if self.claims(record):
             claimed = claim(record)
             assert claimed is not None
-            if self.on_reference == "fail" or claimed != "value":
+            if self.on_reference == "fail" or claimed != "value" or self.measure is not None:
                 raise ReferenceClaimedError(claimed)
 
     def limit_for(self, record: RecordLike) -> int | None:

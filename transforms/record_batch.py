@@ -209,6 +209,12 @@ class RecordBatch:
         """True if the records take no more than 64 MiB before compression; nobody decompresses more just to look."""
         return self._most_record_bytes() <= _MOST_LOOKED_AT_BYTES or self._plain() is not None
 
+    @property
+    def most_plain_bytes(self) -> int:
+        """The most bytes that the records may take before compression; exact where they can be looked at."""
+        records = self._plain()
+        return self._most_record_bytes() if records is None else len(records)
+
     def _most_record_bytes(self) -> int:
         if self._records is not None:
             return len(self._records)
@@ -229,7 +235,8 @@ class RecordBatch:
     def opens_within(self, limit: int) -> bool:
         """False if its records take more than `limit` bytes before compression; to find out takes no more memory.
 
-        True if they are damaged, which whoever reads them will find.
+        Raises:
+            MalformedError: the compressed records are damaged.
         """
         codec = CODECS[self.codec]
         if codec is None or self._most_record_bytes() <= limit:
@@ -240,8 +247,8 @@ class RecordBatch:
             unpacked(codec, bytes(self.data[BATCH_OVERHEAD_BYTES:]), limit)
         except OversizeError:
             return False
-        except CompressionError:
-            return True
+        except CompressionError as exc:
+            raise MalformedError("records of a batch", str(exc), f"one frame of {codec}") from exc
         return True
 
     def may_hold(self, octets: bytes) -> bool:

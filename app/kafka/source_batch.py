@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -35,6 +34,14 @@ _KB_US: Mapping[Codec | None, float] = {None: 0.2, "gzip": 80, "snappy": 1.5, "l
 _READ_ONCE_BYTES = 131_072  # the records of a larger batch are read twice: objects of all of them take its memory again
 # The headers of so many bytes take 32 MiB as objects. They are counted then; those of more are counted before.
 _COUNTED_LATE_BYTES = 1_048_576
+_HEADER_BYTES = 64  # of one as an object, at least
+# What the headers of a batch may take as objects when all are there at once: so much, and so much for each byte.
+_HEADERS_BYTES, _HEADERS_FOR_BYTES = 8_388_608, 4
+
+
+# What aiokafka raises for a record that it does not read. Python's reader, which is slower, then tells whether it is
+# damaged, or one that brokers take.
+_UNREAD = (UnicodeDecodeError, CorruptRecordException)
 
 
 class ReadRecord(NamedTuple):
@@ -92,6 +99,7 @@ class SourceBatch:
     """
 
     __slots__ = (
+        "_most_plain_bytes",
         "_plain_bytes",
         "_records",
         "_rows",
@@ -119,6 +127,7 @@ class SourceBatch:
         self.merged_from = 0
         self.passes: bool | None = None
         self._plain_bytes: int | None = None
+        self._most_plain_bytes: int | None = None
         self._records = records
         self._rows: list[Any] | None = None
         if batch is not None:
@@ -169,6 +178,14 @@ class SourceBatch:
                 self._plain_bytes = self.batch.plain_bytes
         return self._plain_bytes
 
+    def most_plain_bytes(self, limit: int) -> int:
+        """The memory that it takes to open the batch, at most: nothing if it is not compressed; else up to `limit`."""
+        if self.batch is None or not self.batch.codec:
+            return 0
+        if self._most_plain_bytes is None:  # a batch that finds no room is asked again and again
+            self._most_plain_bytes = self.batch.most_plain_bytes
+        return min(limit, self._most_plain_bytes)
+
     @classmethod
     def merged(cls, batches: Sequence[SourceBatch]) -> SourceBatch:
         """One uncompressed batch with the records of all, which are `mergeable`, of one codec and partition, in order.
@@ -196,10 +213,17 @@ class SourceBatch:
         return kept
 
     def unopened(self, limit: int) -> Unopened | None:
-        """All its records, if they take more than `limit` bytes before compression; else None."""
+        """All its records, if they take more than `limit` bytes before compression; else None.
+
+        Raises:
+            CorruptRecordException: the batch cannot be read.
+        """
         batch = self.batch
-        if batch is None or batch.opens_within(limit):
+        if batch is None:
             return None
+        with _refused(self.partition, batch.base_offset):
+            if batch.opens_within(limit):
+                return None
         error = BatchTooLargeError(self.offset, batch.last_offset, limit)
         topic, number = self.partition.topic, self.partition.partition
         data, latest_ms = bytes(batch.data), batch.latest_timestamp
@@ -207,28 +231,30 @@ class SourceBatch:
 
     @property
     def plain(self) -> bool:
-        """True if aiokafka may read each record; False if the name of a header is not UTF-8, or a record is `Unopened`.
+        """True if aiokafka may read each record at once.
+
+        False if it does not read one, as where the name of a header is not UTF-8; if a record is `Unopened`; or if the
+        headers would take much more memory than their bytes.
 
         Raises:
-            CorruptRecordException: the batch cannot be read.
+            CorruptRecordException: the compressed records are damaged.
         """
         if self.batch is None:
             return True
         try:
             data = self._uncompressed(self.batch)
             self._plain_bytes = len(data)
-            rows = iter(DefaultRecordBatch(data))
-            if len(data) <= _READ_ONCE_BYTES:
-                self._rows = list(rows)  # too short for so many headers
-            elif len(data) <= _COUNTED_LATE_BYTES:
-                return all(len(row.headers) <= MAX_HEADERS for row in rows)
-            elif is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count):
+            if len(data) > _COUNTED_LATE_BYTES and is_crowded(
+                memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count
+            ):
                 return False
-            else:
-                deque(rows, maxlen=0)
-        except (UnicodeDecodeError, CorruptRecordException) as exc:
-            if not is_undecodable(exc):
-                raise
+            rows: Iterable[Any] = DefaultRecordBatch(data)
+            if len(data) <= _READ_ONCE_BYTES:
+                self._rows = rows = list(rows)
+            if not _sound(rows, self.batch, _HEADERS_FOR_BYTES * len(data) + _HEADERS_BYTES):
+                self._rows = None
+                return False
+        except _UNREAD:
             return False
         return True
 
@@ -264,28 +290,44 @@ class SourceBatch:
         if self.batch is None:
             yield from self._records
             return
-        topic, number, read = self.partition.topic, self.partition.partition, 0
-        partly = self.offset > self.batch.base_offset
-        data = self._uncompressed(self.batch)
-        crowded = len(data) > _COUNTED_LATE_BYTES and is_crowded(
-            memoryview(data)[BATCH_OVERHEAD_BYTES:], self.batch.count
-        )
-        try:
-            for row in () if crowded else DefaultRecordBatch(data):
-                if len(row.headers) > MAX_HEADERS:
-                    crowded = True
-                    break
-                read += 1
-                if not partly or row.offset >= self.offset:
-                    yield ReadRecord(topic, number, row.offset, row.timestamp, row.key, row.value, row.headers)
-        except (UnicodeDecodeError, CorruptRecordException) as exc:
-            if not is_undecodable(exc):
-                raise
-        else:
-            if not crowded:
+        batch, read, before = self.batch, 0, self.batch.base_offset - 1
+        for record in self._quickly(batch):
+            read, before = read + 1, record.offset
+            if before >= self.offset:
+                yield record
+        for record in islice(self._decoded(batch), read, None) if read < batch.count else ():
+            if not before < record.offset <= batch.last_offset:
+                yield self._misplaced(batch, before + 1, record.offset)
                 return
-        rest = islice(self._decoded(self.batch), read, None)
-        yield from (record for record in rest if not partly or record.offset >= self.offset)
+            before = record.offset
+            if before >= self.offset:
+                yield record
+
+    def _quickly(self, batch: RecordBatch) -> Iterator[SourceRecord]:
+        """The records as aiokafka reads them, up to the first that it does not read, or must not."""
+        topic, number = self.partition.topic, self.partition.partition
+        read, before, last = 0, batch.base_offset - 1, batch.last_offset
+        data = self._uncompressed(batch)
+        if len(data) > _COUNTED_LATE_BYTES and is_crowded(memoryview(data)[BATCH_OVERHEAD_BYTES:], batch.count):
+            return
+        try:
+            for row in DefaultRecordBatch(data):
+                read, offset = read + 1, row.offset
+                if len(row.headers) > MAX_HEADERS or not before < offset <= last:
+                    return
+                before = offset
+                yield ReadRecord(topic, number, offset, row.timestamp, row.key, row.value, row.headers)
+        except _UNREAD:
+            if read == batch.count:
+                raise  # there are bytes behind the last record
+
+    def _misplaced(self, batch: RecordBatch, first: int, found: int) -> Unopened:
+        """The rest of a batch, in which a record has an offset that it cannot have: to commit it would lose others."""
+        error = MalformedError("offset of a record", str(found), f"{first} to {batch.last_offset}, in order")
+        topic, number, data = self.partition.topic, self.partition.partition, bytes(batch.data)
+        first = max(first, self.offset)
+        count = batch.last_offset - first + 1
+        return Unopened(topic, number, batch.last_offset, batch.latest_timestamp, data, error, first, count)
 
     def _decoded(self, batch: RecordBatch) -> Iterator[SourceRecord]:
         """The records, as Python reads them: a name that is not UTF-8 has its bytes by `surrogateescape`."""
@@ -308,6 +350,18 @@ def _refused(partition: TopicPartition, offset: int) -> Iterator[None]:
         yield
     except MalformedError as exc:
         raise CorruptRecordException(f"{partition}, offset {offset}: {exc}") from exc
+
+
+def _sound(rows: Iterable[Any], batch: RecordBatch, most_bytes: int) -> bool:
+    """Whether each row has an offset of its own in the batch, and their headers are not too many, alone or together."""
+    before, last, left = batch.base_offset - 1, batch.last_offset, most_bytes // _HEADER_BYTES
+    for row in rows:
+        offset, headers = row.offset, len(row.headers)
+        left -= headers
+        if not before < offset <= last or headers > MAX_HEADERS or left < 0:
+            return False
+        before = offset
+    return True
 
 
 def is_undecodable(error: Exception) -> bool:
@@ -350,6 +404,8 @@ def _entries(batch: RecordBatch) -> Iterator[tuple[int, Record | _Crowded]]:
         else:
             timestamp = _time(batch, record.timestamp)
             yield batch.base_offset + delta, Record(record.key, record.value, record.headers, timestamp)
+    if at != len(records):
+        raise MalformedError("records of a batch", f"{len(records) - at:,} bytes more", f"{batch.count:,} records")
 
 
 def _time(batch: RecordBatch, delta: int) -> int:

@@ -32,6 +32,8 @@ from transforms.record import SourceRecord
 
 __all__ = ["Admission"]
 
+_SMALL_PART_OF_BUDGET = 16
+_LEAST_SMALL_BYTES = 1_048_576
 _LEAST_OPENED_BYTES = 64 * 1_048_576  # batches of so much are taken apart however small the budget is
 _PASSING_FOR_ONE = 8  # so many records that pass in a batch take as long as one that is looked at
 _PART_OF_BUDGET = 8  # merged batches may take so small a part of it
@@ -73,6 +75,7 @@ class Admission:
         self._limit_bytes = limit_bytes
         self._merged_bytes = min(limit_bytes, _MERGED_BYTES, share.budget.limit // _PART_OF_BUDGET)
         self._most_bytes = max(share.budget.limit, _LEAST_OPENED_BYTES)
+        self._small_bytes = max(share.budget.limit // _SMALL_PART_OF_BUDGET, _LEAST_SMALL_BYTES)
         self._codec = codec
         self._left = turn
         self._waiting: dict[Lane, WaitingRead] = {}  # in the order in which they began to wait
@@ -175,13 +178,12 @@ class Admission:
         Returns:
             Whether there was no room for records that pass.
         """
-        while True:
+        while read.opened or (read.batches and self._left > 0):
             if read.opened:
                 refused = self._admit_opened(lane, read, full=full)
                 if read.opened:
                     return refused
-            if not read.batches or self._left <= 0:
-                return False
+                continue
             passing = self._passing(lane, read.batches)
             if passing:
                 found_none = self._refused(lane, sum(map(self._held, passing)), full=full)
@@ -194,10 +196,26 @@ class Admission:
                     self._share.fetched(-read.batches.popleft().size)
                 if passed:
                     continue
-            batch = read.open(self._most_bytes)
-            self._share.fetched(read.opened - batch.size)
-            lane.codec = batch.codec
-            self._stats.batches_taken_apart += 1
+            if not self._open(lane, read):
+                break
+        return False
+
+    def _open(self, lane: Lane, read: WaitingRead) -> bool:
+        """Takes the next batch apart; False while others are open that leave no room: what they hold is in memory.
+
+        Small ones are always opened: records of one partition must not wait for a store that another one needs.
+        """
+        size = read.batches[0].most_plain_bytes(self._most_bytes)
+        if size > self._small_bytes:
+            opened = sum(each.opened for each in self._waiting.values() if each.opened > self._small_bytes)
+            if opened and opened + size > self._most_bytes:
+                read.batches[0].forget()
+                return False
+        batch = read.open(self._most_bytes)
+        self._share.fetched(read.opened - batch.size)
+        lane.codec = batch.codec
+        self._stats.batches_taken_apart += 1
+        return True
 
     def _admit_opened(self, lane: Lane, read: WaitingRead, *, full: bool) -> bool:
         """As `_admit`, for the batch that was taken apart: no object is made of a record before it is needed."""
@@ -325,9 +343,13 @@ class Admission:
 
     def _refuse(self, lane: Lane, unopened: Unopened, held: int) -> bool:
         """Lets records that are not read fail, if there is room for their bytes."""
-        if not self._admits_work(lane, held):
+        if unopened.offset < lane.delivered:  # their letter was written before the partition was assigned
+            lane.skip(unopened)
+            self._dispatcher.release(lane)
+        elif self._admits_work(lane, held):
+            self._dispatcher.refuse(lane, unopened, held)
+        else:
             return False
-        self._dispatcher.refuse(lane, unopened, held)
         self._stats.records_in += unopened.count - 1
         return True
 

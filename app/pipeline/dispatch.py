@@ -81,7 +81,7 @@ class Dispatcher:
     def refuse(self, lane: Lane, unopened: Unopened, held: int) -> None:
         """Lets the error policy decide on records that are not read, at the end of their lane; else as `enter`."""
         lane.tracked(unopened.first)
-        slot = Slot(unopened, held, admitted=held, codec=lane.codec)
+        slot = Slot(unopened, held, admitted=held, codec=lane.codec, first=unopened.first)
         lane.work += held
         lane.slots.append(slot)
         self._share.take_work(held)

