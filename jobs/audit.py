@@ -26,6 +26,7 @@ from jobs.payloads.reference_states import STATES, Audit, AuditSettings, run
 from jobs.reading.topics import Kafka
 from transforms.errors import ConfigurationError, shown
 from transforms.formats import FORMATS
+from transforms.signing import KEY_NAME, Signing
 from transforms.text import printable
 
 __all__ = ["main"]
@@ -110,12 +111,15 @@ def _settings(arguments: argparse.Namespace) -> AuditSettings:
     topics = arguments.topic or ([] if use is None else use.topics)
     if not topics:
         raise ConfigurationError("--topic", "is missing; give a topic, or a configuration with -c")
+    store = store_config(arguments, use)
+    configured = None if KEY_NAME in store else use  # the command line wins
     return AuditSettings(
         kafka=Kafka(arguments.bootstrap_servers, kafka_options(arguments, {"--topic": topics})),
-        store=store_config(arguments, use),
+        store=store,
         topics=tuple(dict.fromkeys(topics)),
         reference_format=arguments.format or "wideload",
         formats={} if use is None or arguments.format is not None else use.formats,
+        signing={} if configured is None else {name: Signing.of(configured.signing_of(name)) for name in topics},
         overwritten=arguments.overwritten,
         verify=arguments.verify,
         report=arguments.report,

@@ -27,12 +27,14 @@ from jobs.driver.progress import bar, repaint
 from jobs.driver.report import Column, amount, text_table
 from jobs.driver.session import open_session, share_code, stopping
 from jobs.driver.store_options import add_store, store_config, store_use
+from jobs.driver.worker_config import StoreUse
 from jobs.reading.source_options import SourceSettings, settings_of
 from stores.registry import STORE_CLASS
 from transforms.compression import CODECS
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
+from transforms.signing import Signing
 
 __all__ = ["main"]
 
@@ -154,11 +156,14 @@ def _summary(found: Backfill, arguments: argparse.Namespace, state: str, message
 
 def _settings(arguments: argparse.Namespace) -> BackfillSettings:
     plain = arguments.to == "plain"
+    has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
+    use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
+    signing = None if use is None or plain else Signing.of(store_config(arguments, use, arguments.sink))
     return BackfillSettings(
-        source=_source(arguments),
+        source=_source(arguments, use),
         sink=arguments.sink,
         checkpoint=arguments.checkpoint,
-        offload=None if plain else Offload(arguments.threshold_bytes, None, arguments.compression),
+        offload=None if plain else Offload(arguments.threshold_bytes, None, arguments.compression, signing=signing),
         by_key=arguments.partition_by == "key",
         keep_references=arguments.keep_references and not plain,
         keep_problems=arguments.on_error == "keep",
@@ -170,14 +175,12 @@ def _settings(arguments: argparse.Namespace) -> BackfillSettings:
     )
 
 
-def _source(arguments: argparse.Namespace) -> SourceSettings:
-    has_store = arguments.configured is None or arguments.configured.stores  # chunks need no store
-    use = store_use(arguments, [arguments.source, arguments.sink]) if has_store else None
+def _source(arguments: argparse.Namespace, use: StoreUse | None) -> SourceSettings:
     given = arguments.store or arguments.store_config or use
     if not given and arguments.to == "references" and not arguments.dry_run:
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")
     # Without a store chunks can be assembled; an empty one refuses every reference.
-    store = store_config(arguments, use) if given else {STORE_CLASS: "memory"}
+    store = store_config(arguments, use, arguments.source) if given else {STORE_CLASS: "memory"}
     name = "wideload" if use is None else use.formats.get(arguments.source, "wideload")
     topics = {"--source": [arguments.source], "--sink": [arguments.sink]}
     options = kafka_options(arguments, topics, java=False) | {key: _text(value) for key, value in store.items()}

@@ -1,7 +1,8 @@
 """The document that tells the Spark jobs what is configured; `jobs` know neither the worker nor its settings.
 
 It lists the stores. For each one it has the topics whose payloads are in it, and the topics to which pipelines may
-carry references to them. A sweep that overlooks such a topic deletes payloads that are still in use.
+carry references to them. A sweep that overlooks such a topic deletes payloads that are still in use. The keys that sign
+references are there by topic: those of one topic are of no use in another.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
 __all__ = ["document", "reachable_topics", "write"]
 
 _SIGNING = (KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME)
+_APART = "apart"
 
 
 def document(settings: Settings) -> dict[str, object]:
@@ -101,12 +103,13 @@ def _store(group: Sequence[PipelineSettings], pipelines: Sequence[PipelineSettin
     # Pipelines of one store may have different limits; a job may read as much as any of them.
     widest = max(group, key=lambda pipeline: pipeline.max_bytes)
     carriers = {topic: reachable_topics(topic, pipelines) for topic in topics}
-    store = {key: value for key, value in widest.store.items() if key not in _SIGNING} | _signing(group)
+    store = {key: value for key, value in widest.store.items() if key not in _SIGNING}
     return {
         "pipelines": [pipeline.name for pipeline in group],
         "store": {key: _plain(value) for key, value in store.items()},
         "in.flight.ms": max(_in_flight_ms(pipeline) for pipeline in group),
         "carriers": carriers,
+        "signing": {topic: _plain(keys) for topic, keys in _signings(group, carriers).items()},
         "formats": _formats(group, carriers),
     }
 
@@ -121,19 +124,60 @@ def _folders(pipeline: PipelineSettings) -> list[str]:
     return found
 
 
-def _signing(group: Sequence[PipelineSettings]) -> dict[str, object]:
-    """The signing keys for a job: it signs as the pipelines that offload do, and accepts every key of the group.
+def _signings(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[str]]) -> dict[str, dict[str, object]]:
+    """The signing keys for each topic: those of the pipelines that read or write its references, and of no other.
 
-    During a rotation of keys, pipelines of one store have different ones.
+    The name of a key is there if the topic has one; `apart` has the names of pipelines that share no key.
     """
-    writers_first = sorted(group, key=lambda pipeline: not pipeline.offloads)
-    keyed = [pipeline.signing for pipeline in writers_first if pipeline.signing is not None]
-    if not keyed:
+    own: dict[str, list[PipelineSettings]] = {}
+    others: dict[str, list[PipelineSettings]] = {}
+    for pipeline in group:
+        ours = [*pipeline.topics] if "inflate" in pipeline.transforms else []
+        ours += [pipeline.output_topic] if pipeline.offloads else []
+        for topic in ours:
+            own.setdefault(topic, []).append(pipeline)
+        for topic in _folders(pipeline):
+            for name in (topic, *carriers[topic]):
+                others.setdefault(name, []).append(pipeline)
+    found: dict[str, dict[str, object]] = {}
+    for topic, pipelines in own.items():
+        readers = [each for each in pipelines if "inflate" in each.transforms and topic in each.topics] or pipelines
+        found[topic] = _signing(pipelines) | {REQUIRED_NAME: any(map(_requires, readers))}
+    for topic, pipelines in others.items():
+        # Dead letters and copies of several topics may be signed with the key of each; nobody reads them but jobs.
+        if topic not in own:
+            found[topic] = _signing(pipelines, apart=False) | {REQUIRED_NAME: all(map(_requires, pipelines))}
+    return {topic: each if KEY_NAME in each or _APART in each else {} for topic, each in found.items()}
+
+
+def _requires(pipeline: PipelineSettings) -> bool:
+    return pipeline.signing is not None and pipeline.signing.required
+
+
+def _signing(pipelines: Sequence[PipelineSettings], *, apart: bool = True) -> dict[str, object]:
+    """The keys of the pipelines of a topic: a job signs as those that offload do, and accepts every one.
+
+    In the middle of a change of keys they have different ones, and one in common. Without `apart` they need none.
+    """
+    keyed = [each for each in pipelines if each.signing is not None]
+    writers_first = sorted(keyed, key=lambda pipeline: not pipeline.offloads)
+    keys: dict[str, None] = {}
+    left = writers_first
+    while left:
+        near = [each for each in left if not apart or not keys or not keys.keys().isdisjoint(_keys(each))]
+        if not near:
+            return {_APART: sorted({each.name for each in keyed})}
+        keys |= dict.fromkeys(_keys(near[0]))
+        left = [each for each in left if each is not near[0]]
+    if not keys:
         return {}
-    key, *previous = dict.fromkeys([*(each.key for each in keyed), *(old for each in keyed for old in each.previous)])
-    readers = [pipeline for pipeline in group if "inflate" in pipeline.transforms] or group
-    required = all(reader.signing is not None and reader.signing.required for reader in readers)
-    return {KEY_NAME: key, REQUIRED_NAME: required} | ({PREVIOUS_NAME: previous} if previous else {})
+    key, *previous = dict.fromkeys([_keys(each)[0] for each in writers_first]) | keys
+    return {KEY_NAME: key} | ({PREVIOUS_NAME: previous} if previous else {})
+
+
+def _keys(pipeline: PipelineSettings) -> Sequence[str]:
+    signing = pipeline.signing
+    return () if signing is None else (signing.key, *signing.previous)
 
 
 def _in_flight_ms(pipeline: PipelineSettings) -> int:

@@ -199,7 +199,7 @@ class _Run:
     ) -> None:
         offload = settings.offload
         if offload is not None:
-            signing = Signing.of(settings.source.inflater.store)
+            signing = offload.signing or Signing.of(settings.source.inflater.store)
             offload = replace(offload, sink_limit_bytes=sink.max_message_bytes, signing=signing)
         self._settings = replace(settings, offload=offload)
         self._sink = sink

@@ -57,7 +57,8 @@ class BackfillSettings:
         source: the one topic to read, how it refers to payloads, and the store.
         sink: the topic to write.
         checkpoint: the folder that remembers how far the job is; None for a dry run without one.
-        offload: which values become references; None if none do. The job sets its `sink_limit_bytes`.
+        offload: which values become references; None if none do. The job sets its `sink_limit_bytes`, and signs as the
+            source is signed, unless it has keys for the sink.
         by_key: whether a record goes to the partition of its key in the sink; else to the one with its own number.
         keep_references: whether a record that refers to a payload stays as it is, and so does the payload.
         keep_problems: whether a record that cannot be restored is written as it is; else it ends the job.

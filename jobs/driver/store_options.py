@@ -11,6 +11,7 @@ from jobs.driver.worker_config import StoreUse, WorkerConfig
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import COMMON_KEYS, Store
 from transforms.errors import ConfigurationError
+from transforms.signing import KEY_NAME
 
 __all__ = ["add_store", "coerced", "portable", "store_config", "store_use"]
 
@@ -45,8 +46,15 @@ def store_use(arguments: argparse.Namespace, topics: Sequence[str]) -> StoreUse 
     return configured.use(arguments.pipeline, topics)
 
 
-def store_config(arguments: argparse.Namespace, use: StoreUse | None = None) -> dict[str, object]:
+def store_config(
+    arguments: argparse.Namespace, use: StoreUse | None = None, topic: str | None = None
+) -> dict[str, object]:
     """The configuration to open the store with; the command line wins over the worker's configuration.
+
+    Args:
+        arguments: of the command line, after `jobs.driver.command_line.configure`.
+        use: the store in the worker's configuration.
+        topic: whose references are to be verified; None leaves their keys out, unless the command line has them.
 
     Raises:
         ConfigurationError: an option is not KEY=VALUE, the file cannot be read, or a key is missing, unknown or wrong;
@@ -57,6 +65,8 @@ def store_config(arguments: argparse.Namespace, use: StoreUse | None = None) -> 
         given = properties("--store-config", arguments.store_config)
     given |= pairs("--store", arguments.store)
     base = {} if use is None else dict(use.store)
+    if use is not None and topic is not None and KEY_NAME not in given:
+        base |= use.signing_of(topic)
     name = given.get(STORE_CLASS, base.get(STORE_CLASS))
     if not isinstance(name, str):
         raise ConfigurationError("--store", f"{STORE_CLASS}=… is missing; give the keys of the worker's pipeline")

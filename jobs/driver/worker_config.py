@@ -16,6 +16,7 @@ from typing import Any, cast
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.signing import KEY_NAME
 
 __all__ = ["StoreUse", "WorkerConfig"]
 
@@ -36,6 +37,8 @@ class StoreUse:
         in_flight: the longest time from a payload to its record, as far as the configuration limits it.
         carriers: by topic with payloads in the store, the other topics into which pipelines may carry its references.
         formats: the reference format of each of these topics.
+        signing: by topic, the keys `large.message.signing.…`; none where references are not signed. `apart` names the
+            pipelines of a topic that share no key.
     """
 
     pipelines: tuple[str, ...]
@@ -43,6 +46,34 @@ class StoreUse:
     in_flight: timedelta
     carriers: Mapping[str, tuple[str, ...]]
     formats: Mapping[str, FormatName]
+    signing: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
+
+    def signing_of(self, topic: str) -> Mapping[str, object]:
+        """The keys that sign and verify references in a topic.
+
+        A topic that no pipeline has may be a copy of any other one: it has the keys that all topics have.
+
+        Raises:
+            ConfigurationError: the pipelines of the topic share no key; or no pipeline has it, and the topics of the
+                others differ.
+        """
+        found = self.signing.get(topic)
+        if found is None:
+            found, *others = self.signing.values() or ({},)
+            if any(each != found for each in others):
+                raise ConfigurationError(
+                    "-c",
+                    f"has no pipeline of topic {topic}, and those of the store have different keys; give the keys of "
+                    f"the topic with --store {KEY_NAME}=…",
+                )
+        if apart := found.get("apart"):
+            assert isinstance(apart, Sequence)
+            raise ConfigurationError(
+                "-c",
+                f"has no {KEY_NAME} that holds for topic {topic}: pipelines {', '.join(map(str, apart))} share no key; "
+                "leave the topic out, or give the keys with --store",
+            )
+        return found
 
     @property
     def topics(self) -> list[str]:
@@ -151,6 +182,7 @@ def _use(found: Mapping[str, Any]) -> StoreUse:
         in_flight=timedelta(milliseconds=int(found["in.flight.ms"])),
         carriers={topic: tuple(names) for topic, names in found["carriers"].items()},
         formats=cast("Mapping[str, FormatName]", dict(found["formats"])),
+        signing={topic: dict(keys) for topic, keys in found["signing"].items()},
     )
 
 

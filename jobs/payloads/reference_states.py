@@ -93,6 +93,8 @@ class AuditSettings:
         topics: the topics whose references are checked.
         reference_format: how these topics refer to payloads, if `formats` does not name them.
         formats: the formats of single topics, by name.
+        signing: verifies the references of single topics, by name; None for no verification. Other topics have the keys
+            of `store`.
         overwritten: whether to check records of compacted topics that a later one has overwritten; a sweep removes
             their payloads.
         verify: whether to read every payload.
@@ -104,6 +106,7 @@ class AuditSettings:
     topics: tuple[str, ...]
     reference_format: FormatName = "wideload"
     formats: Mapping[str, FormatName] = field(default_factory=dict)
+    signing: Mapping[str, Signing | None] = field(default_factory=dict, repr=False)
     overwritten: bool = False
     verify: bool = False
     report: str | None = None
@@ -267,7 +270,7 @@ def _references(
         if rows is not None:
             rows = newest(rows, root=root) if topic.compacted and not settings.overwritten else rows
             name = settings.formats.get(topic.name, settings.reference_format)
-            frames.append(references(rows, name, root, signing))
+            frames.append(references(rows, name, root, settings.signing.get(topic.name, signing)))
     nothing = spark.createDataFrame([], REFERENCE)
     return reduce(DataFrame.unionByName, frames, nothing)
 

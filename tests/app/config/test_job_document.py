@@ -95,24 +95,67 @@ def test_document_formats() -> None:
     }
 
 
-def test_document_knows_the_signing_keys_of_all_pipelines() -> None:
-    """In the middle of a change of keys a job signs as the writer does, and refuses nothing that a reader takes."""
-    old, new = "o" * 32, "n" * 32
-    key, previous = "large.message.signing.key", "large.message.signing.previous.keys"
+KEYS, PREVIOUS, REQUIRED = (f"large.message.signing.{name}" for name in ("key", "previous.keys", "required"))
+OLD, NEW = "o" * 32, "n" * 32
+
+
+def signed(key: str, *previous: str) -> list[str]:
+    """The lines of a pipeline with these keys."""
+    return [f'{KEYS} = "{key}"', *([f"{PREVIOUS} = {list(previous)}"] if previous else [])]
+
+
+def test_document_has_the_signing_keys_of_each_topic() -> None:
+    """Topics of one store have nothing to do with each other: the keys of one, or none, are not those of another."""
     found = said(
-        table("out", ["a"], "b", ["inflate"], S3, f'{key} = "{new}"', f'{previous} = ["{old}"]')
-        + table("in", ["raw"], "a", ["offload"], S3, f'{key} = "{old}"')
+        table("a-in", ["a-raw"], "a", ["offload"], S3, *signed(OLD))
+        + table("a-out", ["a"], "a-plain", ["inflate"], S3, *signed(OLD), dead("a-dlq"))
+        + table("b-in", ["b-raw"], "b", ["offload"], S3, *signed(NEW))
+        + table("c-in", ["c-raw"], "c", ["offload"], S3)
+        + table("c-out", ["c"], "c-plain", ["inflate"], S3)
     )
     (only,) = found["stores"]
-    assert (only["store"][key], only["store"][previous]) == (old, [new])
-    assert only["store"]["large.message.signing.required"] is True
+    assert not {KEYS, PREVIOUS, REQUIRED} & only["store"].keys()
+    old, new = {KEYS: OLD, REQUIRED: True}, {KEYS: NEW, REQUIRED: True}
+    assert only["signing"] == {
+        "a": old, "a-dlq": old, "a-plain": old, "b": new, "c": {}, "c-plain": {},
+    }  # fmt: skip
+
+
+def test_document_in_the_middle_of_a_change_of_keys() -> None:
+    """A job signs as the writer does, and refuses nothing that a reader takes; a signature is required if one does."""
+    writer = table("in", ["raw"], "a", ["offload"], S3, *signed(OLD))
+    found = said(table("out", ["a"], "b", ["inflate"], S3, *signed(NEW, OLD)) + writer)
+    assert found["stores"][0]["signing"]["a"] == {KEYS: OLD, PREVIOUS: [NEW], REQUIRED: True}
+    found = said(table("out", ["a"], "b", ["inflate"], S3) + writer)
+    assert found["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: False}
+    lenient = table("out", ["a"], "b", ["inflate"], S3, *signed(OLD), f"{REQUIRED} = false")
+    assert said(lenient + writer)["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: False}
+    strict = table("more", ["a"], "c", ["inflate"], S3, *signed(OLD))
+    assert said(lenient + writer + strict)["stores"][0]["signing"]["a"] == {KEYS: OLD, REQUIRED: True}
+
+
+def test_document_tells_what_cannot_be_told_apart() -> None:
+    """Pipelines that share no key in one topic: no keys hold for it; those of a chain of changes hold together."""
+    one = table("one", ["a"], "b", ["inflate"], S3, *signed(NEW))
+    other = table("other", ["a"], "c", ["inflate"], S3, *signed(OLD))
+    assert said(one + other)["stores"][0]["signing"]["a"] == {"apart": ["one", "other"], REQUIRED: True}
+    between = table("more", ["a"], "d", ["inflate"], S3, *signed("m" * 32, NEW, OLD))
+    assert said(one + other + between)["stores"][0]["signing"]["a"] == {
+        KEYS: NEW,
+        PREVIOUS: [OLD, "m" * 32],
+        REQUIRED: True,
+    }
+
+
+def test_document_has_all_keys_of_dead_letters() -> None:
+    """Letters of several pipelines may be signed with the key of each; a job accepts them all."""
     found = said(
-        table("out", ["a"], "b", ["inflate"], S3) + table("in", ["raw"], "a", ["offload"], S3, f'{key} = "{old}"')
+        table("one", ["a"], "b", ["inflate"], S3, *signed(NEW), dead("dlq"))
+        + table("other", ["c"], "d", ["inflate"], S3, *signed(OLD), dead("dlq"))
     )
-    (only,) = found["stores"]
-    assert only["store"][key] == old
-    assert only["store"]["large.message.signing.required"] is False
-    assert previous not in only["store"]
+    signing = found["stores"][0]["signing"]
+    assert signing["dlq"] == {KEYS: NEW, PREVIOUS: [OLD], REQUIRED: True}
+    assert (signing["a"][KEYS], signing["c"][KEYS]) == (NEW, OLD)
 
 
 def test_write_is_for_the_owner_alone(tmp_path: Path) -> None:

@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 
 from jobs import backfill, sweep
+from jobs.audit import _parser as audit_parser
+from jobs.audit import _settings as audit_settings
 from jobs.audit import main as audit
+from jobs.copying.range import BackfillSettings
 from jobs.driver.command_line import configure
 from jobs.driver.store_options import store_config, store_use
 from jobs.driver.worker_config import WorkerConfig
 from jobs.ingesting import command_line
+from jobs.payloads.reference_states import AuditSettings
 from jobs.reading.source_options import settings_of
 from transforms.errors import ConfigurationError
+from transforms.signing import Signing
 
 STORE_CLASS = "large.message.payload.store.class"
 
@@ -30,6 +35,7 @@ def document(**connection: str) -> dict[str, Any]:
             "in.flight.ms": 5_000,
             "carriers": {topic: list(carriers)},
             "formats": {topic: "bakdata-flag"},
+            "signing": {topic: {}},
         }
 
     named = {name.replace("_", "."): value for name, value in connection.items()}
@@ -160,6 +166,85 @@ def test_backfill_of_a_configuration() -> None:
     parsed = backfill._parser().parse_args([*base, "--source", "chunks"])
     configure(parsed, {**described, "stores": []})
     assert backfill._settings(parsed).source.inflater.store == {STORE_CLASS: "memory"}
+
+
+KEY, REQUIRED = "large.message.signing.key", "large.message.signing.required"
+OLD, NEW = "o" * 32, "n" * 32
+
+
+def signing_document() -> dict[str, Any]:
+    """Two topics of one store, with keys of their own, one without, and one whose pipelines share no key."""
+    described = document()
+    one = described["stores"][0]
+    one["carriers"] = {"orders": [], "returns": [], "plain": [], "mixed": []}
+    one["formats"] = {}
+    one["signing"] = {
+        "orders": {KEY: OLD, REQUIRED: True},
+        "returns": {KEY: NEW, "large.message.signing.previous.keys": [OLD], REQUIRED: False},
+        "plain": {},
+        "mixed": {"apart": ["p", "q"], REQUIRED: True},
+    }
+    return {**described, "stores": [one]}
+
+
+def test_backfill_has_the_keys_of_its_topics() -> None:
+    """It verifies as readers of the source do, and signs as writers of the sink do, or as the source is."""
+    base = ["--checkpoint", "c", "--to", "references"]
+
+    def settings(*given: str) -> BackfillSettings:
+        parsed = backfill._parser().parse_args([*base, *given])
+        configure(parsed, signing_document())
+        return backfill._settings(parsed)
+
+    def keys(found: BackfillSettings) -> tuple[Signing | None, Signing | None]:
+        assert found.offload is not None
+        return Signing.of(found.source.inflater.store), found.offload.signing
+
+    assert keys(settings("--source", "orders", "--sink", "returns")) == (Signing(OLD), Signing(NEW, (OLD,), False))
+    assert keys(settings("--source", "orders", "--sink", "plain")) == (Signing(OLD), None)
+    assert keys(settings("--source", "plain", "--sink", "orders")) == (None, Signing(OLD))
+    assert keys(settings("--source", "new", "--sink", "new2", "--store", f"{KEY}={NEW}")) == (
+        Signing(NEW),
+        Signing(NEW),
+    )
+    for topics in (["--source", "new", "--sink", "plain"], ["--source", "plain", "--sink", "new"]):
+        with pytest.raises(
+            ConfigurationError, match="-c: has no pipeline of topic new, and those of the store have diff"
+        ):
+            settings(*topics)
+    assert settings("--source", "plain", "--sink", "mixed", "--to", "plain").offload is None
+    with pytest.raises(
+        ConfigurationError, match=f"-c: has no {KEY} that holds for topic mixed: pipelines p, q share no"
+    ):
+        settings("--source", "mixed", "--sink", "plain")
+
+
+def test_a_copy_has_the_keys_that_all_topics_have() -> None:
+    """A topic that no pipeline has is verified too, where there is only one way to do so."""
+    one = signing_document()
+    one["stores"][0]["signing"] = {"orders": {KEY: OLD, REQUIRED: True}, "returns": {KEY: OLD, REQUIRED: True}}
+    assert WorkerConfig.of(one).stores[0].signing_of("mirror") == {KEY: OLD, REQUIRED: True}
+    assert WorkerConfig.of(document()).stores[0].signing_of("mirror") == {}
+
+
+def test_audit_has_the_keys_of_each_topic() -> None:
+    """Each topic is verified by its own keys, unless the command line has some."""
+
+    def settings(*given: str) -> AuditSettings:
+        parsed = audit_parser().parse_args(list(given))
+        configure(parsed, signing_document())
+        return audit_settings(parsed)
+
+    found = settings("--topic", "orders", "--topic", "returns", "--topic", "plain")
+    assert found.signing == {"orders": Signing(OLD), "returns": Signing(NEW, (OLD,), False), "plain": None}
+    assert Signing.of(found.store) is None
+    assert OLD not in repr(found)
+    given = settings("--topic", "orders", "--topic", "mixed", "--store", f"{KEY}={NEW}")
+    assert (given.signing, Signing.of(given.store)) == ({}, Signing(NEW))
+    with pytest.raises(
+        ConfigurationError, match="topic mixed: pipelines p, q share no key; leave the topic out, or give"
+    ):
+        settings()
 
 
 def test_ingest_of_a_configuration() -> None:
