@@ -96,6 +96,8 @@ def _tell(sweep: Sweep, arguments: argparse.Namespace, message: str | None) -> N
             )
     if sweep.left_alone:
         print(f"left alone, as they are not among --topic: {', '.join(sweep.left_alone)}")
+    for topic, records in sweep.quarantined.items():
+        print(f"in quarantine: {topic}, with {records:,} records that cannot be read")
     for outcome, (payloads, size) in sorted(sweep.outcomes.items()):
         print(f"{outcome}: {payloads:,} payloads, {amount(size)}")
     if state == "dry-run":
@@ -123,6 +125,7 @@ def _summary(sweep: Sweep, state: str, message: str | None) -> dict[str, object]
         "references": sweep.references,
         "topics": topics,
         "left_alone": sweep.left_alone,
+        "quarantined": dict(sweep.quarantined),
         "outcomes": {name: {"payloads": number, "bytes": size} for name, (number, size) in sweep.outcomes.items()},
         "seconds": sweep.seconds,
     }
@@ -174,6 +177,7 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
         max_delete_fraction=arguments.max_delete_fraction,
         other_roots=_other_roots(arguments.other_root),
         delete=arguments.delete,
+        quarantined=_quarantined(arguments),
     )
 
 
@@ -204,6 +208,16 @@ def _deleted_topics(arguments: argparse.Namespace) -> tuple[str, ...]:
     if both:
         raise ConfigurationError("--deleted-topic", f"{min(both)} is --topic or --carrier too; it is one or the other")
     return tuple(dict.fromkeys(check_topic(name) for name in arguments.deleted_topic))
+
+
+def _quarantined(arguments: argparse.Namespace) -> tuple[str, ...]:
+    given = tuple(dict.fromkeys(arguments.quarantine))
+    for topic in given:
+        if topic not in {*arguments.topic, *arguments.carrier}:
+            raise ConfigurationError("--quarantine", f"{topic} is neither --topic nor --carrier, so it is not read")
+    if {*arguments.topic, *arguments.deleted_topic} <= {*given}:
+        raise ConfigurationError("--quarantine", "has each topic that is to be swept, so nothing would be left to do")
+    return given
 
 
 def _formats(arguments: argparse.Namespace) -> dict[str, FormatName]:
@@ -269,6 +283,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the format of one --topic or --carrier, if it is not --format; may be given several times")
     source.add_argument("--other-root", action="append", default=[], metavar="PATH",
         help="references that begin with PATH lead to another store and do not count; without this they are refused")
+    source.add_argument("--quarantine", action="append", default=[], metavar="NAME",
+        help="a --topic or --carrier in which somebody has written references that cannot be read: its payloads are "
+        "left alone, and such records are no reason to refuse. No dead-letter topic: its letters may be references")
     source.add_argument("--keep-overwritten", action="store_true",
         help="count overwritten records of compacted topics until Kafka removes them, not only during the grace")
     add_store(parser.add_argument_group("the store"))

@@ -23,7 +23,7 @@ from jobs.driver.failures import SPARK_ERRORS, JobFailedError, explained, record
 from jobs.driver.progress import Steps
 from jobs.driver.report import age
 from jobs.payloads.inventory import listed, removed, require
-from jobs.payloads.references import newest, references
+from jobs.payloads.references import HIDDEN, newest, references
 from jobs.reading.topics import Kafka, Topic, describe, difference, offsets_since, read, still_there
 from stores.registry import open_store
 from stores.store import Check, Delete, DeleteUnchanged, List, ListTopics, PayloadStore, Stat, Store
@@ -68,6 +68,8 @@ class SweepSettings:
         max_delete_fraction: the largest part of a topic's payloads that may be removed, from 0 to 1.
         other_roots: beginnings of paths to other stores; any other path outside the root is refused.
         delete: whether to delete; else the job only tells what it would delete.
+        quarantined: some of the topics that are read. Their payloads are left alone, and those of their records that
+            say that they are references, and cannot be read, are no reason to refuse.
     """
 
     kafka: Kafka
@@ -85,6 +87,7 @@ class SweepSettings:
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     other_roots: tuple[str, ...] = ()
     delete: bool = False
+    quarantined: tuple[str, ...] = ()
 
     @property
     def read_topics(self) -> list[str]:
@@ -94,7 +97,7 @@ class SweepSettings:
     @property
     def swept_topics(self) -> list[str]:
         """Every topic whose payloads are swept."""
-        return [*self.topics, *self.deleted_topics]
+        return [name for name in (*self.topics, *self.deleted_topics) if name not in self.quarantined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class Sweep:
         outcomes: number and bytes of payloads by the outcome of their removal; see `stores.store.RemovalOutcome`.
         error: the store's error for a payload that it did not remove.
         refusal: why nothing was deleted, or would be; None if there is no reason.
+        quarantined: how many records of each quarantined topic cannot be read.
         seconds: how long each step took.
     """
 
@@ -144,6 +148,7 @@ class Sweep:
     outcomes: dict[str, tuple[int, int]] = field(default_factory=dict)
     error: str | None = None
     refusal: str | None = None
+    quarantined: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -249,7 +254,8 @@ def _sweep(spark: SparkSession, settings: SweepSettings, store: PayloadStore, st
         sweep.refusal = difference(topics, describe(spark, settings.kafka, settings.read_topics))
         for name in still_there(spark, settings.kafka, settings.deleted_topics):
             sweep.refusal = f"topic {name} was created while the others were read, and was given as --deleted-topic"
-        sweep.refusal = sweep.refusal or _unreadable(found, settings, store)
+        sweep.refusal = sweep.refusal or _unreadable(found, settings, store) or _hidden(found, settings)
+        sweep.quarantined = _quarantined(found, settings, store)
         if sweep.refusal:
             return sweep
         own_names = isinstance(store, Store) and not settings.any_name
@@ -313,26 +319,65 @@ def _counting(
 
 def _unreadable(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> str | None:
     """Why the references do not tell which payloads are live, in a sentence; None if they do."""
-    wrong = found.where(F.col("error").isNotNull())
+    counting = found.where(~F.col("topic").isin(*settings.quarantined))
+    wrong = counting.where(F.col("error").isNotNull())
     first = wrong.orderBy("topic", "partition", "offset").first()
     if first is not None:
         return (
             f"{wrong.count():,} records say that they are references and cannot be read as "
             f"{settings.reference_format}, the first in topic {first.topic} partition {first.partition} offset "
-            f"{first.offset}: {first.error}"
+            f"{first.offset}: {first.error}{_advice(first.topic, first.error, settings)}"
         )
-    if not isinstance(store, Store):
-        return None
-    known = [F.col("path").startswith(root) for root in (store.root.uri, *settings.other_roots)]
-    elsewhere = found.where(~reduce(lambda one, other: one | other, known))
-    first = elsewhere.orderBy("topic", "partition", "offset").first()
-    if first is None:
+    elsewhere = _elsewhere(counting, settings, store)
+    first = None if elsewhere is None else elsewhere.orderBy("topic", "partition", "offset").first()
+    if elsewhere is None or first is None or not isinstance(store, Store):
         return None
     return (
         f"{elsewhere.count():,} references lead elsewhere than to {store.root.uri}, the first in topic {first.topic} "
         f"partition {first.partition} offset {first.offset}: {shown(first.path)}; is it another name of this store? "
         "If it is another store, give --other-root"
     )
+
+
+def _advice(topic: str, error: str, settings: SweepSettings) -> str:
+    if topic not in settings.topics or len(settings.swept_topics) == 1 or error.startswith(HIDDEN):
+        return ""
+    return (
+        f"; if nobody reads such records, --quarantine {topic} leaves the payloads of this topic alone and sweeps the "
+        "others"
+    )
+
+
+def _hidden(found: DataFrame, settings: SweepSettings) -> str | None:
+    """Why a quarantine cannot be kept, in a sentence; None if it can."""
+    hidden = reduce(lambda one, other: one | other, [F.col("error").startswith(each) for each in HIDDEN])
+    there = found.where(F.col("topic").isin(*settings.quarantined) & hidden)
+    first = there.orderBy("topic", "partition", "offset").first()
+    if first is None:
+        return None
+    return (
+        f"topic {first.topic} is in quarantine, and its record in partition {first.partition} at offset {first.offset} "
+        f"may hold a sound reference: it {first.error}"
+    )
+
+
+def _elsewhere(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> DataFrame | None:
+    """The references that lead to no known store; None if the root of the store is not known."""
+    if not isinstance(store, Store):
+        return None
+    known = [F.col("path").startswith(root) for root in (store.root.uri, *settings.other_roots)]
+    return found.where(~reduce(lambda one, other: one | other, known))
+
+
+def _quarantined(found: DataFrame, settings: SweepSettings, store: PayloadStore) -> dict[str, int]:
+    """How many records of each quarantined topic cannot be read, or lead elsewhere."""
+    if not settings.quarantined:
+        return {}
+    there = found.where(F.col("topic").isin(*settings.quarantined))
+    odd = there.where(F.col("error").isNotNull())
+    elsewhere = _elsewhere(there.where(F.col("error").isNull()), settings, store)
+    rows = (odd if elsewhere is None else odd.unionByName(elsewhere)).groupBy("topic").count().collect()
+    return dict.fromkeys(settings.quarantined, 0) | {row["topic"]: row["count"] for row in rows}
 
 
 def _folders(payloads: DataFrame, topics: Sequence[str]) -> list[Folder]:

@@ -66,6 +66,9 @@ _UNWRAP = Unwrap()
 _LARGEST = 2**63 - 1
 _NEEDED = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
 
+HIDDEN = ("is a dead letter", "is a wrapper", "is a chunk of a wrapper")
+"""So the errors begin of records in which there may be a sound reference."""
+
 _PARSED = ArrayType(StructType(list(REFERENCE.fields[5:])))
 _Parsed = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None]
 _Found = tuple[_Parsed, Reference | None]

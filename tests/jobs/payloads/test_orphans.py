@@ -33,6 +33,7 @@ from tests.s3_server import S3UnavailableError, s3_server
 from tests.vectors.bakdata import bakdata_cases
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
+from transforms.letter import MARK
 from transforms.record import Header, Record
 from transforms.reference import KEY, Reference
 from transforms.retention import Retention
@@ -367,6 +368,40 @@ def test_sweep_refuses_what_it_cannot_read(
     assert place.there() == {live, orphan}
     if "lead elsewhere" in words:
         assert outcomes(run(spark, place.settings(topic, other_roots=("file:///elsewhere/",)))) == {"deleted": 1}
+
+
+@pytest.mark.parametrize("make", [case[1] for case in refusals()], ids=[case[0] for case in refusals()])
+def test_sweep_of_other_topics_beside_a_quarantine(
+    spark: SparkSession, place: Place, make_topic: MakeTopic, make: Callable[[str], Record]
+) -> None:
+    """Who writes nonsense into one topic keeps the payloads of that topic, and no other; its sound references count."""
+    topic, bad = make_topic(), make_topic()
+    live, orphan, carried = place.publish(topic, b"live", b"orphan", b"carried")
+    kept = place.publish(bad, b"kept", b"kept too")
+    place.send(topic, refers(live))
+    place.send(bad, refers(carried), make(kept[0]))
+    settings = place.settings(topic, bad)
+    assert f"in topic {bad} partition 0 offset 1" in (run(spark, settings).refusal or "")
+    sweep = run(spark, dataclasses.replace(settings, quarantined=(bad,)))
+    assert (sweep.refusal, outcomes(sweep)) == (None, {"deleted": 1})
+    assert (sweep.quarantined, [folder.topic for folder in sweep.folders]) == ({bad: 1}, [topic])
+    assert bad in sweep.left_alone
+    assert place.there() == {live, carried, *kept}
+    assert orphan not in place.there()
+
+
+def test_sweep_refuses_a_quarantine_of_letters(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
+    """A dead letter whose record is elsewhere may be a sound reference: nobody may say that it is none."""
+    topic, dead = make_topic(), make_topic()
+    orphan = place.publish(topic, b"orphan")
+    place.send(dead, refers("s3://b/t/i", b"k", (MARK, b"record")))
+    sweep = run(spark, place.settings(topic, carriers=(dead,)))
+    assert "--quarantine" not in (sweep.refusal or "")
+    sweep = run(spark, place.settings(topic, carriers=(dead,), quarantined=(dead,)))
+    assert f"topic {dead} is in quarantine, and its record in partition 0 at offset 0 may hold a sound" in (
+        sweep.refusal or ""
+    )
+    assert place.there() == set(orphan)
 
 
 def test_sweep_overwritten_nonsense_is_no_obstacle(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
