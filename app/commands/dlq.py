@@ -311,6 +311,11 @@ def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, 
     show_default=True,
     help="Skip records that were replayed so often, and failed again.",
 )
+@click.option(
+    "--skip-unreadable",
+    is_flag=True,
+    help="Letters that nobody can read count as replayed; they are told of once, and stay in the topic.",
+)
 def replay(
     config: str,
     pipeline: str | None,
@@ -320,6 +325,7 @@ def replay(
     yes: bool,
     group: str | None,
     max_replays: int,
+    skip_unreadable: bool,
     **given: Any,
 ) -> int:
     """Write the records of dead letters back to their topics and partitions; a dry run without --yes.
@@ -345,7 +351,17 @@ def replay(
             assert chosen.dead_letter_topic is not None
             topic = await find_topic(client, chosen.dead_letter_topic)
             async with open_log(client, topic, name) as log:
-                work = Replay(client, chosen, log, store, filters, to=to, max_replays=max_replays, done=advance)
+                work = Replay(
+                    client,
+                    chosen,
+                    log,
+                    store,
+                    filters,
+                    to=to,
+                    max_replays=max_replays,
+                    done=advance,
+                    skip_unreadable=skip_unreadable,
+                )
                 try:
                     if yes:
                         async with open_writer(client) as writer:

@@ -33,10 +33,15 @@ from transforms.batch_size import BATCH_OVERHEAD_BYTES, batch_of_one_bytes
 from transforms.chunk import Chunking, checksum
 from transforms.errors import (
     ConfigurationError,
+    DiscardedChunkError,
     KeyMissingError,
+    MalformedError,
+    PayloadCorruptError,
+    PayloadNotFoundError,
     PayloadStoreError,
     RecordTooLargeError,
     RecordUnfitError,
+    ReferenceRefusedError,
     TransformError,
 )
 from transforms.letter import Letter
@@ -183,6 +188,7 @@ class Replay:
         to: a topic for all records; None to write each to the topic that it came from.
         max_replays: a record that was replayed so often is skipped.
         done: called with the number of letters after each batch.
+        skip_unreadable: whether letters that nobody can read count as replayed, so that they leave no gaps.
         tally: counts the letters.
     """
 
@@ -194,9 +200,11 @@ class Replay:
     to: str | None
     max_replays: int
     done: Callable[[int], None]
+    skip_unreadable: bool = False
     tally: Tally = field(default_factory=Tally, init=False)
     _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
     _batch: list[_Replayable] = field(default_factory=list, init=False)  # the letters that are written next
+    _unreadable: list[int] = field(default_factory=list, init=False)  # offsets that are committed with them
 
     async def run(self, writer: RecordWriter | None) -> None:
         """Replays partition by partition; without a writer it writes and commits nothing.
@@ -257,6 +265,7 @@ class Replay:
             return
         if summary.letter is None:
             self.tally.fail(found, summary.error or "it cannot be read")
+            await self._skip_unreadable(reader, found)
             return
         try:
             skipped = self._skip_reason(summary.letter)
@@ -269,10 +278,28 @@ class Replay:
             self._batch.append(await self._replayable(found, letter))
         except (TransformError, PayloadStoreError) as exc:
             self.tally.fail(found, str(exc))
+            await self._skip_unreadable(reader, found)
         except ConfigurationError as exc:
             if exc.key != "TOPIC":
                 raise
             self.tally.fail(found, exc.reason)
+
+    async def _skip_unreadable(self, reader: LetterReader, found: FoundLetter) -> None:
+        """Lets a letter that cannot be replayed count as replayed, if that is due to the letter itself."""
+        if not self.skip_unreadable:
+            return
+        try:
+            await asyncio.to_thread(reader.open, found)
+        except DiscardedChunkError as exc:
+            unreadable = exc.reason != "expired"  # its other chunks may be on their way
+        except (MalformedError, PayloadCorruptError, PayloadNotFoundError, ReferenceRefusedError):
+            unreadable = True
+        except (TransformError, PayloadStoreError):
+            unreadable = False  # with another key, limit or right it can be read
+        else:
+            unreadable = False
+        if unreadable:
+            self._unreadable += found.offsets
 
     def _skip_reason(self, letter: Letter) -> str | None:
         if letter.replays >= self.max_replays:
@@ -351,10 +378,11 @@ class Replay:
         It is cancelled (Ctrl-C) only after the commit, or the next replay would write the batch again.
         """
         letters, self._batch = self._batch, []
-        if writer is None or not letters:
+        unreadable, self._unreadable = self._unreadable, []
+        if writer is None or not (letters or unreadable):
             self._count(letters)
             return
-        writing = asyncio.ensure_future(self._write(writer, letters, partition, replayed))
+        writing = asyncio.ensure_future(self._write(writer, letters, unreadable, partition, replayed))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -362,9 +390,14 @@ class Replay:
             raise
 
     async def _write(
-        self, writer: RecordWriter, letters: Sequence[_Replayable], partition: int, replayed: ReplayedOffsets
+        self,
+        writer: RecordWriter,
+        letters: Sequence[_Replayable],
+        unreadable: Sequence[int],
+        partition: int,
+        replayed: ReplayedOffsets,
     ) -> None:
-        offsets = [offset for each in letters for offset in each.found.offsets]
+        offsets = [offset for each in letters for offset in each.found.offsets] + [*unreadable]
         after = deepcopy(replayed)
         for offset in offsets:
             after.add(offset, offset + 1)

@@ -35,7 +35,8 @@ class TooManyGapsError(WideloadError):
         return (
             f"topic {self.topic}, partition {self.partition}: there are too many gaps between the letters that were "
             f"replayed: the metadata of a commit ({_LIMIT:,} bytes) has no room for them; replay the letters in the "
-            "gaps too, from the beginning, or give another --group, which begins with nothing replayed"
+            "gaps too, from the beginning; --skip-unreadable passes over those that cannot be read; or give another "
+            "--group, which begins with nothing replayed"
         )
 
 
