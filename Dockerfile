@@ -1,6 +1,6 @@
 # The worker. Configuration is mounted at /etc/wideload/wideload.toml; see docs/deployment.md.
 
-FROM python:3.11.14-slim-bookworm AS build
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 # Without pip, which the worker does not need; `pip --python` installs packages from outside.
@@ -20,7 +20,7 @@ COPY transforms transforms
 RUN pip wheel --no-build-isolation --no-deps --wheel-dir wheels . \
     && pip --python /opt/wideload install --no-index --no-deps wheels/*.whl
 
-FROM python:3.11.14-slim-bookworm
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 LABEL org.opencontainers.image.title="wideload" \
       org.opencontainers.image.description="Oversized messages travel through Kafka: offloads large values to a payload store and inflates them again." \
       org.opencontainers.image.licenses="Apache-2.0" \

@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities clean
+.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -146,6 +146,17 @@ vulnerabilities: setup-demo ## Check the locked requirements against the advisor
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 && \
 	"$$folder/bin/pip-audit" --strict --progress-spinner off --disable-pip --require-hashes -r requirements-dev.lock
+
+sbom: setup-demo ## Write build/sbom.json: all locked packages and jars, as CycloneDX
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && mkdir -p build && \
+	$(RUN) -m venv "$$folder" && \
+	"$$folder/bin/python" -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 && \
+	"$$folder/bin/cyclonedx-py" requirements --pyproject pyproject.toml --mc-type application --spec-version 1.6 \
+	    --output-reproducible --output-file build/sbom.json requirements.lock && \
+	$(RUN) -m app.local.sbom build/sbom.json && \
+	"$$folder/bin/python" -c "import sys; from cyclonedx.schema import SchemaVersion; \
+	from cyclonedx.validation.json import JsonStrictValidator as V; \
+	sys.exit(V(SchemaVersion.V1_6).validate_str(open('build/sbom.json').read()))"
 
 clean: ## Remove all generated files; the jars in the cache folder stay
 	@rm -rf .venv build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse artifacts

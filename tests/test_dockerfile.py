@@ -104,7 +104,7 @@ def test_dockerfile_base_images_are_pinned(stages: list[Stage]) -> None:
     """Both stages use the same image with a full version: a venv cannot move to another Python."""
     assert len(stages) == 2
     assert len({stage.image for stage in stages}) == 1
-    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", stages[0].image)
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", stages[0].image)
 
 
 def test_dockerfile_copies_what_is_there(stages: list[Stage]) -> None:

@@ -71,7 +71,7 @@ def command(context: click.Context, arguments: tuple[str, ...]) -> int:
     require_spark("job")
     # By name: no other part of `app` knows the jobs or Spark.
     main = cast("Callable[[list[str], Mapping[str, object] | None], int]", importlib.import_module(f"jobs.{name}").main)
-    return main([*_fetched_jars(), *rest], said)  # if an option is given twice, the last one counts
+    return main([*_locked_jars(rest), *rest], said)
 
 
 def require_spark(command: str) -> None:
@@ -85,11 +85,16 @@ def require_spark(command: str) -> None:
             raise ConfigurationError(command, f"{module} is not installed; run: pip install 'wideload[spark]'")
 
 
-def _fetched_jars() -> list[str]:
-    """The connector that the set-up has fetched, as an option; without it Spark downloads it each time."""
-    if os.environ.get("WIDELOAD_SPARK_JARS") or "spark" in jars.missing():
+def _locked_jars(arguments: Sequence[str]) -> list[str]:
+    """The connector as an option, with the bytes of the lock; Spark would fetch it past the lock, and each time anew.
+
+    Raises:
+        JarsError: it cannot be fetched.
+    """
+    own = {"--jars", "-h", "--help"} & {argument.partition("=")[0] for argument in arguments}
+    if own or os.environ.get("WIDELOAD_SPARK_JARS"):
         return []
-    return ["--jars", ",".join(map(str, jars.ensure("spark")))]
+    return ["--jars", ",".join(map(str, jars.ensure("spark", lambda line: click.echo(line, err=True))))]
 
 
 def _taken(arguments: Sequence[str], *options: str) -> tuple[str | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -63,19 +64,38 @@ def test_job_status_is_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "backfill: --sink: found a, which is the source; give another topic\n"
 
 
-def test_job_uses_the_jars_of_the_set_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A fetched connector is used; jars of the user take precedence, and then nothing is fetched."""
+def test_job_uses_the_jars_of_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The connector has the bytes of the lock, and is fetched if it is not there; jars of the user take precedence."""
     taken: list[list[str]] = []
+
+    def ensure(name: str, say: Callable[[str], None]) -> tuple[Path, ...]:
+        say(f"fetching {name}")
+        return tmp_path / f"{name}-a.jar", tmp_path / "b.jar"
+
     monkeypatch.setattr("jobs.sweep.main", lambda arguments, _: taken.append(arguments))
+    monkeypatch.setattr("app.local.jars.ensure", ensure)
+    monkeypatch.setenv("WIDELOAD_SPARK_JARS", "")
+    result = CliRunner().invoke(cli, ["job", "sweep", "--json"])
+    assert (result.exception, result.stdout, result.stderr) == (None, "", "fetching spark\n")
+    for mine in (["--jars", "mine"], ["--jars=mine"], ["--help"]):
+        assert CliRunner().invoke(cli, ["job", "sweep", *mine]).output == ""
+    monkeypatch.setenv("WIDELOAD_SPARK_JARS", "theirs")
+    assert CliRunner().invoke(cli, ["job", "sweep"]).output == ""
+    locked = ["--jars", f"{tmp_path}/spark-a.jar,{tmp_path}/b.jar", "--json"]
+    assert taken == [locked, ["--jars", "mine"], ["--jars=mine"], ["--help"], []]
+
+
+def test_job_whose_jars_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No registry: one sentence, and Spark is not left to look for others."""
+    settings = tmp_path / "ivy.xml"
+    settings.write_text("<ivysettings/>")
     monkeypatch.setenv("WIDELOAD_CACHE", str(tmp_path))
     monkeypatch.setenv("WIDELOAD_SPARK_JARS", "")
-    assert CliRunner().invoke(cli, ["job", "sweep", "--json"]).exception is None
-    monkeypatch.setattr("app.local.jars.missing", lambda: ("kafka",))
-    monkeypatch.setattr("app.local.jars.ensure", lambda name: (tmp_path / f"{name}-a.jar", tmp_path / "b.jar"))
-    assert CliRunner().invoke(cli, ["job", "sweep", "--jars", "mine"]).exception is None
-    monkeypatch.setenv("WIDELOAD_SPARK_JARS", "theirs")
-    assert CliRunner().invoke(cli, ["job", "sweep"]).exception is None
-    assert taken == [["--json"], ["--jars", f"{tmp_path}/spark-a.jar,{tmp_path}/b.jar", "--jars", "mine"], []]
+    monkeypatch.setenv("WIDELOAD_IVY_SETTINGS", str(settings))
+    monkeypatch.setattr("jobs.sweep.main", lambda *_: pytest.fail("it has begun"))
+    with pytest.raises(SystemExit) as ended:
+        main(["job", "sweep"])
+    assert ended.value.code in (1, 2)
 
 
 def test_job_without_spark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
