@@ -2,15 +2,16 @@
 
 A message of chunks belongs to the range that holds its last chunk. So adjoining ranges give each message once, whoever
 reads them and when, and a stream keeps nothing but its offsets. If the range holds a chunk but not the first chunk of
-its message, that is looked for before the range: first which messages begin there, some hundred offsets at a time, then
-the chunks of this one. The result is kept for the next such chunk. A message whose last chunk is behind the range is
-left to the next range.
+its message, that is looked for before the range: first which chunks are there, some hundred offsets at a time, then
+those of this message are read. The result is kept for the next such chunk, so that no record before the range is read
+much more than twice, however many messages are interleaved. A message whose last chunk is behind the range is left to
+the next range.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +27,7 @@ __all__ = ["Message", "Messages", "Readable", "TopicRecord"]
 
 _REMEMBERED = 10_000
 _STEP = 200
+_NEAR = 4  # to read so many others takes less time than another request
 
 
 class TopicRecord(LoggedRecord, Protocol):
@@ -87,6 +89,7 @@ class Messages:
         self._assembler = Assembler(limits)
         self._known: OrderedDict[str, None] = OrderedDict()  # messages whose first chunk is known, or was looked for
         self._beginnings: dict[str, int] = {}  # by message, where it begins last before the range
+        self._chunks: dict[str, list[int]] = {}  # by message, where its chunks are before the range
         self._looked_from = start
         self._first: int | None = None
 
@@ -128,18 +131,25 @@ class Messages:
         """Gives the assembler the chunks of a message that are before the range."""
         while uuid not in self._beginnings and self._looked_from > self._floor():
             begin = max(self._floor(), self._looked_from - _STEP)
-            found = {}
+            found: dict[str, int] = {}
+            chunks: dict[str, list[int]] = {}
             for record in self._log.records(begin, self._looked_from, fail_on_loss=False):
                 with suppress(MalformedChunkError):
-                    if is_chunk(record.headers) and (chunk := Chunk.parse(record)[0]).id == 0:
-                        found[chunk.uuid] = record.offset
+                    if is_chunk(record.headers):
+                        chunk = Chunk.parse(record)[0]
+                        chunks.setdefault(chunk.uuid, []).append(record.offset)
+                        if chunk.id == 0:
+                            found[chunk.uuid] = record.offset
             self._beginnings = found | self._beginnings
+            for each, offsets in chunks.items():
+                self._chunks[each] = offsets + self._chunks.get(each, [])
             self._looked_from = begin
         begin = self._beginnings.get(uuid, self._start)
-        for record in self._log.records(begin, self._start, fail_on_loss=False):
-            with suppress(MalformedChunkError):
-                if is_chunk(record.headers) and Chunk.parse(record)[0].uuid == uuid:
-                    self._assembler.add(0, record, 0)  # a message that ends here belongs to the range before
+        for first, end in _runs([offset for offset in self._chunks.get(uuid, ()) if offset >= begin]):
+            for record in self._log.records(first, end, fail_on_loss=False):
+                with suppress(MalformedChunkError):
+                    if is_chunk(record.headers) and Chunk.parse(record)[0].uuid == uuid:
+                        self._assembler.add(0, record, 0)  # a message that ends here belongs to the range before
 
     def _oldest(self) -> int:
         if self._first is None:
@@ -148,3 +158,17 @@ class Messages:
 
     def _floor(self) -> int:
         return max(self._oldest(), self._start - self._lookback)
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The ranges that have these offsets, which ascend; those that lie close by are read in one go."""
+    first = last = None
+    for offset in offsets:
+        if first is None or last is None:
+            first = offset
+        elif offset - last > _NEAR:
+            yield first, last + 1
+            first = offset
+        last = offset
+    if first is not None and last is not None:
+        yield first, last + 1

@@ -77,7 +77,7 @@ def parse_offsets(option: str, text: str) -> Offsets:
     try:
         found = json.loads(text)
         return {topic: {str(int(number)): int(at) for number, at in places.items()} for topic, places in found.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigurationError(
             option, f'found {text[:100]!r}, allowed are earliest, latest and JSON as {{"orders": {{"0": 23, "1": -2}}}}'
         ) from None

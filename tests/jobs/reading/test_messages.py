@@ -106,6 +106,16 @@ def test_messages_beginning_too_far_back() -> None:
     assert whole.timestamp == 1_000
 
 
+def test_messages_of_many_interleaved_reads_little_before_the_range() -> None:
+    """However many messages are interleaved, each record before the range is read about twice, and each is whole."""
+    several = [chunks(b"%03d" % number * 400, f"u{number:03}") for number in range(100)]
+    log = ListedLog([piece for turn in zip(*several, strict=True) for piece in turn])
+    start = len(log.listed) - len(several)
+    found = messages(log, start, len(log.listed), limits=Limits(messages=200, expire_ms=0))
+    assert [m.record.value for m in found] == [b"%03d" % number * 400 for number in range(100)]
+    assert sum(min(end, start) - begin for begin, end in log.read if begin < start) <= 3 * start
+
+
 def test_messages_looks_back_once() -> None:
     """Many chunks without a beginning do not make it read the log before them again and again."""
     strays = [chunks(b"v" * 1_200, f"u{n}")[1] for n in range(50)]
