@@ -310,6 +310,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from app.local import jars, spark_start
 
     folder = tmp_path_factory.mktemp("spark")
+    events = folder / "events"  # a test looks for secrets in it
+    events.mkdir()
     # Spark would take the first `python3` of PATH for its workers, and the host's name for its address.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -327,6 +329,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.dir", events.as_uri())
+        .config("spark.eventLog.compress", "false")
         .config("spark.python.daemon.module", "tests.spark_daemon")
         .config("spark.executorEnv.PYTHONPATH", str(_TESTS.parent))
         # Plans are small, and run once: to make Java code of each takes longer than to run it without.

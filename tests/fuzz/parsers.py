@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import struct
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aiokafka import TopicPartition
-from aiokafka.errors import CorruptRecordException
-
 from app.deadletters.replay_offsets import ReplayedOffsets
-from app.kafka.source_batch import SourceBatch, decoded
+from jobs.reading.ranges import parse_offsets
 from stores.root import Root
-from tests.built_batches import PACKERS, built, repacked
+from tests.built_batches import PACKERS, repacked
+from tests.fuzz.batches import BATCHES, batch_of, fetched, merged, record_lengths
 from tests.vectors.bakdata import bakdata_cases
 from tests.vectors.wrapper import wrapper_cases
 from transforms import record_format
-from transforms.batch_size import BATCH_OVERHEAD_BYTES
-from transforms.chunk import Chunk, Chunking, is_chunk, may_hold_chunks
+from transforms.chunk import Chunk, Chunking
 from transforms.commit_metadata import note, noted
 from transforms.compression import CODECS, Codec, CompressionError, compress, decompress
 from transforms.errors import (
+    ConfigurationError,
     MalformedChunkError,
     MalformedError,
     MalformedReferenceError,
@@ -34,9 +32,7 @@ from transforms.formats import FORMATS, WIDELOAD, FormatName
 from transforms.frames import compress_frame, decompress_frame
 from transforms.letter import REPLAYS, mark_of, open_letter, replays_of
 from transforms.masking import masked
-from transforms.offload import Offload
 from transforms.record import Record, RecordLike
-from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
 from transforms.reference import Reference
 from transforms.signing import Signing
 from transforms.wrapper import MessageWrapper, Unwrap, Wrap
@@ -179,79 +175,6 @@ def _compressed(codec: Codec) -> Callable[[bytes], bool]:
     return examine
 
 
-_FIXED = struct.Struct(">i4xb4xh")  # length, magic, attributes
-
-
-def _batch(packer: str) -> Callable[[bytes], bool]:
-    """A batch of one codec, whose length, magic and codec are right, or nearly all would be refused for these."""
-    number = PACKERS[packer][0]
-
-    def examine(data: bytes) -> bool:
-        if len(data) < BATCH_OVERHEAD_BYTES:
-            data = data.ljust(BATCH_OVERHEAD_BYTES, b"\0")
-        repaired = bytearray(data)
-        attributes = _FIXED.unpack_from(data, 8)[-1] & ~7 | number
-        _FIXED.pack_into(repaired, 8, len(data) - 12, 2, attributes)
-        return _read_batch(memoryview(bytes(repaired)))
-
-    return examine
-
-
-def _batches(data: bytes) -> bool:
-    """A response to a fetch is cut into pieces that lie behind one another."""
-    pieces: list[memoryview] = []
-    taken = 0
-    try:
-        for piece in split(memoryview(data)):
-            pieces.append(piece)
-            taken += is_old(piece) or _read_batch(piece)
-    except MalformedError:
-        return False
-    assert data.startswith(b"".join(pieces))
-    return taken > 0
-
-
-def _read_batch(piece: memoryview) -> bool:
-    """Records are read whole, in two ways that agree, or refused; none is wanted where `wants_any` says so."""
-    try:
-        batch = RecordBatch.read(piece)
-    except MalformedError:
-        return False
-    flags = (batch.intact, batch.appendable, batch.broker_time, batch.control, batch.transactional)
-    assert not any(flag not in {True, False} for flag in flags)
-    sent = RecordBatch.read(memoryview(batch.forwarded(_STAMP, transactional=True)))
-    assert sent.intact
-    assert sent.transactional
-    source = SourceBatch(TopicPartition("t", 0), 0, batch)
-    wanted = [wants for wants_any, wants in _WANTING if not wants_any(batch)]
-    try:
-        plain = source.plain
-        records = list(source.records())
-    except CorruptRecordException:
-        return False
-    assert len(records) <= batch.count
-    if plain and not _has_odd_attributes(batch):  # a batch with names that are no text never goes whole
-        assert not any(wants(record) for record in records for wants in wanted)
-        read = [(r.offset, Record(r.key, r.value, tuple(r.headers), r.timestamp)) for r in records]
-        assert read == list(decoded(batch))
-    return True
-
-
-def _has_odd_attributes(batch: RecordBatch) -> bool:
-    """Whether a record's attributes have their highest bit, which is unused: aiokafka takes the next for them."""
-    data, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
-    for _ in range(batch.count):
-        size = shift = 0
-        while data[at] & 0x80:
-            size |= (data[at] & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-        size |= data[at] << shift
-        if data[at + 1] & 0x80:
-            return True
-        at += 1 + (size >> 1)
-    return False
-
-
 def _letter(data: bytes) -> bool:
     """What a replay would write is the record, with one more replay than the letter has."""
     try:
@@ -281,6 +204,16 @@ def _note(data: bytes) -> bool:
     return found is not None and len(found.torn) <= 32  # the most that are noted
 
 
+def _offsets(data: bytes) -> bool:
+    """Offsets are read, and written as Spark's JSON and read as the same, or refused."""
+    try:
+        found = parse_offsets("startingOffsets", data.decode(errors="replace"))
+    except ConfigurationError:
+        return False
+    assert isinstance(found, str) or parse_offsets("", json.dumps(found)) == found
+    return True
+
+
 def _masked(data: bytes) -> bool:
     """No signature of a URL is left, and what has none stays."""
     text = data.decode(errors="replace")
@@ -290,16 +223,6 @@ def _masked(data: bytes) -> bool:
     return said != text
 
 
-_STAMP = Stamp(1, 2, 3)
-_OFFLOAD, _STRICT, _CHUNKING = Offload(100, 300), Offload(10_000, on_reference="offload"), Chunking(250)
-_WANTING: Sequence[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]] = (
-    (_OFFLOAD.wants_any, _OFFLOAD.changes),
-    (_STRICT.wants_any, _STRICT.changes),
-    (_CHUNKING.wants_any, _CHUNKING.wants),
-    (FORMATS["wideload"].wants_any, FORMATS["wideload"].wants),
-    (FORMATS["bakdata-headers"].wants_any, FORMATS["bakdata-headers"].wants),
-    (may_hold_chunks, lambda record: is_chunk(record.headers)),
-)
 _LIMIT = 10_000
 _PLAIN = b"compressible " * 100
 _SIGNING = Signing("k" * 32, ("p" * 32,), required=False)
@@ -317,12 +240,6 @@ _WIRE = [
     record_format.serialize(Record(b"k", b"", (("\udcff", b"x"),), -1), 7),
 ]
 _CONTEXT = (("__connect.errors.topic", b"raw"), ("__connect.errors.partition", b"3"), ("__connect.errors.offset", b"7"))
-_PLAIN_BATCHES = [
-    built(0, [Record(b"k", b"v" * 90, _OWN, 1_700_000_000_000), Record(None, None), Record(b"", b"", (), 5)], base=7),
-    bytes(pack([Record(b"k", b"v", (("\udcff", b"x"), ("large-messag", b"true")), -1)])),
-    built(0, [Record(b"k", b"v" * 9, (*_OWN, ("large-message", b"true")), 9)] * 3),
-]
-
 _LETTERS = [
     _bytes_of(Record(b"k", b"v" * 20, (*_OWN, *_CONTEXT))),
     _bytes_of(Record(b"k", b"v", ((REPLAYS, b"2"), *_OWN, *_CONTEXT, mark_of("value", _CONTEXT)))),
@@ -343,6 +260,7 @@ PARSERS: Sequence[Parser] = (
     Parser(
         "masking", [b"GET https://me:pw@host/a?b=1&X-Amz-Signature=abc failed with hunter2: no", b"plain text"], _masked
     ),
+    Parser("offsets", [b'{"orders": {"0": 23, "1": -2}}', b"latest", b'{"t": {"0": 1e9}, "u": {}}'], _offsets),
     Parser("wrapper", [case.bytes for case in wrapper_cases()], _wrapper),
     Parser("reference", _REFERENCES, _reference),
     Parser("root", [_WHOLE.path.encode(), b"s3://payloads/wide/t/i", b"s3://payloads/wide/../t/%2e%2e"], _root),
@@ -352,11 +270,10 @@ PARSERS: Sequence[Parser] = (
     ),
     Parser("chunk", _CHUNKS, _chunk),
     Parser("wire", _WIRE, _wire),
-    Parser("batches", [b"".join(_PLAIN_BATCHES), _PLAIN_BATCHES[0], repacked(_PLAIN_BATCHES[1], "zstd")], _batches),
-    *(
-        Parser(f"batch-{packer}", [repacked(each, packer) for each in _PLAIN_BATCHES], _batch(packer))
-        for packer in PACKERS
-    ),
+    Parser("lengths", _WIRE, record_lengths),
+    Parser("batches", [b"".join(BATCHES), BATCHES[0], repacked(BATCHES[1], "zstd")], fetched),
+    *(Parser(f"batch-{packer}", [repacked(each, packer) for each in BATCHES], batch_of(packer)) for packer in PACKERS),
+    Parser("batch-merged", BATCHES, merged),
     *(Parser(f"frame-{codec}", [compress_frame(codec, _PLAIN)], _frame(codec)) for codec in CODECS),
     *(Parser(f"compressed-{codec}", [compress(codec, _PLAIN)], _compressed(codec)) for codec in CODECS),
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
@@ -22,6 +22,7 @@ from jobs.reading.source_options import settings_of
 from jobs.source import WideloadDataSource, read_available
 from stores.registry import open_store
 from tests.integration.topics import Sent, send
+from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError
@@ -402,3 +403,33 @@ def test_batch_of_a_bucket(spark: SparkSession, broker: str, make_topic: MakeTop
     place.send(log)
     options = {key: str(value).lower() if isinstance(value, bool) else value for key, value in config.items()}
     assert whole(place.batch(**options).orderBy("offset").collect()) == expected
+
+
+# --- what Spark keeps
+
+
+def test_event_log_has_no_secret(place: Place, tmp_path: Path) -> None:
+    """Whoever reads Spark's event log learns no password and no key of a reader, a stream or a writer."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password="jaas-hunter2";'
+    kafka = {"kafka.sasl.jaas.config": jaas}
+    own = {**kafka, "kafka.sasl.password": "own-hunter2", "large.message.signing.key": "signing-hunter2" * 3}
+    place.send([Record(b"k", b"v")])
+    assert place.batch(**own).count() == 1
+    query = place.stream(**own).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    java = {"kafka.bootstrap.servers": place.broker, **kafka}
+    rows = place.spark.read.format("kafka").options(**java, subscribe=place.topic).load()
+    rows.write.format("kafka").options(**java, topic=place.topic).save()
+    context = place.spark.sparkContext
+    context.setJobDescription(f"behind {place.topic}")  # it is in the log, so what was before it is
+    place.spark.range(1).collect()
+    context.setLocalProperty("spark.job.description", cast(str, None))
+    folder = Path(str(context.getConf().get("spark.eventLog.dir")).removeprefix("file:"))
+
+    def log() -> str:
+        return "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+    until(lambda: f"behind {place.topic}" in log(), "the log has it")
+    found = log()
+    assert place.topic in found.partition(f"behind {place.topic}")[0], "the log has the reads"
+    assert "hunter2" not in found

@@ -1,0 +1,162 @@
+"""What is fuzzed of batches and of the records in them: each way to look at the same bytes says the same."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException
+
+from app.kafka.source_batch import SourceBatch, decoded
+from tests.built_batches import PACKERS, built
+from transforms import record_format
+from transforms.batch_merge import merge
+from transforms.batch_size import BATCH_OVERHEAD_BYTES
+from transforms.chunk import Chunking, is_chunk, may_hold_chunks
+from transforms.errors import MalformedError, TooManyHeadersError
+from transforms.formats import FORMATS
+from transforms.offload import Offload
+from transforms.record import Record, RecordLike
+from transforms.record_batch import RecordBatch, Stamp, is_old, pack, split
+from transforms.record_lengths import is_crowded, longer
+
+__all__ = ["BATCHES", "batch_of", "fetched", "merged", "record_lengths"]
+
+_OWN = (("own", b"1"), ("own", None))
+BATCHES = [
+    built(0, [Record(b"k", b"v" * 90, _OWN, 1_700_000_000_000), Record(None, None), Record(b"", b"", (), 5)], base=7),
+    bytes(pack([Record(b"k", b"v", (("\udcff", b"x"), ("large-messag", b"true")), -1)])),
+    built(0, [Record(b"k", b"v" * 9, (*_OWN, ("large-message", b"true")), 9)] * 3),
+]
+
+_FIXED = struct.Struct(">i4xb4xh")  # length, magic, attributes
+
+
+def batch_of(packer: str) -> Callable[[bytes], bool]:
+    """A batch of one codec, whose length, magic and codec are right, or nearly all would be refused for these."""
+    number = PACKERS[packer][0]
+
+    def examine(data: bytes) -> bool:
+        if len(data) < BATCH_OVERHEAD_BYTES:
+            data = data.ljust(BATCH_OVERHEAD_BYTES, b"\0")
+        repaired = bytearray(data)
+        attributes = _FIXED.unpack_from(data, 8)[-1] & ~7 | number
+        _FIXED.pack_into(repaired, 8, len(data) - 12, 2, attributes)
+        return _read_batch(memoryview(bytes(repaired)))
+
+    return examine
+
+
+def fetched(data: bytes) -> bool:
+    """A response to a fetch is cut into pieces that lie behind one another."""
+    pieces: list[memoryview] = []
+    taken = 0
+    try:
+        for piece in split(memoryview(data)):
+            pieces.append(piece)
+            taken += is_old(piece) or _read_batch(piece)
+    except MalformedError:
+        return False
+    assert data.startswith(b"".join(pieces))
+    return taken > 0
+
+
+def _read_batch(piece: memoryview) -> bool:
+    """Records are read whole, in two ways that agree, or refused; none is wanted where `wants_any` says so."""
+    try:
+        batch = RecordBatch.read(piece)
+    except MalformedError:
+        return False
+    flags = (batch.intact, batch.appendable, batch.broker_time, batch.control, batch.transactional)
+    assert not any(flag not in {True, False} for flag in flags)
+    sent = RecordBatch.read(memoryview(batch.forwarded(_STAMP, transactional=True)))
+    assert sent.intact
+    assert sent.transactional
+    source = SourceBatch(TopicPartition("t", 0), 0, batch)
+    wanted = [wants for wants_any, wants in _WANTING if not wants_any(batch)]
+    try:
+        plain = source.plain
+        records = list(source.records())
+    except CorruptRecordException:
+        return False
+    assert len(records) <= batch.count
+    if plain and not _has_odd_attributes(batch):  # a batch with names that are no text never goes whole
+        assert not any(wants(record) for record in records for wants in wanted)
+        read = [(r.offset, Record(r.key, r.value, tuple(r.headers), r.timestamp)) for r in records]
+        assert read == list(decoded(batch))
+    return True
+
+
+def _has_odd_attributes(batch: RecordBatch) -> bool:
+    """Whether a record's attributes have their highest bit, which is unused: aiokafka takes the next for them."""
+    data, at = bytes(batch.uncompressed()[BATCH_OVERHEAD_BYTES:]), 0
+    for _ in range(batch.count):
+        size = shift = 0
+        while data[at] & 0x80:
+            size |= (data[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        size |= data[at] << shift
+        if data[at + 1] & 0x80:
+            return True
+        at += 1 + (size >> 1)
+    return False
+
+
+def merged(data: bytes) -> bool:
+    """A batch behind a sound one: merged, they have the records of both, or it is refused."""
+    own = RecordBatch.read(memoryview(BATCHES[0]))
+    repaired = bytearray(data.ljust(BATCH_OVERHEAD_BYTES, b"\0"))
+    _FIXED.pack_into(repaired, 8, len(repaired) - 12, 2, 0)
+    try:
+        batch = RecordBatch.read(memoryview(bytes(repaired)))
+    except MalformedError:
+        return False
+    if not (batch.appendable and batch.timely):
+        return False
+    records = _records(batch)
+    try:
+        whole = merge([own, batch])
+    except MalformedError:
+        return False  # it goes on alone
+    assert whole.count == own.count + batch.count
+    found = _records(whole)
+    assert records is None or found == [*(_records(own) or ()), *records]
+    return found is not None
+
+
+def _records(batch: RecordBatch) -> list[RecordLike] | None:
+    try:
+        return [record for _, record in decoded(batch)]
+    except MalformedError:
+        return None
+
+
+def record_lengths(data: bytes) -> bool:
+    """To skip a record, to count its headers and to read it say the same of where it ends and what it has."""
+    for count in (1, 3):
+        begins = longer(data, count, 20)
+        assert begins is None or (sorted(begins) == list(begins) and len(begins) <= count)
+        is_crowded(data, count)
+    try:
+        record, delta, end = record_format.read(data, 0)
+    except TooManyHeadersError:
+        assert record_format.header_count(data, 0)[0] > record_format.MAX_HEADERS
+        return False
+    except MalformedError:
+        return False
+    assert record_format.header_count(data, 0) == (len(record.headers), end)
+    assert record_format.place(data, 0) == (record.timestamp, delta, end)
+    return True
+
+
+_STAMP = Stamp(1, 2, 3)
+_OFFLOAD, _STRICT, _CHUNKING = Offload(100, 300), Offload(10_000, on_reference="offload"), Chunking(250)
+_WANTING: Sequence[tuple[Callable[[RecordBatch], bool], Callable[[RecordLike], bool]]] = (
+    (_OFFLOAD.wants_any, _OFFLOAD.changes),
+    (_STRICT.wants_any, _STRICT.changes),
+    (_CHUNKING.wants_any, _CHUNKING.wants),
+    (FORMATS["wideload"].wants_any, FORMATS["wideload"].wants),
+    (FORMATS["bakdata-headers"].wants_any, FORMATS["bakdata-headers"].wants),
+    (may_hold_chunks, lambda record: is_chunk(record.headers)),
+)
