@@ -33,7 +33,7 @@ _CONTENDERS = Path(__file__).with_name("contenders")
 _BACKED = b"\x01"  # bakdata's mark of a reference, before the path
 _MARKING = ("bakdata", "Faust and bakdata")
 _THREADS: Mapping[str, int] = {"bakdata": 4, "boto3": 8}  # bakdata: one for each partition
-_HEAP = "1g"
+_HEAP = "2g"  # with 1g a thread of bakdata's loop once ran out of memory
 
 Fetch = Callable[[str], bytes]
 Command = Callable[[str, str, str, S3Server], Sequence[str]]

@@ -66,14 +66,14 @@ async def _run(
     records: Mapping[str, int],
     console: Console,
     profiles: Path | None,
-) -> list[Result]:
-    results: list[Result] = []
+    keep: Callable[[Sequence[Result]], None],
+) -> None:
+    """Runs the scenarios; `keep` gets the results of each as soon as it has ended, or a later fault would cost all."""
     async with Topics(bootstrap) as topics:
         for name, parts in wanted.items():
             with tempfile.TemporaryDirectory(prefix="wideload-bench-") as folder:
                 bench = Bench(topics, Path(folder), repeat, records.get(name), console, profiles, parts)
-                results += await SCENARIOS[name](bench)
-    return results
+                keep(await SCENARIOS[name](bench))
 
 
 def _counts(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Mapping[str, int]:
@@ -150,13 +150,18 @@ def main(
             broker = stack.enter_context(EmbeddedBroker(heap="1g", fast_start=False))
             bootstrap = broker.bootstrap_servers
         profiles = output.parent / "profiles" if profile else None
+        results: list[Result] = []
+
+        def keep(new: Sequence[Result]) -> None:
+            merge(output, new, keep=bool(only or results))
+            results.extend(new)
+
         try:
-            results = asyncio.run(
-                _run(bootstrap, only or dict.fromkeys(SCENARIOS, ()), repeat, records, console, profiles)
+            asyncio.run(
+                _run(bootstrap, only or dict.fromkeys(SCENARIOS, ()), repeat, records, console, profiles, keep)
             )
         except BenchmarkError as exc:
             raise click.ClickException(str(exc)) from exc
-    merge(output, results, keep=bool(only))
     output.with_name(f"{output.stem}-machine.json").write_text(json.dumps(found, indent=2) + "\n")
     console.print(table(results))
 

@@ -38,7 +38,7 @@ public final class BakdataLoop {
     private final String sink;
     private final long count;
     private final AtomicLong moved = new AtomicLong();
-    private final AtomicReference<Exception> failed = new AtomicReference<>();
+    private final AtomicReference<Throwable> failed = new AtomicReference<>();
 
     private BakdataLoop(final String[] args) {
         final boolean offload = args[0].equals("offload");
@@ -87,7 +87,8 @@ public final class BakdataLoop {
             thread.join();
         }
         if (loop.failed.get() != null) {
-            throw loop.failed.get();
+            loop.failed.get().printStackTrace();
+            System.exit(1);
         }
         new CountDownLatch(1).await(); // until SIGTERM
     }
@@ -122,7 +123,7 @@ public final class BakdataLoop {
             }
             producer.flush();
             consumer.commitSync();
-        } catch (final Exception error) {
+        } catch (final Throwable error) { // out of memory is no Exception
             failed.compareAndSet(null, error);
         }
     }
