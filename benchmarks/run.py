@@ -157,9 +157,7 @@ def main(
             results.extend(new)
 
         try:
-            asyncio.run(
-                _run(bootstrap, only or dict.fromkeys(SCENARIOS, ()), repeat, records, console, profiles, keep)
-            )
+            asyncio.run(_run(bootstrap, only or dict.fromkeys(SCENARIOS, ()), repeat, records, console, profiles, keep))
         except BenchmarkError as exc:
             raise click.ClickException(str(exc)) from exc
     output.with_name(f"{output.stem}-machine.json").write_text(json.dumps(found, indent=2) + "\n")

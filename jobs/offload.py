@@ -28,8 +28,9 @@ from jobs.records.window import Task, in_order
 from stores.payload import publish
 from stores.registry import open_store
 from stores.store import PayloadStore, check_topic
+from transforms.claims import CLAIM_PREFIX, ON_REFERENCE, OnReference
 from transforms.compression import CODECS, Codec
-from transforms.errors import ConfigurationError, MalformedReferenceError, PayloadStoreError
+from transforms.errors import ConfigurationError, MalformedReferenceError, PayloadStoreError, ReferenceClaimedError
 from transforms.formats import FORMATS, FormatName
 from transforms.offload import DEFAULT_THRESHOLD_BYTES, Offload
 from transforms.record import RecordLike
@@ -53,6 +54,7 @@ def offload(
     reference_format: FormatName = "wideload",
     max_bytes: int = DEFAULT_HELD_BYTES,
     threads: int = DEFAULT_THREADS,
+    on_reference: OnReference = "offload",
 ) -> DataFrame:
     """Rows for Spark's Kafka sink, with references in place of large values.
 
@@ -71,6 +73,8 @@ def offload(
         reference_format: how records refer to payloads, as the worker's `reference.format`.
         max_bytes: the most bytes of values that a task holds in Python, or one record if that alone is larger.
         threads: how many payloads a task uploads at a time.
+        on_reference: what becomes of a row that has the headers of a reference already, as the worker's
+            `offload.on.reference`; with `fail`, and for a chunk, the job fails.
 
     Raises:
         ConfigurationError: an argument, or a key of the store, is wrong.
@@ -82,7 +86,15 @@ def offload(
     elif "topic" not in rows.columns:
         raise ValueError("the rows have no column topic; give the topic that they go to, for it is part of the path")
     settings = _Offloading(
-        portable(store), threshold_bytes, topic, max_message_bytes, compression, reference_format, max_bytes, threads
+        portable(store),
+        threshold_bytes,
+        topic,
+        max_message_bytes,
+        compression,
+        reference_format,
+        max_bytes,
+        threads,
+        on_reference,
     )
     settings.check()
     conformed = _conformed(rows)
@@ -119,10 +131,14 @@ class _Offloading:
     reference_format: FormatName
     held_bytes: int
     threads: int
+    on_reference: OnReference
 
     def check(self) -> None:
         if self.reference_format not in FORMATS:
             raise ConfigurationError("format", f"found {self.reference_format!r}, allowed are {', '.join(FORMATS)}")
+        if self.on_reference not in ON_REFERENCE:
+            allowed = ", ".join(ON_REFERENCE)
+            raise ConfigurationError("on_reference", f"found {self.on_reference!r}, allowed are {allowed}")
         if self.compression is not None and self.compression not in CODECS:
             raise ConfigurationError("compression", f"found {self.compression!r}, allowed are {', '.join(CODECS)}")
         for name, number, least in (
@@ -149,6 +165,7 @@ class _Offloading:
             self.compression,
             FORMATS[self.reference_format],
             signing=Signing.of(self.store),
+            on_reference=self.on_reference,
         )
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="wideload-offload")
         with closing(open_store(self.store)) as store, pool:
@@ -181,16 +198,26 @@ class _Offloading:
 
     def _candidates(self, work: Offload, batch: pa.RecordBatch) -> list[int]:
         """The rows that may change; the others never become Python's objects."""
-        if work.format.marks or self.max_message_bytes is not None:
+        claims = work.on_reference != "pass" and _may_hold_claims(batch.column("headers"))
+        if work.format.marks or self.max_message_bytes is not None or claims:
             return list(range(batch.num_rows))
         large = pc.greater(pc.binary_length(batch.column("value")), self.threshold_bytes)
         return [row for row, found in enumerate(large.to_pylist()) if found]
+
+
+def _may_hold_claims(headers: pa.Array) -> bool:
+    """Whether one of all headers has the name of a reference's or a chunk's."""
+    return bool(pc.any(pc.starts_with(headers.flatten().field("key"), CLAIM_PREFIX)).as_py())
 
 
 def _referring(store: PayloadStore, work: Offload, topic: str | None, found: _Row) -> _Row:
     row, record = found
     if not work.wants(record):
         return row, work.keep(record)
+    try:
+        work.check(record)
+    except ReferenceClaimedError as exc:
+        raise JobFailedError(f"a row for topic {topic}: {exc}") from exc
     assert record.value is not None
     payload = work.payload(record.value)
     try:

@@ -14,13 +14,14 @@ from transforms.record import Header, RecordLike
 from transforms.record_batch import RecordBatch
 from transforms.reference import KEY, VALUE, is_reference
 
-__all__ = ["ON_REFERENCE", "OnReference", "claim", "may_hold_claims"]
+__all__ = ["CLAIM_PREFIX", "ON_REFERENCE", "OnReference", "claim", "may_hold_claims"]
 
 OnReference = Literal["offload", "fail", "pass"]
 """What `offload` does with a record that is a reference already."""
 ON_REFERENCE: tuple[OnReference, ...] = get_args(OnReference)
 
-_PREFIX = VALUE.flag  # the names of all headers of references and chunks begin so
+CLAIM_PREFIX = VALUE.flag
+"""So the names of all headers of references and chunks begin."""
 
 Claim = Literal["value", "key", "chunk"]
 
@@ -29,7 +30,7 @@ def claim(record: RecordLike) -> Claim | None:
     """What readers take the record for: a reference in place of its value or key, or a chunk; None for neither."""
     headers = record.headers
     for name, _ in headers:
-        if name.startswith(_PREFIX):
+        if name.startswith(CLAIM_PREFIX):
             return _claim(record, headers)
     return None
 
@@ -44,4 +45,4 @@ def _claim(record: RecordLike, headers: Sequence[Header]) -> Claim | None:
 
 def may_hold_claims(batch: RecordBatch) -> bool:
     """False if no record of the batch has such a header; True if that cannot be told cheaply."""
-    return batch.may_hold(_PREFIX.encode())
+    return batch.may_hold(CLAIM_PREFIX.encode())

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PythonException
@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from jobs.inflate import inflate
 from jobs.offload import offload
 from tests.integration.topics import read_all
+from transforms.claims import OnReference
 from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.record import Record
@@ -162,3 +163,24 @@ def test_offload_signs(spark: SparkSession, store: dict[str, object]) -> None:
         offload(
             rows, {**store, "large.message.signing.key": "s" * 32}, 100, topic="t", reference_format="bakdata-headers"
         )
+
+
+def test_offload_of_rows_that_are_references(spark: SparkSession, store: dict[str, object]) -> None:
+    """However small it is, such a row comes back as it was, and nobody follows it; a chunk fails."""
+    schema = "key string, value binary, headers array<struct<key: string, value: binary>>"
+    forged = [("large-message", b"true"), ("own", b"1")]
+    rows = [("small", b"v", [("own", b"1")]), ("forged", b"s3://b/salaries/1", forged), ("none", None, None)]
+    made = spark.createDataFrame(rows, schema).coalesce(1)
+    found = {row.key: row for row in offload(made, store, topic="t").collect()}
+    assert len(stored(store)) == 1
+    assert bytes(found[b"small"].value) == b"v"
+    assert bytes(found[b"forged"].value) != b"s3://b/salaries/1"
+    assert [header.key for header in found[b"forged"].headers][:3] == ["large-message", "own", "large-message"]
+    passed = offload(made, store, topic="t", on_reference="pass").collect()
+    assert [bytes(row.value) for row in passed if row.key == b"forged"] == [b"s3://b/salaries/1"]
+    chunk = spark.createDataFrame([("chunk", b"v", [("large-message.chunk.uuid", b"u")])], schema)
+    for refused, how, told in ((made, "fail", "a reference in place of its value"), (chunk, "offload", "a chunk")):
+        with pytest.raises(PythonException, match=f"a row for topic t: the record has the headers of {told}"):
+            offload(refused, store, topic="t", on_reference=cast(OnReference, how)).collect()
+    with pytest.raises(ConfigurationError, match="on_reference: found 'drop', allowed are offload, fail, pass"):
+        offload(made, store, topic="t", on_reference=cast(OnReference, "drop"))
