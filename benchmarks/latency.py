@@ -93,12 +93,15 @@ async def _beside_direct(bench: Bench, guarantee: str) -> list[tuple[_Latency, _
 
 
 async def _small(bench: Bench) -> list[Result]:
-    """In partitions beside one whose values of 8 MB are uploaded all the time, in the same pipeline."""
+    """In partitions beside one whose values of 8 MB are uploaded all the time, in the same pipeline.
+
+    A direct topic beside the same uploads shows what of it is due to the machine.
+    """
     count = bench.records or RECORDS
     large = round(((count + _warm(count)) / _PER_SECOND + _LARGE_MORE_S) * _LARGE_PER_SECOND)
     source = await bench.topics.make("source", max_message_bytes=_LARGE_BYTES + 2**20)
     await bench.topics.write(source, _large(large), partition=_LARGE_PARTITION)
-    seen = []
+    seen: list[tuple[_Latency, _Latency]] = []
     for number in range(bench.repeat):
         bench.console.print(
             f"latency, small records, round {number + 1} of {bench.repeat}: {count:,} records of 1 KiB beside "
@@ -108,25 +111,36 @@ async def _small(bench: Bench) -> list[Result]:
             try:
                 with s3_server("versitygw", Path(folder)) as server:
                     store = {"large.message.payload.store.class": "s3", **server.config("small")}
-                    seen.append(await _beside_uploads(bench, source, store, count, large))
+                    pair = {
+                        direct: await _beside_uploads(bench, source, store, count, large, direct=direct)
+                        for direct in (number % 2 == 0, number % 2 != 0)
+                    }
+                    seen.append((pair[False], pair[True]))
             except S3UnavailableError as exc:
                 bench.console.print(f"latency: without S3: {exc}", markup=False)
                 return []
     await bench.topics.delete(source)
-    return [Result("latency.small_p99_ms", median(each.p99 for each in seen), "ms")]
+    ours, direct = (median(each.p99 for each in side) for side in zip(*seen, strict=True))
+    return [Result("latency.small_p99_ms", ours, "ms", direct, median(a.p99 / b.p99 for a, b in seen))]
 
 
-async def _beside_uploads(bench: Bench, source: str, store: Mapping[str, object], count: int, large: int) -> _Latency:
-    sink = await bench.topics.make("sink")
+async def _beside_uploads(
+    bench: Bench, source: str, store: Mapping[str, object], count: int, large: int, *, direct: bool
+) -> _Latency:
+    sink, aside = await bench.topics.make("sink"), await bench.topics.make("aside")
     async with (
         bench.topics.watch(sink, _LARGE_PARTITION) as uploaded,
         running(_worker(bench, source, sink, store), bench.log(sink)),
     ):
         beside = [number for number in range(PARTITIONS) if number != _LARGE_PARTITION]
         began = time.perf_counter()
-        found = await _probe(bench, "worker, small beside large", source, sink, count, beside)
+        if direct:
+            found = await _probe(bench, "direct topic, beside large", aside, aside, count, beside)
+        else:
+            found = await _probe(bench, "worker, small beside large", source, sink, count, beside)
         done, seconds = await uploaded.count(), time.perf_counter() - began
-    await bench.topics.delete(sink)
+    for topic in (sink, aside):
+        await bench.topics.delete(topic)
     if not 0 < done < large:
         raise BenchmarkError(f"latency: {done:,} of {large:,} values were uploaded; it has to be some, but not all")
     bench.console.print(f"    meanwhile {done / seconds:,.1f} values of 8 MiB/s", highlight=False)
