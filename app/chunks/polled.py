@@ -43,6 +43,7 @@ class Polled:
         self._assembler = Assembler(limits, self._on_reread)
         self._elapsed_s: dict[Place, float] = {}
         self._beginnings: dict[Place, Beginnings] = {}
+        self._has_seen = False  # a chunk, or the note of one
 
     @property
     def counts(self) -> Counts:
@@ -71,6 +72,8 @@ class Polled:
     @property
     def waits(self) -> bool:
         """Whether the time of a message is running."""
+        if not self._has_seen:  # nearly every consumer, and it asks for each record
+            return False
         return bool(self.limits.expire_ms and (self._assembler.pending or self._assembler.repeating))
 
     def begin(self, place: Place, offset: int) -> None:
@@ -80,6 +83,7 @@ class Polled:
     def take(self, record: ReadRecord) -> Assembled | None:
         """Takes a chunk; returns the message that is whole with it. Other outcomes are in `discarded` and `again`."""
         place = (record.topic, record.partition)
+        self._has_seen = True
         whole: Assembled | None = None
         for event in self._assembler.add(place, record, self._now_ms(place)):
             if isinstance(event, Assembled):
@@ -128,6 +132,7 @@ class Polled:
         """Takes in the metadata of the commit at which reading begins."""
         found = noted(metadata)
         if found is not None:
+            self._has_seen = True
             self._assembler.resume(place, found.delivered, found.torn)
 
     def clear(self, place: Place) -> None:

@@ -25,8 +25,17 @@ from app.kafka.topics import Topic
 from app.serializers import config as taken
 from app.serializers.composable import ComposableDeserializer
 from app.serializers.demand import Demand
-from app.serializers.strategy import ASK_AGAIN_S, check_wrapper, large_serializer, strategy_of, told_unknown
+from app.serializers.strategy import (
+    ASK_AGAIN_S,
+    check_wrapper,
+    is_plain,
+    large_serializer,
+    plain_bytes,
+    strategy_of,
+    told_unknown,
+)
 from app.serializers.threads import Threads
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import Chunking
 from transforms.errors import ConfigurationError, SerializationError
 from transforms.record import Header, Record
@@ -80,6 +89,7 @@ class SerializingProducer(ChunkingProducer):
         self._unknown_until: dict[str, float] = {}
         with self._serializers.closed_on_error():
             self._large = large_serializer(self._strategy, self._serializers)
+            self._plain_limits: dict[str, int] = {}  # of the topics in `_described`
             super().__init__(whole)
 
     def _read(self, config: Mapping[str, object], _: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -109,10 +119,12 @@ class SerializingProducer(ChunkingProducer):
             raise ProducerClosed
         described = self._described.get(topic)
         if described is None:
-            check_name("topic", topic, "topic")
-            if value is not None or key is not None:
-                await self.partitions_for(topic)  # no payload for a topic that does not exist
-                described = await self._topic(topic)
+            described = await self._first_seen(topic, asked=value is not None or key is not None)
+        future: asyncio.Future[Any]
+        if described is not None and not headers and is_plain(self._plain_limits.get(topic, -1), key, value):
+            # Each call on the way costs; nothing on it would do anything for such a record.
+            future = await AIOKafkaProducer.send(self, topic, value, key, partition, timestamp_ms)
+            return future
         check_wrapper(topic, value, described)
         own = list(headers or ())
         data = {"key": key, "value": value}
@@ -130,7 +142,6 @@ class SerializingProducer(ChunkingProducer):
                 return await self._send_chunks(
                     topic, Record(data["key"], data["value"], own, stamp_ms), partition, described
                 )
-        future: asyncio.Future[Any]
         future = await AIOKafkaProducer.send(self, topic, data["value"], data["key"], partition, timestamp_ms, own)
         return future
 
@@ -141,6 +152,16 @@ class SerializingProducer(ChunkingProducer):
         finally:
             await self._threads.close()
             self._serializers.close()
+
+    async def _first_seen(self, topic: str, *, asked: bool) -> Topic | None:
+        check_name("topic", topic, "topic")
+        if not asked:
+            return None
+        await self.partitions_for(topic)  # no payload for a topic that does not exist
+        described = await self._topic(topic)
+        limit = self._limit_bytes(described) - HEADERLESS_OVERHEAD_BYTES
+        self._plain_limits[topic] = min(plain_bytes(self._serializers), limit)
+        return described
 
     def _over_limit(self, data: Mapping[str, Any], headers: Sequence[Header], described: Topic | None) -> bool:
         key, value = data["key"], data["value"]
@@ -206,6 +227,7 @@ class _Restoring:
         self._deserializers = deserializers
         self._demand = Demand(deserializers)
         self._threads = Threads()
+        self._keeps_plain = all(composable.keeps_plain for composable in deserializers.parts.values())
 
     @property
     def timeout_ms(self) -> int:
@@ -224,7 +246,7 @@ class _Restoring:
         return replace(record, **found, headers=tuple(headers))
 
     def restore_now(self, record: ConsumerRecord) -> ConsumerRecord:
-        if not self._deserializers.parts:
+        if self._keeps_plain and not record.headers:
             return record
         found, headers = taken.deserialized(self._deserializers, record)
         if found["value"] is record.value and found["key"] is record.key and tuple(headers) == record.headers:

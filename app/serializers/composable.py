@@ -6,9 +6,11 @@ Source: seed 000, "New Producer/Consumer configs to support Composable Serialize
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
-from app.serializers.stage import Context, Direction, Headers, Stage, appended_headers, load, shared_headers
+from app.serializers.large_message import LargeMessageDeserializer
+from app.serializers.stage import Context, Direction, Headers, Stage, load, shared_headers, with_appended
 from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, SerializationError
 from transforms.identifiers import check
 
@@ -137,8 +139,7 @@ class ComposableSerializer(_Composable):
 
     def __call__(self, data: Any, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
-        with appended_headers(context) as headers:
-            return self.serialize(context.topic, headers, data)
+        return with_appended(context, lambda headers: self.serialize(context.topic, headers, data))
 
 
 class ComposableDeserializer(_Composable):
@@ -148,6 +149,11 @@ class ComposableDeserializer(_Composable):
     """
 
     _DIRECTION = "deserialize"
+
+    @cached_property
+    def keeps_plain(self) -> bool:
+        """Whether the data of a record without headers stay as they are."""
+        return all(type(stage.target) is LargeMessageDeserializer for stage in self.stages)
 
     def deserialize(self, topic: str, headers: Headers, data: bytes | None) -> Any:
         """The application's object.
@@ -160,6 +166,8 @@ class ComposableDeserializer(_Composable):
         Raises:
             SerializationError: a stage raised an error, or one before the last gave neither `bytes` nor None.
         """
+        if not headers and self.keeps_plain:
+            return data
         return self._run(data, self.context(topic, headers))
 
     def __call__(self, data: bytes | None, context: Any) -> Any:

@@ -22,7 +22,7 @@ from app.serializers.composable import ComposableDeserializer, ComposableSeriali
 from app.serializers.confluent_chunks import PollingConsumer
 from app.serializers.confluent_writes import WritingProducer
 from app.serializers.librdkafka import KEYS
-from app.serializers.strategy import Oversized
+from app.serializers.strategy import Oversized, is_plain, plain_bytes
 from app.serializers.threads import Threads
 from transforms.errors import ConfigurationError
 
@@ -145,6 +145,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
         self._split = oversized.serializers
         with self._split.closed_on_error():
             self.begin(oversized, conf)
+            self._plain_bytes, self._plain_topics = plain_bytes(self._split), set[str]()
             client = {key: value for key, value in oversized.client.items() if key not in _ASIDE}
             parts = {f"{part}.serializer": composable for part, composable in self._split.parts.items()}
             super().__init__({**client, **parts})
@@ -167,8 +168,15 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
                 what it takes.
             SerializationError: a wrapped null would go to a compacted topic.
         """
+        if headers is None and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
+            # Each call on the way costs; nothing on it would do anything for such a record.
+            confluent_kafka.Producer.produce(
+                self, topic, value, key, partition, on_delivery=on_delivery, timestamp=timestamp
+            )
+            return
         self._oversized.check(topic, value)
         super().produce(topic, key, value, partition, on_delivery, timestamp, [] if headers is None else headers)
+        self._plain_topics.add(topic)
 
     def close(self) -> bool:
         """As there (`flush` before 2.13); then closes the serializers and their stores. May be called twice."""

@@ -23,11 +23,12 @@ from app.serializers.options import (
     read_options,
 )
 from app.serializers.pieces import refused_piece
-from app.serializers.stage import Headers, appended_headers, shared_headers
+from app.serializers.stage import Headers, shared_headers, with_appended
 from stores.payload import download, publish
 from stores.registry import STORE_CLASS, open_store
 from stores.store import PayloadStore, Put
 from stores.user import UserStore
+from transforms.batch_size import HEADERLESS_OVERHEAD_BYTES
 from transforms.chunk import is_chunk
 from transforms.errors import ConfigurationError, SerializationError, TransformError, WideloadError
 from transforms.inflate import Inflate
@@ -90,6 +91,9 @@ class LargeMessageSerializer(_LargeMessage):
         config: the client's whole configuration, or the keys in docs/serializers.md; without it, call `configure`.
         is_key: whether it is for keys, not for values.
 
+    Attributes:
+        small_bytes: data of so many bytes stays as it is, if the record has no headers. Once it is configured.
+
     Raises:
         ConfigurationError: see `configure`.
     """
@@ -118,6 +122,8 @@ class LargeMessageSerializer(_LargeMessage):
         codec = None if is_key or codec == "none" else codec
         threshold_bytes, max_bytes = values["large.message.threshold.bytes"], values["large.message.max.bytes"]
         self._offload = Offload(threshold_bytes, limit_bytes, codec, max_bytes=max_bytes)
+        room_bytes = threshold_bytes if limit_bytes is None else limit_bytes - HEADERLESS_OVERHEAD_BYTES
+        self.small_bytes: int = min(threshold_bytes, room_bytes)
         self._signing = Signing.of(values)
         self._by_digest = generator == "sha256"
         self._store = open_store({**store, GENERATOR: generator})
@@ -193,16 +199,19 @@ class LargeMessageSerializer(_LargeMessage):
 
     def wants(self, data: object, headers: Headers) -> bool:
         """Whether `serialize` calls the store."""
+        if not isinstance(data, bytes):
+            return False
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         beside = () if self._part is KEY else headers or ()
-        large = isinstance(data, bytes) and self._offload.wants(Record(None, data, beside))
+        if not beside and len(data) <= self.small_bytes:
+            return False
+        large = self._offload.wants(Record(None, data, beside))
         return large and not (self._fallback is not None and self._fallback.holds(data))
 
     def __call__(self, data: object, context: Any) -> bytes | None:
         """The same, as confluent-kafka calls it."""
         self._check_field(context)
-        with appended_headers(context) as headers:
-            return self.serialize(context.topic, headers, data)
+        return with_appended(context, lambda headers: self.serialize(context.topic, headers, data))
 
     def _ask(self, cluster: Mapping[str, object], topic: str) -> None:
         """Lets a thread look once whether the topic is compacted; the record does not wait for it."""

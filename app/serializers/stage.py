@@ -13,9 +13,8 @@ client's whole configuration by `configure(config, is_key)`, if it has this meth
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from stores.dotted import parts, resolve
 from transforms.errors import ConfigurationError
 from transforms.record import Header
 
-__all__ = ["Context", "Direction", "Headers", "Stage", "appended_headers", "load", "shared_headers"]
+__all__ = ["Context", "Direction", "Headers", "Stage", "load", "shared_headers", "with_appended"]
 
 Direction = Literal["serialize", "deserialize"]
 Headers = list[Header] | None
@@ -132,38 +131,38 @@ class _Appended(bytes):
     field: str
 
 
-@contextlib.contextmanager
-def appended_headers(context: Any) -> Iterator[Headers]:
-    """As `shared_headers`, for a serializer: the headers that it appends are put into the application's list or dict.
+def with_appended(context: Any, serialize: Callable[[Headers], bytes | None]) -> bytes | None:
+    """Serializes with `shared_headers`: the headers that are appended are put into the application's list or dict.
 
     confluent-kafka offers no other way. The application may use the list or dict again, for the next record, or for the
     same one after a full queue. So the headers that were appended before are removed first.
     """
-    given, field = context.headers, str(context.field)
-    if isinstance(given, list):
-        given[:] = [header for header in given if not _is_appended(header[1], field)]
-    elif isinstance(given, dict):
-        for name in [name for name, value in given.items() if _is_appended(value, field)]:
-            del given[name]
+    given, field = context.headers, context.field
+    if given:
+        if isinstance(given, list):
+            given[:] = [header for header in given if not _is_appended(header[1], field)]
+        elif isinstance(given, dict):
+            for name in [name for name, value in given.items() if _is_appended(value, field)]:
+                del given[name]
     headers = shared_headers(context)
     count = len(headers or ())
-    yield headers
-    if headers is None:
-        return
-    headers[count:] = [(name, _appended(value, field)) for name, value in headers[count:]]
-    if isinstance(given, dict):
-        given.update(headers[count:])
+    data = serialize(headers)
+    if headers and len(headers) > count:
+        headers[count:] = [(name, _appended(value, field)) for name, value in headers[count:]]
+        if isinstance(given, dict):
+            given.update(headers[count:])
+    return data
 
 
-def _is_appended(value: object, field: str) -> bool:
-    return isinstance(value, _Appended) and value.field == field
+def _is_appended(value: object, field: object) -> bool:
+    return isinstance(value, _Appended) and value.field == str(field)
 
 
-def _appended(value: bytes | None, field: str) -> bytes | None:
+def _appended(value: bytes | None, field: object) -> bytes | None:
     if not isinstance(value, bytes):
         return value
     marked = _Appended(value)
-    marked.field = field
+    marked.field = str(field)
     return marked
 
 

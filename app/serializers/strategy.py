@@ -25,7 +25,16 @@ from transforms.record import Header, Record
 from transforms.reference import VALUE, is_reference
 from transforms.wrapper import MessageWrapper
 
-__all__ = ["ASK_AGAIN_S", "Oversized", "check_wrapper", "large_serializer", "strategy_of", "told_unknown"]
+__all__ = [
+    "ASK_AGAIN_S",
+    "Oversized",
+    "check_wrapper",
+    "is_plain",
+    "large_serializer",
+    "plain_bytes",
+    "strategy_of",
+    "told_unknown",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +73,29 @@ def large_serializer(
             "with one, and chunk without",
         )
     return large
+
+
+def plain_bytes(serializers: taken.ClientConfig[ComposableSerializer]) -> int:
+    """The most bytes of key and value that no stage changes and each topic takes; -1 if a stage may change any.
+
+    For bytes of a record without headers.
+    """
+    stages = [each.target for part in serializers.parts.values() for each in part.stages]
+    if not stages:
+        return _ANY_TOPIC_BYTES
+    large = stages[0]
+    if list(serializers.parts) != ["value"] or len(stages) > 1 or type(large) is not LargeMessageSerializer:
+        return -1
+    return min(_ANY_TOPIC_BYTES, large.small_bytes)
+
+
+def is_plain(most: int, key: object, value: object) -> bool:
+    """Whether key and value are bytes, of `plain_bytes` at most."""
+    if type(value) is not bytes:
+        return False
+    if key is None:
+        return len(value) <= most
+    return type(key) is bytes and len(key) + len(value) <= most
 
 
 def check_wrapper(topic: str, value: object, described: Topic | None) -> None:
@@ -148,7 +180,9 @@ class Oversized:
 
     def asks(self, key: object, value: object) -> bool:
         """Whether what the topic takes may matter for this record, whose key and value are serialized."""
-        size = sum(len(data) for data in (key, value) if isinstance(data, str | bytes))
+        size = len(value) if isinstance(value, str | bytes) else 0
+        if isinstance(key, str | bytes):
+            size += len(key)
         return size > _ANY_TOPIC_BYTES and (self._large is not None or self._strategy != "offload")
 
     def written(self, topic: str, record: Record, headers: list[Header]) -> tuple[Record, Iterator[Record] | None]:

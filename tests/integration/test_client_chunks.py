@@ -553,6 +553,25 @@ async def test_stop_ends_calls(broker: str, make_topic: MakeTopic) -> None:
         await asyncio.wait_for(call, _LONG_S)
 
 
+async def test_records_of_a_paused_partition_wait(broker: str, make_topic: MakeTopic) -> None:
+    """`getone` fetches several records; what is paused, sought or revoked meanwhile is not delivered from them."""
+    topic = make_topic(2)
+    for partition in range(2):
+        await write(broker, topic, [Record(b"k", b"%d-%d" % (partition, n)) for n in range(5)], partition)
+    async with consuming(broker, topic) as consumer:
+        first, other = [TopicPartition(topic, number) for number in range(2)]
+        assert (await consumer.getone(first)).value == b"0-0"
+        consumer.pause(first)
+        assert [(await one(consumer)).value for _ in range(2)] == [b"1-0", b"1-1"]
+        assert await consumer.position(first) == 1
+        consumer.resume(first)
+        consumer.pause(other)
+        assert [(await one(consumer)).value for _ in range(2)] == [b"0-1", b"0-2"]
+        consumer.seek(first, 1)
+        assert [(await one(consumer)).value for _ in range(4)] == [b"0-1", b"0-2", b"0-3", b"0-4"]
+        assert {each: told.offset for each, told in consumer.safe_offsets().items()} == {first: 5, other: 2}
+
+
 async def test_pause(broker: str, make_topic: MakeTopic, clock: LeapingClock) -> None:
     """Chunks of a paused partition wait in the log, and their message does not expire."""
     topic = make_topic(2)

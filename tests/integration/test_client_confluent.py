@@ -111,6 +111,26 @@ def test_a_producer_of_ours_needs_no_headers(broker: str, make_topic: MakeTopic,
         confluent.SerializingProducer({"bootstrap.server": broker, **conf})
 
 
+def test_plain_bytes(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
+    """Small bytes take a way of their own: with key, partition, time and callback, and in order with large ones."""
+    topic, reports, store = make_topic(2), list[Any](), on_s3(versitygw)
+    conf = {"bootstrap.servers": broker, "value.serializers": [LargeMessageSerializer], **store}
+    values = [b"first", b"second", b"x" * 2_000_000, b"", b"y" * 1_100, b"last"]
+    with confluent.SerializingProducer({**conf, "on_delivery": lambda *report: reports.append(report)}) as producer:
+        for number, value in enumerate(values):
+            producer.produce(topic, b"k" * number, value, 1, timestamp=1_000 + number)
+        producer.produce(topic, None, None, 1, lambda *report: reports.append(report))
+        assert producer.flush(_LONG_S) == 0
+    assert [(error, message.offset()) for error, message in reports] == [(None, number) for number in range(7)]
+    with consuming(broker, store, topic) as consumer:
+        found = [one(consumer) for _ in range(7)]
+    assert [message.value() for message in found] == [*values, None]
+    assert [message.key() for message in found] == [*(b"k" * number for number in range(6)), None]
+    assert [message.timestamp()[1] for message in found[:6]] == list(range(1_000, 1_006))
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.produce(topic, value=b"late")
+
+
 def test_records_come_back(broker: str, make_topic: MakeTopic, versitygw: S3Server) -> None:
     """Small, large and null keys and values come back in order, with their headers; a dict of headers serves too."""
     topic = make_topic()
