@@ -168,7 +168,7 @@ class SerializingProducer(_Closing, _SerializingProducer, WritingProducer):
                 what it takes.
             SerializationError: a wrapped null would go to a compacted topic.
         """
-        if headers is None and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
+        if not headers and topic in self._plain_topics and is_plain(self._plain_bytes, key, value):
             # Each call on the way costs; nothing on it would do anything for such a record.
             confluent_kafka.Producer.produce(
                 self, topic, value, key, partition, on_delivery=on_delivery, timestamp=timestamp
