@@ -9,6 +9,7 @@ from typing import Any
 
 import faust
 from faust.app.base import BootStrategy
+from faust.auth import OAuthCredentials
 from mode import ServiceT
 
 from app.cluster.preflight import Plan
@@ -117,6 +118,8 @@ class Application(faust.App):
 def _credentials(client: ClientSettings) -> Any:
     arguments = security_arguments(client)
     context = arguments.get("ssl_context")
+    if "sasl_oauth_token_provider" in arguments:
+        return OAuthCredentials(oauth_cb=arguments["sasl_oauth_token_provider"], ssl_context=context)
     if "sasl_mechanism" in arguments:
         return faust.SASLCredentials(
             mechanism=arguments["sasl_mechanism"],

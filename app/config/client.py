@@ -34,6 +34,9 @@ def embedded_client_settings(config: Mapping[str, object]) -> ClientSettings:
     given = dict(config)
     if "sasl.mechanisms" in given:  # librdkafka's name for it
         given.setdefault("sasl.mechanism", given["sasl.mechanisms"])
+    for name in ("client.id", "client.secret"):  # librdkafka's names of former releases
+        if (former := f"sasl.oauthbearer.{name}") in given:
+            given.setdefault(f"sasl.oauthbearer.client.credentials.{name}", given[former])
     if "security.protocol" in given:
         given["security.protocol"] = str(given["security.protocol"]).upper()
     values = read(CONNECTION_KEYS, coerced(CONNECTION_KEYS, given))

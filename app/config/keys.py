@@ -30,12 +30,31 @@ SECURITY_KEYS: Sequence[Key] = (
     Key(
         "sasl.mechanism",
         "string",
-        "How to log in with a SASL protocol. Kafka's default is GSSAPI, which needs an extra package.",
+        "How to log in with a SASL protocol. Kafka's default is GSSAPI, which needs an extra package. AWS_MSK_IAM "
+        "signs with the AWS credentials of the process, and needs the extra `msk`.",
         default="PLAIN",
-        allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"),
+        allowed=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"),
     ),
     Key("sasl.username", "string", "The user, for PLAIN and SCRAM."),
     Key("sasl.password", "string", "The password, for PLAIN and SCRAM.", secret=True),
+    Key(
+        "sasl.oauthbearer.token.endpoint.url",
+        "string",
+        "Where OAUTHBEARER asks for tokens (KIP-768). An https:// address; over http:// others can read the secret.",
+    ),
+    Key("sasl.oauthbearer.client.credentials.client.id", "string", "The client's id, for OAUTHBEARER."),
+    Key(
+        "sasl.oauthbearer.client.credentials.client.secret",
+        "string",
+        "The client's secret, for OAUTHBEARER.",
+        secret=True,
+    ),
+    Key("sasl.oauthbearer.scope", "string", "The scope that OAUTHBEARER asks for; most providers need none."),
+    Key(
+        "sasl.aws.region",
+        "string",
+        "The region of the cluster, for AWS_MSK_IAM; by default the one in `bootstrap.servers`.",
+    ),
     Key("sasl.kerberos.service.name", "string", "The brokers' Kerberos service, for GSSAPI.", default="kafka"),
     Key(
         "ssl.ca.location",

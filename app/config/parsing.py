@@ -44,6 +44,15 @@ _DEAD_LETTERS = "errors.deadletterqueue.topic.name"
 _DELIVERY = "producer.delivery.timeout.ms"
 _SECRET_NAME = re.compile(r"password|secret|token|key|credential", re.IGNORECASE)
 _FETCH = "consumer.fetch.max.bytes"
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?][^\s#]*)?", re.IGNORECASE)
+_CREDENTIALS = "sasl.oauthbearer.client.credentials."
+# What a mechanism cannot do without, if that is not user and password.
+_NEEDED: Mapping[str, Sequence[str]] = {
+    "GSSAPI": (),
+    "AWS_MSK_IAM": (),
+    "OAUTHBEARER": (_ENDPOINT, f"{_CREDENTIALS}client.id", f"{_CREDENTIALS}client.secret"),
+}
 _POLL_INTERVAL = "consumer.max.poll.interval.ms"
 _STORE_CLASS = "large.message.payload.store.class"
 _STORE_TIMEOUT = "large.message.store.timeout.ms"
@@ -135,10 +144,17 @@ def _check_addresses(addresses: str) -> None:
 
 def _check_security(security: Mapping[str, Value | None]) -> None:
     protocol = str(security["security.protocol"])
-    if protocol.startswith("SASL") and security["sasl.mechanism"] != "GSSAPI":
-        for name in ("sasl.username", "sasl.password"):
+    mechanism = str(security["sasl.mechanism"])
+    if protocol.startswith("SASL"):
+        for name in _NEEDED.get(mechanism, ("sasl.username", "sasl.password")):
             if security[name] is None:
-                raise ConfigurationError(name, f"is missing; security.protocol {protocol} needs it")
+                reason = f"security.protocol {protocol} needs it, with sasl.mechanism {mechanism}"
+                raise ConfigurationError(name, f"is missing; {reason}")
+    endpoint = security[_ENDPOINT]
+    if endpoint is not None and not _URL.fullmatch(str(endpoint)):
+        found = "" if "@" in str(endpoint) else f"found {endpoint!r}, "  # a password may stand in front of it
+        allowed = "allowed is https://host/path, or http:// without TLS; without user and password"
+        raise ConfigurationError(_ENDPOINT, found + allowed)
     if (security["ssl.certificate.location"] is None) != (security["ssl.key.location"] is None):
         raise ConfigurationError("ssl.key.location", "goes with ssl.certificate.location: give both or neither")
     for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.config.client import embedded_client_settings
 from app.kafka.clients import security_arguments
+from app.kafka.tokens import TOKEN_MECHANISMS
 from transforms.errors import ConfigurationError
 
 __all__ = ["Arguments"]
@@ -24,6 +25,14 @@ _TLS = (
     "ssl.key.location",
     "ssl.key.password",
     "ssl.endpoint.identification.algorithm",
+)
+_PROVIDER = "sasl_oauth_token_provider"
+_TOKENS = (
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.scope",
+    "sasl.aws.region",
 )
 # Names of Kafka's, or of librdkafka's, for what both Python clients call otherwise.
 _RENAMED: Mapping[str, str] = {
@@ -45,18 +54,20 @@ class Arguments:
         defaults: the arguments by name, with their defaults.
         renamed: keys whose argument has another name.
         aside: keys that only the serializers read, as the client has no such argument.
+        tokens: whether the client takes the token providers of `app.kafka.tokens`.
     """
 
     defaults: Mapping[str, object]
     renamed: Mapping[str, str] = field(default_factory=dict)
     aside: frozenset[str] = frozenset()
+    tokens: bool = False
 
     @classmethod
     def of(cls, client: type, **more: Any) -> Arguments:
         """The arguments of a client of aiokafka's; `more` has the other attributes."""
         parameters = inspect.signature(client).parameters.values()
         named = {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-        return cls(named, **more)
+        return cls(named, tokens=_PROVIDER in named, **more)
 
     def without(self, ending: str) -> Arguments:
         """The same but for the arguments whose names end so."""
@@ -65,11 +76,20 @@ class Arguments:
 
     def knows(self, key: str) -> bool:
         """Whether a key of a configuration is the client's."""
-        return key in self.aside or key in _TLS or self._name(key) is not None
+        return key in self.aside or key in self._read_here() or self._name(key) is not None
 
     def keys(self) -> list[str]:
         """Every key of which `knows` is true."""
-        return [*(name.replace("_", ".") for name in self.defaults), *_RENAMED, *self.renamed, *_TLS, *self.aside]
+        return [
+            *(name.replace("_", ".") for name in self.defaults),
+            *_RENAMED,
+            *self.renamed,
+            *self._read_here(),
+            *self.aside,
+        ]
+
+    def _read_here(self) -> Sequence[str]:
+        return (*_TLS, *_TOKENS) if self.tokens else _TLS
 
     def merged(self, config: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
         """`config` with `options`, which are the same with other names: `max_request_size` for `max.request.size`.
@@ -106,7 +126,15 @@ class Arguments:
             # Any address will do, as no connection is made.
             settings = embedded_client_settings({_BOOTSTRAP: "-", _PROTOCOL: "SSL", **tls})
             arguments["ssl_context"] = security_arguments(settings)["ssl_context"]
+        if self.tokens and arguments.get("sasl_mechanism") in TOKEN_MECHANISMS and arguments.get(_PROVIDER) is None:
+            arguments |= self._login(client, arguments["sasl_mechanism"])
         return arguments
+
+    def _login(self, client: Mapping[str, object], mechanism: str) -> Mapping[str, Any]:
+        login = {key: client[key] for key in (_BOOTSTRAP, *_TOKENS) if client.get(key) is not None}
+        settings = embedded_client_settings({_PROTOCOL: "SASL_PLAINTEXT", "sasl.mechanism": mechanism, **login})
+        given = security_arguments(settings)
+        return {name: given[name] for name in ("sasl_mechanism", _PROVIDER)}
 
     def _name(self, key: str) -> str | None:
         name = self.renamed.get(key) or _RENAMED.get(key) or key.replace(".", "_")

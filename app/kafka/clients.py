@@ -19,6 +19,7 @@ from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.admin import AdminClient
 from app.kafka.batches.producer import BatchSettings
 from app.kafka.producer import UNLIMITED_BYTES
+from app.kafka.tokens import TOKEN_MECHANISMS, token_provider
 from transforms.compression import Codec
 from transforms.errors import ConfigurationError, WideloadError
 from transforms.record_batch import CODECS
@@ -154,14 +155,18 @@ def security_arguments(settings: ClientSettings) -> dict[str, Any]:
     protocol = str(security["security.protocol"])
     arguments: dict[str, Any] = {"bootstrap_servers": settings.bootstrap_servers, "security_protocol": protocol}
     if protocol.startswith("SASL"):
-        if security["sasl.mechanism"] == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+        if security["sasl.mechanism"] in TOKEN_MECHANISMS:
+            provider = token_provider(security, settings.bootstrap_servers)
+            arguments |= {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": provider}
+        elif security["sasl.mechanism"] == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
             raise ConfigurationError("sasl.mechanism", "found 'GSSAPI', which needs a package: pip install gssapi")
-        arguments |= {
-            "sasl_mechanism": security["sasl.mechanism"],
-            "sasl_plain_username": security["sasl.username"],
-            "sasl_plain_password": security["sasl.password"],
-            "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
-        }
+        else:
+            arguments |= {
+                "sasl_mechanism": security["sasl.mechanism"],
+                "sasl_plain_username": security["sasl.username"],
+                "sasl_plain_password": security["sasl.password"],
+                "sasl_kerberos_service_name": security["sasl.kerberos.service.name"],
+            }
     if protocol.endswith("SSL"):
         arguments["ssl_context"] = _ssl_context(security)
     return arguments
@@ -298,6 +303,13 @@ async def _misled(settings: ClientSettings, arguments: Mapping[str, Any]) -> Con
         return None
     finally:
         await client.close()
+    if not addresses and settings.security["sasl.mechanism"] in TOKEN_MECHANISMS:
+        # aiokafka does not look at what brokers say to a token, and takes their refusal for an answer without brokers.
+        return ConfigurationError(
+            "sasl.mechanism",
+            f"the brokers at {settings.bootstrap_servers} do not accept the token; look at its issuer, audience, scope "
+            "and time, and at the log of a broker",
+        )
     reason = await _probed({**arguments, "bootstrap_servers": addresses}) if addresses else None
     if reason is None:
         return None

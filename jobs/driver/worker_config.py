@@ -23,6 +23,8 @@ __all__ = ["StoreUse", "WorkerConfig"]
 _SERVERS = "bootstrap.servers"
 _PKCS8 = ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----")
 _LOGIN = "org.apache.kafka.common.security.{}LoginModule required username={} password={};"
+_OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLogin"
+_MSK = "software.amazon.msk.auth.iam.IAM"  # of Amazon's aws-msk-iam-auth, which the cluster of Spark has to have
 _KERBEROS = "com.sun.security.auth.module.Krb5LoginModule required useTicketCache=true;"
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
@@ -170,7 +172,17 @@ class WorkerConfig:
         return {f"kafka.{name}": value for name, value in options.items()}
 
     def client_options(self) -> dict[str, str]:
-        """The connection as options of the data source `wideload`, which reads with aiokafka."""
+        """The connection as options of the data source `wideload`, which reads with aiokafka.
+
+        Raises:
+            ConfigurationError: it cannot log in so.
+        """
+        mechanism = self.connection.get("sasl.mechanism", "PLAIN")
+        if mechanism in ("OAUTHBEARER", "AWS_MSK_IAM") and self.connection["security.protocol"].startswith("SASL"):
+            raise ConfigurationError(
+                "sasl.mechanism",
+                f"found {mechanism!r}; this job reads with the data source wideload, which knows PLAIN and SCRAM alone",
+            )
         left_out = {_SERVERS, "sasl.kerberos.service.name"}
         return {f"kafka.{name}": value for name, value in self.connection.items() if name not in left_out}
 
@@ -191,9 +203,28 @@ def _login(given: Mapping[str, str]) -> dict[str, str]:
     if mechanism == "GSSAPI":
         service = given.get("sasl.kerberos.service.name", "kafka")
         return {"sasl.mechanism": mechanism, "sasl.kerberos.service.name": service, "sasl.jaas.config": _KERBEROS}
+    if mechanism == "AWS_MSK_IAM":
+        handler = f"{_MSK}ClientCallbackHandler"
+        login = f"{_MSK}LoginModule required;"
+        return {"sasl.mechanism": mechanism, "sasl.jaas.config": login, "sasl.client.callback.handler.class": handler}
+    if mechanism == "OAUTHBEARER":
+        return _token_login(given)
     module = "plain.Plain" if mechanism == "PLAIN" else "scram.Scram"
     user, password = (f'"{given.get(name, "").translate(_ESCAPED)}"' for name in ("sasl.username", "sasl.password"))
     return {"sasl.mechanism": mechanism, "sasl.jaas.config": _LOGIN.format(module, user, password)}
+
+
+def _token_login(given: Mapping[str, str]) -> dict[str, str]:
+    """As Kafka's clients before 4.1 take it, and later ones too: id and secret in the login (KIP-768)."""
+    credentials, url = "sasl.oauthbearer.client.credentials.client.", "sasl.oauthbearer.token.endpoint.url"
+    names = {"clientId": f"{credentials}id", "clientSecret": f"{credentials}secret", "scope": "sasl.oauthbearer.scope"}
+    parts = [f'{name}="{given[key].translate(_ESCAPED)}"' for name, key in names.items() if key in given]
+    return {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.login.callback.handler.class": f"{_OAUTH}CallbackHandler",
+        url: given.get(url, ""),
+        "sasl.jaas.config": f"{_OAUTH}Module required {' '.join(parts)};",
+    }
 
 
 def _certificates(given: Mapping[str, str]) -> dict[str, str]:

@@ -181,11 +181,32 @@ BAD_WORKERS = [
     ),
     (
         HEAD + "security.protocol = 'SASL_SSL'",
-        "sasl.username: is missing; security.protocol SASL_SSL needs it",
+        "sasl.username: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN",
     ),
     (
         HEAD + "security.protocol = 'SASL_PLAINTEXT'\nsasl.username = 'u'",
-        "sasl.password: is missing; security.protocol SASL_PLAINTEXT needs it",
+        "sasl.password: is missing; security.protocol SASL_PLAINTEXT needs it, with sasl.mechanism PLAIN",
+    ),
+    (
+        HEAD + "security.protocol = 'SASL_SSL'\nsasl.mechanism = 'OAUTHBEARER'",
+        (
+            "sasl.oauthbearer.token.endpoint.url: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism "
+            "OAUTHBEARER"
+        ),
+    ),
+    (
+        HEAD + "sasl.oauthbearer.token.endpoint.url = 'https://ann:secret@login/token'",
+        (
+            "sasl.oauthbearer.token.endpoint.url: allowed is https://host/path, or http:// without TLS; without user "
+            "and password"
+        ),
+    ),
+    (
+        HEAD + "sasl.oauthbearer.token.endpoint.url = 'file:///etc/passwd'",
+        (
+            "sasl.oauthbearer.token.endpoint.url: found 'file:///etc/passwd', allowed is https://host/path, or http:// "
+            "without TLS; without user and password"
+        ),
     ),
     (
         HEAD + "sasl.jaas.config = 'x'",

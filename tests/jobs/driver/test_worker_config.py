@@ -83,6 +83,22 @@ def test_configured_login_of_both_clients() -> None:
     assert "p" + '"9' not in repr(found)
 
 
+def test_configured_logins_by_tokens() -> None:
+    """Kafka's own client gets id and secret in the login; the data source `wideload` refuses what it cannot do."""
+    credentials = "sasl_oauthbearer_client_credentials_client"
+    endpoint = {"sasl_oauthbearer_token_endpoint_url": "https://login/token"}
+    connection = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **endpoint}
+    found = WorkerConfig.of(document(**connection, **{f"{credentials}_id": "ann", f"{credentials}_secret": 'p"9'}))
+    java = found.java_options()
+    assert java["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://login/token"
+    assert java["kafka.sasl.jaas.config"].endswith('LoginModule required clientId="ann" clientSecret="p\\"9";')
+    assert java["kafka.sasl.login.callback.handler.class"].endswith(".OAuthBearerLoginCallbackHandler")
+    with pytest.raises(ConfigurationError, match=r"^sasl.mechanism: found 'OAUTHBEARER'; .* PLAIN and SCRAM alone$"):
+        found.client_options()
+    amazon = WorkerConfig.of(document(security_protocol="SASL_SSL", sasl_mechanism="AWS_MSK_IAM")).java_options()
+    assert amazon["kafka.sasl.jaas.config"] == "software.amazon.msk.auth.iam.IAMLoginModule required;"
+
+
 def test_configured_certificates(tmp_path: Path) -> None:
     """Java gets what is in the PEM files, so that executors need none; a key that it cannot read is told."""
     for name in ("ca", "certificate", "key"):

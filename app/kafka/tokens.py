@@ -1,0 +1,253 @@
+"""Tokens with which clients log in by OAUTHBEARER: of an OIDC provider (KIP-768), or signed for Amazon MSK.
+
+A provider serves all clients with the same login, on any event loop. It asks for a token when a connection begins, and
+keeps it for 80 % of its time (Kafka's `sasl.login.refresh.window.factor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import importlib
+import importlib.util
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlencode
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.errors import KafkaError
+
+from transforms.errors import ConfigurationError
+
+__all__ = ["TOKEN_MECHANISMS", "TokenError", "TokenProvider", "token_provider"]
+
+TOKEN_MECHANISMS = ("OAUTHBEARER", "AWS_MSK_IAM")
+"""The values of `sasl.mechanism` for which clients log in with a token."""
+
+_NEEDED = (
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret",
+)
+_KEPT = 0.8
+_UNKNOWN_S = 60.0  # of a token that does not say how long it is good
+_MOST_S = 86_400.0
+_LATEST_S = 1e12  # no float holds any number of JSON
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 65_536  # of an answer
+_TOLD_CHARACTERS = 200
+_SERVER_ERROR = 500
+_TOO_MANY = 429
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1
+_MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com")
+_SIGNER = "aws_msk_iam_sasl_signer"
+
+
+class TokenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
+    """There is no token to log in with.
+
+    Attributes:
+        retriable: whether another try may succeed.
+    """
+
+    def __init__(self, reason: str, *, retriable: bool) -> None:
+        super().__init__(reason)
+        self.retriable = retriable
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What brokers take, and until when.
+
+    Attributes:
+        text: the token.
+        seconds: how long it is good from now on.
+    """
+
+    text: str = field(repr=False)
+    seconds: float
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
+    """Gives clients the token of now. Any thread may use it.
+
+    Args:
+        obtain: gives a new token, and blocks meanwhile. Raises `TokenError`.
+    """
+
+    def __init__(self, obtain: Callable[[], Token]) -> None:
+        self._obtain = obtain
+        self._lock = threading.Lock()
+        self._text = ""
+        self._until_s = 0.0
+
+    async def token(self) -> str:
+        """The token, without blocking the event loop.
+
+        Raises:
+            TokenError: there is none.
+        """
+        return self._text if self._is_good() else await asyncio.to_thread(self.now)
+
+    def now(self) -> str:
+        """The token; asks for a new one where the last one is nearly over.
+
+        Raises:
+            TokenError: there is none.
+        """
+        with self._lock:
+            if not self._is_good():
+                since_s = time.monotonic()
+                token = self._obtain()
+                self._text, self._until_s = token.text, since_s + _KEPT * token.seconds
+            return self._text
+
+    def _is_good(self) -> bool:
+        return time.monotonic() < self._until_s
+
+
+def token_provider(security: Mapping[str, Any], bootstrap_servers: str) -> TokenProvider:
+    """The provider for a login; the same one for the same login.
+
+    Args:
+        security: values of `app.config.keys.SECURITY_KEYS`; `sasl.mechanism` is one of `TOKEN_MECHANISMS`.
+        bootstrap_servers: addresses of the cluster.
+
+    Raises:
+        ConfigurationError: a package or the region is missing.
+    """
+    if security["sasl.mechanism"] == "AWS_MSK_IAM":
+        if importlib.util.find_spec(_SIGNER) is None:
+            raise ConfigurationError(
+                "sasl.mechanism", "found 'AWS_MSK_IAM', which needs a package: pip install wideload[msk]"
+            )
+        return _signing(_region(security["sasl.aws.region"], bootstrap_servers))
+    for name in _NEEDED:
+        if security[name] is None:
+            raise ConfigurationError(name, "is missing; sasl.mechanism OAUTHBEARER needs it")
+    return _asking(*(security[name] for name in _NEEDED), security["sasl.oauthbearer.scope"])
+
+
+# --- an OIDC provider -------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _asking(url: str, client_id: str, secret: str, scope: str | None) -> TokenProvider:
+    return TokenProvider(lambda: _asked(url, client_id, secret, scope))
+
+
+class _Unmoved(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the secret would go to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_Unmoved)
+
+
+def _asked(url: str, client_id: str, secret: str, scope: str | None) -> Token:
+    """Asks for a token with the client's credentials (RFC 6749, section 4.4), as Kafka's own client does."""
+    form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
+    login = base64.b64encode(f"{client_id}:{secret}".encode()).decode()
+    request = urllib.request.Request(  # noqa: S310  # the configuration allows http and https alone
+        url,
+        urlencode(form).encode(),
+        {"Authorization": f"Basic {login}", "Accept": "application/json"},
+    )
+    at = f"the token endpoint {url.partition('?')[0]}"
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            body = answer.read(_MOST_BYTES + 1)
+    except urllib.error.HTTPError as exc:
+        with exc:
+            told = _told(exc.read(_MOST_BYTES), secret)
+        retriable = exc.code >= _SERVER_ERROR or exc.code == _TOO_MANY
+        raise TokenError(f"{at} answers {exc.code}{told}", retriable=retriable) from exc
+    except (OSError, ValueError) as exc:  # also what http.client makes of an answer that is none
+        reason = getattr(exc, "reason", None) or exc
+        raise TokenError(f"{at} does not answer: {reason}", retriable=True) from exc
+    except Exception as exc:
+        raise TokenError(f"{at} does not speak HTTP: {type(exc).__name__}", retriable=True) from exc
+    return _token_of(body, at)
+
+
+def _told(body: bytes, secret: str) -> str:
+    """`error` and `error_description` of an answer (RFC 6749, section 5.2), for people."""
+    found = _object(body)
+    parts = [value for name in ("error", "error_description") if isinstance(value := found.get(name), str)]
+    text = ": ".join(part.replace(secret, "***") if secret else part for part in parts)
+    return f": {text[:_TOLD_CHARACTERS]!a}" if text else ""
+
+
+def _token_of(body: bytes, at: str) -> Token:
+    found = _object(body) if len(body) <= _MOST_BYTES else {}
+    text = found.get("access_token")
+    # Whatever else it were, it would come into the login between control characters.
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text):
+        raise TokenError(f"{at} gives no access_token", retriable=True)
+    return Token(text, _seconds(found.get("expires_in")) or _left_s(text))
+
+
+def _object(body: bytes | str) -> Mapping[str, Any]:
+    """An object of JSON; an empty one for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(given: object) -> float:
+    """0 for what is no time, or is over."""
+    known = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+    return float(min(cast("float", given), _MOST_S)) if known else 0.0
+
+
+def _left_s(text: str) -> float:
+    """How long a JSON Web Token is good, by its claim `exp` (RFC 7519, section 4.1.4)."""
+    parts = text.split(".")
+    try:
+        claims = _object(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (IndexError, ValueError):
+        return _UNKNOWN_S
+    until = claims.get("exp")
+    if not isinstance(until, int | float) or isinstance(until, bool):
+        return _UNKNOWN_S
+    return _seconds(min(until, _LATEST_S) - time.time())
+
+
+# --- Amazon MSK -------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def _signing(region: str) -> TokenProvider:
+    return TokenProvider(lambda: _signed(region))
+
+
+def _signed(region: str) -> Token:
+    """A token that says who the AWS credentials of this process are; nothing is asked but for those."""
+    signer = importlib.import_module(f"{_SIGNER}.MSKAuthTokenProvider")  # an extra
+    try:
+        text, until_ms = signer.generate_auth_token(region)
+    except Exception as exc:  # the signer's and botocore's
+        raise TokenError(f"no token for Amazon MSK in {region}: {exc}", retriable=True) from exc
+    return Token(text, until_ms / 1000 - time.time())
+
+
+def _region(given: str | None, bootstrap_servers: str) -> str:
+    match = _MSK_HOST.search(bootstrap_servers)
+    region = given or (match[1] if match else None)
+    if region is None:
+        raise ConfigurationError(
+            "sasl.aws.region", "is missing; the addresses of bootstrap.servers do not name the region of the cluster"
+        )
+    return region
