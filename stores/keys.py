@@ -11,7 +11,7 @@ from typing import Literal
 from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN
 
-__all__ = ["REQUIRED", "Key", "Kind", "Value", "read", "unknown"]
+__all__ = ["REQUIRED", "Key", "Kind", "Value", "nearest", "read", "unknown"]
 
 Value = str | int | float | bool | list[str]
 Kind = Literal["string", "int", "float", "boolean", "list"]
@@ -102,6 +102,18 @@ class Key:
             raise ConfigurationError(self.name, f"found {found}, allowed is {self._range()}")
         return value
 
+    def read(self, config: Mapping[str, object]) -> Value | None:
+        """The checked value of this key, or its default.
+
+        Raises:
+            ConfigurationError: the key is required and missing, or may not have its value.
+        """
+        if self.name in config:
+            return self.check(config[self.name])
+        if isinstance(self.default, _Required):
+            raise ConfigurationError(self.name, f"is missing; it is required: {self.doc}")
+        return self.default
+
     def _within(self, value: float) -> bool:
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
@@ -125,19 +137,16 @@ def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value |
     Raises:
         ConfigurationError: a required key is missing, or a key may not have its value.
     """
-    values: dict[str, Value | None] = {}
-    for key in keys:
-        if key.name in config:
-            values[key.name] = key.check(config[key.name])
-        elif isinstance(key.default, _Required):
-            raise ConfigurationError(key.name, f"is missing; it is required: {key.doc}")
-        else:
-            values[key.name] = key.default
-    return values
+    return {key.name: key.read(config) for key in keys}
 
 
 def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown key, with the nearest known name."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = nearest(name, known)
+    hint = "" if near is None else f"; did you mean {near}?"
     return ConfigurationError(name, f"is not a key that is known here{hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known key that an unknown name is probably meant to be; None if none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,7 +18,8 @@ from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
-from app.config.handover import check_roots
+from app.config.findings import Findings
+from app.config.handover import root_errors
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
@@ -66,35 +67,61 @@ class Plan:
         return None
 
 
-async def check(settings: Settings) -> list[Plan]:
+async def check(settings: Settings, findings: Findings | None = None) -> list[Plan]:
     """Checks all pipelines, and returns a plan for each.
 
+    Args:
+        settings: of the file.
+        findings: what is known to be wrong already, and told with the rest.
+
     Raises:
-        ConfigurationError: a store, the cluster or a topic does not fit the configuration; nothing was consumed.
-        ClusterError: the cluster did not answer.
+        ConfigurationError: stores, the cluster or topics do not fit the configuration; it tells of all. Nothing was
+            consumed.
+        ClusterError: nothing else is wrong, and the cluster did not answer.
     """
-    await check_stores(settings.pipelines)
-    return [await plan_pipeline(settings.client, pipeline) for pipeline in settings.pipelines]
+    findings = findings or Findings()
+    with findings.noted():
+        await check_stores(settings.pipelines)
+    plans = []
+    try:
+        for pipeline in settings.pipelines:
+            with findings.noted():
+                plans.append(await plan_pipeline(settings.client, pipeline))
+    except ClusterError as exc:
+        if not findings.errors:
+            raise
+        findings.add(ConfigurationError("bootstrap.servers", str(exc)))
+    findings.check(_place(settings))
+    return plans
+
+
+def _place(settings: Settings) -> Callable[[ConfigurationError], int]:
+    """The place of an error in the order of the file: the worker's first, then those of each pipeline."""
+    names = [None, *(pipeline.name for pipeline in settings.pipelines)]
+    return lambda error: names.index(error.pipeline)
 
 
 async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
     """Checks that every store works. A user's own class without `check` is only opened.
 
     Raises:
-        ConfigurationError: a store does not work; it names the pipeline and a key of the store.
+        ConfigurationError: stores do not work; it names pipelines and keys of their stores.
     """
+    findings = Findings()
     roots: dict[str, str] = {}
     # Writers first: they create what readers need, such as the folder of the payloads.
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
             continue
-        with of_pipeline(pipeline.name):
+        with findings.noted(), of_pipeline(pipeline.name):
             store = open_store(pipeline.store)
             reference_scope(pipeline.reference_scope, store)
             if isinstance(store, Store):
                 roots[pipeline.name] = store.root.uri
             await _check_store(store, pipeline)
-    check_roots(pipelines, roots)
+    for error in root_errors(pipelines, roots):
+        findings.add(error)
+    findings.check()
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
@@ -138,7 +165,7 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
             write smaller records.
 
     Raises:
-        ConfigurationError: a topic does not fit; it names the pipeline.
+        ConfigurationError: topics do not fit; it names the pipeline.
         ClusterError: the cluster did not answer.
     """
     async with admin(client) as connection:
@@ -151,33 +178,41 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
     if pipeline.dead_letter_topic is not None:
         targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
     found = await topics(connection, [*pipeline.topics, *targets.values()])
+    findings = Findings()
     for name in pipeline.topics:
         if name not in found:
-            raise ConfigurationError(
-                "topics", f"topic {name} does not exist; create it, correct the name, or grant Describe on it"
-            )
-    sources = tuple(found[name] for name in pipeline.topics)
+            hint = "create it, correct the name, or grant Describe on it"
+            findings.add(ConfigurationError("topics", f"topic {name} does not exist; {hint}"))
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():
         if not pipeline.topic_creation:
             hint = "create it, or set topic.creation.enable = true"
-            raise ConfigurationError(key, f"topic {name} does not exist; {hint}")
+            findings.add(ConfigurationError(key, f"topic {name} does not exist; {hint}"))
+    findings.check()
+    sources = tuple(found[name] for name in pipeline.topics)
+    for key, name in missing.items():
         await _create(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
     created = tuple(missing.values())
     found |= await _until_known(connection, created)
     sink = found[pipeline.output_topic]
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
-    try:
-        check_limits(pipeline, sink)
-    except ConfigurationError as exc:
-        if not began:
-            raise
-        log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
-    await check_transactions(connection, pipeline)
-    check_chunks(pipeline, sources, sink)
-    check_wrappers(pipeline, sink)
-    if dead_letters is not None:
-        check_dead_letters(dead_letters)
+    with findings.noted():
+        try:
+            check_limits(pipeline, sink)
+        except ConfigurationError as exc:
+            if not began:
+                raise
+            log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
+    with findings.noted():
+        await check_transactions(connection, pipeline)
+    with findings.noted():
+        check_chunks(pipeline, sources, sink)
+    with findings.noted():
+        check_wrappers(pipeline, sink)
+    with findings.noted():
+        if dead_letters is not None:
+            check_dead_letters(dead_letters)
+    findings.check()
     return Plan(pipeline.name, sources, sink, dead_letters, created)
 
 

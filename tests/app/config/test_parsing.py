@@ -181,7 +181,10 @@ BAD_WORKERS = [
     ),
     (
         HEAD + "security.protocol = 'SASL_SSL'",
-        "sasl.username: is missing; security.protocol SASL_SSL needs it",
+        (
+            "sasl.username: is missing; security.protocol SASL_SSL needs it\n"
+            "sasl.password: is missing; security.protocol SASL_SSL needs it"
+        ),
     ),
     (
         HEAD + "security.protocol = 'SASL_PLAINTEXT'\nsasl.username = 'u'",
@@ -229,7 +232,8 @@ BAD_WORKERS = [
 @pytest.mark.parametrize(("text", "expected"), BAD_WORKERS)
 def test_worker_that_cannot_work(text: str, expected: str) -> None:
     """The message has the key, what was found and what is allowed."""
-    assert refusal_of(text) == expected
+    complete = text == HEAD or "pipeline" in text
+    assert refusal_of(text if complete else text + ORDERS) == expected
 
 
 TOLERANT = 'errors.tolerance = "all"\nerrors.deadletterqueue.topic.name = '
@@ -237,10 +241,10 @@ TOPIC_RULE = "allowed are 1 to 249 characters of [a-zA-Z0-9._-]"
 
 BAD_PIPELINES = [
     (
-        "[pipeline.orders]",
+        ORDERS.replace('topics = ["raw"]\n', ""),
         "topics: is missing; it is required: The topics to read.",
     ),
-    ("[pipeline.orders]\ntopic = ['a']", "topic: is not a key that is known here; did you mean topics?"),
+    (ORDERS.replace("topics =", "topic ="), "topic: is not a key that is known here; did you mean topics?"),
     (ORDERS.replace('["raw"]', '"raw"'), "topics: found 'raw', allowed is a list of strings"),
     (ORDERS.replace('["raw"]', "[1]"), "topics: found [1], allowed is a list of strings"),
     (ORDERS.replace('["raw"]', "[]"), "topics: found an empty list, allowed is one topic or more"),
@@ -385,6 +389,77 @@ BAD_PIPELINES = [
 def test_pipeline_that_cannot_work(table: str, expected: str) -> None:
     """The message has the pipeline, too."""
     assert refusal_of(HEAD + table) == f"[pipeline.orders] {expected}"
+
+
+def test_all_errors_are_told_in_the_order_of_the_file() -> None:
+    """Errors of the worker, of each pipeline, and between pipelines: a line for each, and none that only follows."""
+    text = """
+        web.prot = 6066
+        in.flight.bytes = -1
+        consumer.max.poll.records = 0
+        [pipeline.a]
+        transforms = ["deflate"]
+        topics = ["raw"]
+        output.topic = "or ders"
+        errors.tolerance = "some"
+        s3.bucket = "${env:NONE}"
+        large.message.payload.store.class = "s3"
+        [pipeline.b]
+        topics = ["raw"]
+        transforms = ["chunk"]
+        errors.tolerance = "all"
+        max.pending.chunked.message = 0
+        [pipeline.c]
+        topics = ["raw"]
+        output.topic = "x"
+        transforms = ["chunk"]
+        group.id = "g"
+        [pipeline.d]
+        topics = ["y"]
+        output.topic = "raw"
+        transforms = ["chunk"]
+        group.id = "g"
+        zzz = 1
+        [pipeline.e]
+        topics = ["y"]
+        output.topic = "raw"
+        transforms = ["chunk"]
+        group.id = "g"
+        consumer.request.timeout.ms = 500
+        consumer.session.timeout.ms = 3000
+    """
+    assert [each.split(": ")[0] for each in refusal_of(text).splitlines()] == [
+        "web.prot",
+        "in.flight.bytes",
+        "consumer.max.poll.records",
+        "bootstrap.servers",
+        "[pipeline.a] transforms",
+        "[pipeline.a] output.topic",
+        "[pipeline.a] errors.tolerance",
+        "[pipeline.a] s3.bucket",
+        "[pipeline.b] max.pending.chunked.message",
+        "[pipeline.b] output.topic",
+        "[pipeline.b] errors.deadletterqueue.topic.name",
+        "[pipeline.d] zzz",
+        "[pipeline.e] consumer.heartbeat.interval.ms",
+        "[pipeline.e] consumer.fetch.max.wait.ms",
+    ]
+
+
+def test_errors_between_pipelines_are_told_with_the_rest() -> None:
+    """Pipelines that are right by themselves are compared, whatever else is wrong."""
+    chunk = "topics = ['x']\noutput.topic = 'y'\ntransforms = ['chunk']\ngroup.id = 'g'\n"
+    whole = "topics = ['y']\noutput.topic = 'x'\ntransforms = ['unwrap']\ngroup.id = 'g'\n"
+    text = f"{HEAD}web.port = 0\n[pipeline.a]\n{chunk}[pipeline.b]\n{whole}[pipeline.c]\ntopics = 1\n{STORE}"
+    assert [each.split(": ")[0] for each in refusal_of(text).splitlines()] == [
+        "web.port",
+        "[pipeline.b] output.topic",
+        "[pipeline.b] transforms",
+        "[pipeline.b] group.id",
+        "[pipeline.c] topics",
+        "[pipeline.c] output.topic",
+        "[pipeline.c] transforms",
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", "a/b", "x" * 201])
