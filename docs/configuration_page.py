@@ -64,6 +64,9 @@ The file is [TOML](https://toml.io). Names are dotted, as in Kafka and Kafka Con
 `"s3.sse"` beside `s3.sse.kms.key.id`. An unknown key is an error, which names the nearest known key. The end of a name
 says the unit: bytes or milliseconds.
 
+A key of the type *bytes* takes a number of bytes, or a text with a unit: `1048576`, `"1MiB"`, `"64KiB"`, `"1.5MB"`.
+The units are `KB`, `MB`, `GB` (1,000 bytes and its powers) and `KiB`, `MiB`, `GiB` (1,024). Times are numbers.
+
 ```toml
 {EXAMPLE}```
 

@@ -482,6 +482,23 @@ def test_typed_keys_take_strings_from_placeholders() -> None:
     assert (pipeline.max_bytes, pipeline.store["large.message.max.bytes"]) == (5, 5)
 
 
+def test_sizes_have_units() -> None:
+    """Sizes of the worker, a pipeline, its clients and its store may have a unit, also in what comes from elsewhere."""
+    keys = """
+        large.message.threshold.bytes = "64KiB"
+        large.message.max.bytes = "100 MB"
+        consumer.fetch.max.bytes = "${env:SIZE}"
+        producer.batch.size = 1000
+    """
+    settings = settings_of(HEAD + 'in.flight.bytes = "128MiB"\n' + ORDERS + keys, {"SIZE": "1.5MB"})
+    (pipeline,) = settings.pipelines
+    assert settings.in_flight_bytes == 134_217_728
+    assert (pipeline.threshold_bytes, pipeline.max_bytes) == (65_536, 100_000_000)
+    assert pipeline.store["large.message.max.bytes"] == 100_000_000
+    assert pipeline.consumer["consumer.fetch.max.bytes"] == 1_500_000
+    assert pipeline.producer["producer.batch.size"] == 1_000
+
+
 def test_keys_of_a_store_take_strings_from_placeholders() -> None:
     """The keys of a built-in store are typed likewise before they are handed on."""
     keys = 's3.bucket = "${env:BUCKET}"\ns3.path.style = "${env:STYLE}"\n'
