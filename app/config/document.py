@@ -7,17 +7,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from app.config.defaults import OWN_KEYS, default_keys
 from app.config.findings import Findings
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.secret import fill_in
-from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
+from app.config.settings import WORKER_KEYS
 from app.config.wrapping import HEADER_KEY, is_header_key
-from stores.keys import nearest, unknown
+from stores.keys import Key, nearest, unknown
 from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten"]
+__all__ = ["check_pipeline_names", "check_top_names", "flatten"]
 
 _TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
@@ -58,33 +59,47 @@ def flatten(
     return flat
 
 
-def check_top_names(names: Iterable[str], findings: Findings) -> None:
-    """Checks the keys above all pipelines, which must be keys of the worker. Notes keys that belong elsewhere."""
-    known = [key.name for key in WORKER_KEYS]
+def check_top_names(values: Mapping[str, object], findings: Findings) -> Sequence[Key]:
+    """Checks the keys above all pipelines, which are keys of the worker and defaults of pipelines. Notes all others.
+
+    Returns:
+        the keys of pipelines that stand there.
+
+    Args:
+        values: by name of the key.
+        findings: of the keys above.
+    """
+    worker = [key.name for key in WORKER_KEYS]
+    names = [name for name in values if name not in worker]
+    keys: Sequence[Key] = ()
+    with findings.noted():
+        keys = default_keys(names)
+    defaults = [key.name for key in keys]
+    store_class = values.get(STORE_CLASS)
+    foreign = isinstance(store_class, str) and store_class not in STORE_NAMES
     no_tables: set[str] = set()
     for name in names:
-        if name in known:
-            continue
         first = name.partition(".")[0]
-        if difflib.get_close_matches(first, ["pipeline"], cutoff=0.8):
+        if name in OWN_KEYS:
+            findings.add(ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]"))
+        elif name in defaults or is_header_key(name):
+            continue
+        elif difflib.get_close_matches(first, ["pipeline"], cutoff=0.8):
             if first not in no_tables:  # one word for the whole table
                 findings.add(
                     ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
                 )
             no_tables.add(first)
             findings.wrong.add("pipeline")
-        elif is_header_key(name) or name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
-            findings.add(ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]"))
         else:
-            _note_unknown(name, known, findings)
-
-
-def check_client_names(names: Iterable[str], findings: Findings) -> None:
-    """Notes each unknown key that begins with `consumer.` or `producer.`."""
-    for name in names:
-        known = _client_keys(name)
-        if known and name not in known:
-            _note_unknown(name, known, findings)
+            _check_store_name(
+                name,
+                _client_keys(name) or [*worker, *defaults],
+                first,
+                findings,
+                foreign=foreign and not _client_keys(name),
+            )
+    return [key for key in keys if key.name in names]
 
 
 def _client_keys(name: str) -> Sequence[str]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from app.config.document import check_client_names, check_top_names, flatten
+from app.config.document import check_top_names, flatten
 from app.config.fields import settings_of
 from app.config.findings import Checked, Findings
 from app.config.handover import form_errors
-from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.config.keys import SECURITY_KEYS
 from app.config.naming import check_name, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
@@ -25,6 +25,7 @@ __all__ = ["checked_client_settings", "load", "parse"]
 
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
+_WORKER_NAMES = frozenset(key.name for key in WORKER_KEYS)
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
@@ -55,17 +56,17 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     top = Findings()
     tables = _tables(document, top)
     flat = flatten({name: value for name, value in document.items() if name != "pipeline"}, environ, top)
-    shared = {name: value for name, value in flat.items() if name.startswith(("consumer.", "producer."))}
-    own = {name: value for name, value in flat.items() if name not in shared}
-    check_top_names(own, top)
-    check_client_names(shared, top)
-    worker = top.read(WORKER_KEYS, own)
+    defaults = check_top_names(flat, top)
+    worker = top.read(WORKER_KEYS, flat)
     clients = _client_settings(worker, top)
-    _check_shared(shared, top)
+    shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
+    top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:
         top.add(ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]"))
     usable = {name: value for name, value in shared.items() if name not in top.wrong}
     found = [Table(name, flatten(table, environ, findings), findings) for name, table, findings in tables]
+    for table in found:
+        table.findings.wrong |= top.wrong - table.given.keys()  # it would have them, and nothing is missing
     pipelines = [each.settings(usable, worker) for each in found]
     right = [pipeline for pipeline in pipelines if pipeline is not None]
     between = Findings()
@@ -80,7 +81,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     with top.noted():
         _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], right)
     everything = Findings()
-    for error in (*top.errors, *(error for each in found for error in each.findings.errors), *between.errors):
+    for error in (*top.errors, *_of_tables(found, flat), *between.errors):
         everything.add(error)
     everything.check(_place(flat, found))
     (client,) = clients
@@ -96,9 +97,17 @@ def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, M
     return []
 
 
-def _check_shared(shared: Mapping[str, object], top: Findings) -> None:
-    """Checks the values that all pipelines share: a wrong one is one error, and not one of each pipeline."""
-    top.read([key for key in (*CONSUMER_KEYS, *PRODUCER_KEYS) if key.name in shared], shared)
+def _of_tables(tables: Sequence[Table], top: Mapping[str, object]) -> Iterator[ConfigurationError]:
+    """The errors of the tables. One of a default that several have is told once, at the default."""
+    of_defaults: dict[tuple[str, str], list[ConfigurationError]] = {}
+    for table in tables:
+        for error in table.findings.errors:
+            if error.key in top and error.key not in table.given:
+                of_defaults.setdefault((error.key, error.reason), []).append(error)
+            else:
+                yield error
+    for (key, reason), errors in of_defaults.items():
+        yield errors[0] if len(errors) == 1 else ConfigurationError(key, reason)
 
 
 def _place(top: Mapping[str, object], tables: Sequence[Table]) -> Callable[[ConfigurationError], float]:

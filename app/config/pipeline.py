@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.config.chunking import check_order, chunk_settings
+from app.config.defaults import defaults_of
 from app.config.document import check_pipeline_names
 from app.config.fields import settings_of
 from app.config.findings import Checked, Findings, WrongValueError
@@ -61,11 +62,11 @@ class Table:
         """The settings of the pipeline; None if something is wrong, which is then in `findings`.
 
         Args:
-            shared: the values that all pipelines have unless their table says otherwise.
+            shared: the values before the first table, which are defaults of all pipelines.
             worker: the values of the worker's keys.
         """
         findings = self.findings
-        config = {**shared, **self.given}
+        config = {**defaults_of(shared, self.given), **self.given}
         with findings.noted():
             config = {**_reading_ahead(worker["in.flight.bytes"]), **config}
         with findings.noted():

@@ -120,6 +120,87 @@ def test_client_keys_at_the_top_hold_for_all_pipelines() -> None:
     assert (read, sent) == ([9, 7], [8, 8])
 
 
+CHUNK = """
+[pipeline.chunk]
+topics = ["raw"]
+output.topic = "chunks"
+transforms = ["chunk"]
+"""
+DEFAULTS = """
+bootstrap.servers = "localhost:9092"
+processing.guarantee = "exactly_once"
+errors.tolerance = "all"
+errors.deadletterqueue.topic.name = "dead"
+large.message.payload.store.class = "s3"
+large.message.threshold.bytes = 7
+large.message.max.bytes = 1000
+'large.message.root' = "topic"
+large.message.root.topics = ["mirrored"]
+large.message.strategy = "auto"
+s3.bucket = "payloads"
+s3.secret.key = "${env:SECRET}"
+s3.access.key = "a"
+wrapper.header.7 = "seven"
+transforms = ["inflate"]
+[pipeline.a]
+topics = ["x"]
+output.topic = "y"
+[pipeline.b]
+topics = ["x"]
+output.topic = "z"
+errors.tolerance = "none"
+processing.guarantee = "at_least_once"
+transforms = ["offload"]
+s3.bucket = "other"
+"""
+
+
+def test_any_key_of_a_pipeline_may_be_a_default() -> None:
+    """Before the first table it holds for all pipelines; a pipeline's own value goes before it."""
+    a, b = settings_of(DEFAULTS, {"SECRET": "hunter2"}).pipelines
+    assert [each.guarantee.name for each in (a, b)] == ["exactly_once", "at_least_once"]
+    assert [each.dead_letter_topic for each in (a, b)] == ["dead", None]
+    assert [each.transforms for each in (a, b)] == [("inflate",), ("offload",)]
+    assert [each.store["s3.bucket"] for each in (a, b)] == ["payloads", "other"]
+    assert [each.store["s3.secret.key"] for each in (a, b)] == ["hunter2", "hunter2"]
+    assert [(each.threshold_bytes, each.max_bytes, each.chunks.strategy) for each in (a, b)] == [(7, 1000, "auto")] * 2
+    assert [each.wrapper.headers for each in (a, b)] == [{"wrapper.header.7": "seven"}] * 2
+
+
+def test_default_is_passed_over_where_it_is_of_no_use() -> None:
+    """What would be an error in the table of a pipeline without store or threshold may be meant for the others."""
+    b, chunk, memory = settings_of(
+        DEFAULTS.replace('transforms = ["inflate"]\n[pipeline.a]\ntopics = ["x"]\noutput.topic = "y"\n', "")
+        + CHUNK
+        + ORDERS,
+        {"SECRET": "s"},
+    ).pipelines
+    assert b.reference_scope.topics == ()
+    assert (chunk.store, chunk.chunks.strategy, chunk.threshold_bytes) == ({}, "offload", 1_048_576)
+    assert memory.store == {"large.message.payload.store.class": "memory", "large.message.max.bytes": 1000}
+
+
+def test_default_of_a_users_own_store_is_handed_to_it() -> None:
+    """Where the class is a default, so may be any key; a pipeline with another store does not get them."""
+    text = HEAD + 'large.message.payload.store.class = "shop.store.ShopStore"\nshop.url = "u"\n' + ORDERS
+    own = text + ORDERS.replace("pipeline.orders", "pipeline.own").replace(STORE, "")
+    orders, shop = settings_of(own).pipelines
+    assert "shop.url" not in orders.store
+    assert shop.store["shop.url"] == "u"
+
+
+def test_wrong_default_is_one_error() -> None:
+    """It is told once, where it stands, and not for each pipeline; nor is it missing anywhere."""
+    text = f"{HEAD}s3.bucket = 7\ntransforms = ['deflate']\n"
+    for name in ("a", "b"):
+        text += f"[pipeline.{name}]\ntopics = ['raw']\noutput.topic = '{name}'\n"
+        text += "large.message.payload.store.class = 's3'\n"
+    assert refusal_of(text).splitlines() == [
+        "s3.bucket: found 7, allowed is a value of type string",
+        "transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble, unwrap, wrap",
+    ]
+
+
 def test_dead_letter_topic_counts_only_with_tolerance() -> None:
     """Under `errors.tolerance = "none"` a record that can never succeed stops the pipeline, as in Connect."""
     pipeline = only_pipeline(HEAD + ORDERS + 'errors.deadletterqueue.topic.name = "dead"')
@@ -209,7 +290,17 @@ BAD_WORKERS = [
         HEAD + "producer.lingr.ms = 1",
         "producer.lingr.ms: is not a key that is known here; did you mean producer.linger.ms?",
     ),
-    (HEAD + "topics = ['a']", "topics: belongs to a pipeline: it goes below the line [pipeline.NAME]"),
+    *(
+        (HEAD + f"{name} = {value}", f"{name}: belongs to a pipeline: it goes below the line [pipeline.NAME]")
+        for name, value in (("topics", "['a']"), ("output.topic", "'a'"), ("group.id", "'a'"))
+    ),
+    (
+        HEAD + "errors.tolerence = 'all'",
+        "errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
+    ),
+    (HEAD + "s3.bukket = 'b'", "s3.bukket: is not a key that is known here; did you mean s3.bucket?"),
+    (HEAD + "errors.tolerance = 'some'", "errors.tolerance: found 'some', allowed is one of: none, all"),
+    (HEAD + "consumer.group.id = 'g'", "consumer.group.id: is not a key that is known here; use instead: group.id"),
     (
         HEAD + "[pipelines.a]\ntopics = ['a']",
         "pipelines.a.topics: is not a key that is known here; a pipeline is a table [pipeline.NAME]",
