@@ -24,7 +24,7 @@ from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
 from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.topics import Topic, topics
+from app.kafka.topics import Topic, missing_topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore, Store
@@ -181,13 +181,13 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
     findings = Findings()
     for name in pipeline.topics:
         if name not in found:
-            hint = "create it, correct the name, or grant Describe on it"
-            findings.add(ConfigurationError("topics", f"topic {name} does not exist; {hint}"))
+            hint = "; create it, correct the name, or grant Describe on it"
+            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():
         if not pipeline.topic_creation:
-            hint = "create it, or set topic.creation.enable = true"
-            findings.add(ConfigurationError(key, f"topic {name} does not exist; {hint}"))
+            hint = "; create it, or set topic.creation.enable = true"
+            findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
     findings.check()
     sources = tuple(found[name] for name in pipeline.topics)
     for key, name in missing.items():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from app.commands.connection import config_option, opened_store
+from app.commands.connection import config_option, named, opened_store
 from app.commands.console import Column, Rows, progress
 from app.commands.consume import header_json, json_line, text_json
 from app.config.naming import check_name
@@ -106,18 +106,16 @@ def _pipeline(
     config: str, name: str | None, stack: ExitStack
 ) -> tuple[ClientSettings, PipelineSettings, PayloadStore | None]:
     settings = load(config)
-    pipelines = {each.name: each for each in settings.pipelines if each.dead_letter_topic is not None}
+    pipelines = [each for each in settings.pipelines if each.dead_letter_topic is not None]
     if not pipelines:
         raise ConfigurationError(
             "--config",
             'is a configuration without a pipeline that has a dead-letter topic and errors.tolerance = "all"',
         )
-    names = ", ".join(pipelines)
     if name is None and len(pipelines) > 1:
+        names = ", ".join(each.name for each in pipelines)
         raise ConfigurationError("--pipeline", f"is missing; name one of: {names}")
-    pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
-    if pipeline is None:
-        raise ConfigurationError("--pipeline", f"found {name!r}; the pipelines with a dead-letter topic are: {names}")
+    pipeline = pipelines[0] if name is None else named(pipelines, name, "the pipelines with a dead-letter topic are")
     return settings.client, pipeline, opened_store(pipeline, stack) if pipeline.store else None
 
 

@@ -476,8 +476,9 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
         "[pipeline.orders] errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
     ),
     "wrong type": (
-        {}, {"large.message.threshold.bytes": "1 MB"},
-        "[pipeline.orders] large.message.threshold.bytes: found '1 MB', allowed is a value of type int",
+        {}, {"large.message.threshold.bytes": "1 megabyte"},
+        "[pipeline.orders] large.message.threshold.bytes: found '1 megabyte', allowed is a number of bytes, or a text "
+        'such as "1MB" or "64KiB"',
     ),
     "missing bucket": (
         {}, {"large.message.payload.store.class": "s3", "filesystem.root": None},
@@ -545,6 +546,24 @@ def test_worker_refuses_a_port_in_use(place: Place) -> None:
         done = wideload("worker", "-c", place.config({"web.port": port}))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith(f"wideload: web.port: 127.0.0.1:{port} cannot be used: Address already in use")
+
+
+def test_misspelt_topics_get_the_right_ones(place: Place) -> None:
+    """Of a pipeline, all of them at once; and of a command. The names are those of the cluster."""
+    keys: dict[str, object] = {"topics": [place.raw[:-1], "quite-another"], "output.topic": f"{place.orders}x"}
+    config = place.config(None, **keys)
+    done = wideload("check", "-c", config)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "wideload: [pipeline.orders]"
+    hint = "create it, correct the name, or grant Describe on it"
+    created = "create it, or set topic.creation.enable = true"
+    assert done.stderr.splitlines() == [
+        f"{told} topics: topic {place.raw[:-1]} does not exist; {hint}; did you mean {place.raw}?",
+        f"{told} topics: topic quite-another does not exist; {hint}",
+        f"{told} output.topic: topic {place.orders}x does not exist; {created}; did you mean {place.orders}?",
+    ]
+    sent = wideload("produce", place.raw[:-1], "-", "-b", place.broker)
+    assert sent.stderr.endswith(f"create it first; did you mean {place.raw}?\n")
 
 
 def test_check_refuses_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:

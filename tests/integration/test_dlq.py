@@ -396,7 +396,7 @@ def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None
         ),
         (["list", "--since", "yesterday"], "--since: found 'yesterday', allowed is a time such as"),
         (["replay", "--partition", 9], "--partition: found 9, topic "),
-        (["replay", "--pipeline", "x"], "--pipeline: found 'x'; the pipelines with a dead-letter topic are: p"),
+        (["replay", "--pipeline", "x"], "--pipeline: found 'x', the pipelines with a dead-letter topic are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
         (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
     ]
