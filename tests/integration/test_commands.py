@@ -477,8 +477,8 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
     ),
     "wrong type": (
         {}, {"large.message.threshold.bytes": "1 megabyte"},
-        "[pipeline.orders] large.message.threshold.bytes: found '1 megabyte', allowed is a number of bytes, or a text "
-        'such as "1MB" or "64KiB"',
+        ("[pipeline.orders] large.message.threshold.bytes: found '1 megabyte', allowed is a number of bytes, or a text "
+        'such as "1MB" or "64KiB"'),
     ),
     "missing bucket": (
         {}, {"large.message.payload.store.class": "s3", "filesystem.root": None},
