@@ -427,12 +427,16 @@ class PayloadStoreError(WideloadError):
     Attributes:
         retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
             act first (access denied, no such bucket).
+        key: the key of the configuration that is probably wrong; None if the store does not say.
     """
 
     retriable: bool = False
+    key: str | None = None
 
-    def __init__(self, message: str, *, retriable: bool | None = None) -> None:
+    def __init__(self, message: str, *, retriable: bool | None = None, key: str | None = None) -> None:
         super().__init__(message)
+        if key is not None:
+            self.key = key
         if retriable is not None:
             self.retriable = retriable
 

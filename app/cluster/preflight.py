@@ -146,7 +146,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
             _store_key(pipeline), f"the store did not answer within {pipeline.store_timeout_ms:,} ms"
         ) from exc
     except PayloadStoreError as exc:
-        raise ConfigurationError(_store_key(pipeline), f"the store cannot be used: {exc}") from exc
+        raise ConfigurationError(exc.key or _store_key(pipeline), f"the store cannot be used: {exc}") from exc
 
 
 def _store_key(pipeline: PipelineSettings) -> str:

@@ -484,14 +484,15 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
         {}, {"large.message.payload.store.class": "s3", "filesystem.root": None},
         "[pipeline.orders] s3.bucket: is missing",
     ),
-    "no such bucket": (
+    "no S3 server": (
         {},
         {
             "large.message.payload.store.class": "s3", "filesystem.root": None, "s3.bucket": "nix",
             "s3.endpoint": f"http://{UNREACHABLE}", "s3.retry.attempts": 1, "s3.access.key": "a", "s3.secret.key": "b",
             "s3.region": "us-east-1",
         },
-        "[pipeline.orders] s3.bucket: the store cannot be used",
+        ("[pipeline.orders] s3.endpoint: the store cannot be used: GetObject s3://nix/~wideload-check failed: "
+        f'EndpointConnectionError: Could not connect to the endpoint URL: "http://{UNREACHABLE}/nix/'),
     ),
     "store is a file": (
         {}, {"filesystem.root": __file__}, "[pipeline.orders] filesystem.root: the store cannot be used",
