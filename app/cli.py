@@ -33,7 +33,7 @@ _FAILED = 1
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
-    "Work with topics": ("produce", "consume", "inspect", "dlq"),
+    "Work with topics": ("topics", "produce", "consume", "inspect", "dlq"),
     "Work with payloads": ("store", "job"),
     "Work with names": ("names",),
 }
@@ -119,6 +119,7 @@ def cli() -> None:
     Examples:
       wideload demo
       wideload check -c wideload.toml
+      wideload topics create -c wideload.toml
       wideload worker -c wideload.toml
       wideload produce raw-large photo.jpg -b localhost:9092
       wideload inspect orders -c wideload.toml

@@ -8,22 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from aiokafka.admin import NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, for_code
-
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
+from app.cluster.topic_creation import create_topic, until_known
 from app.config.findings import Findings
 from app.config.handover import root_errors
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
-from app.kafka.clients import ClusterError, admin, describe
+from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import Topic, missing_topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
@@ -37,7 +34,6 @@ log = logging.getLogger(__name__)
 CLOCKS_APART_MS = 60_000
 """How far apart the clocks of this machine and of a broker are assumed to be at most."""
 
-_CREATION_S = 15.0
 _STORE_GRACE_S = 5.0  # after the time-out of the store, for a class that does not keep to it
 
 
@@ -186,14 +182,14 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():
         if not pipeline.topic_creation:
-            hint = "; create it, or set topic.creation.enable = true"
+            hint = "; create it (wideload topics create), or set topic.creation.enable = true"
             findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
     findings.check()
     sources = tuple(found[name] for name in pipeline.topics)
     for key, name in missing.items():
-        await _create(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
+        await create_topic(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
     created = tuple(missing.values())
-    found |= await _until_known(connection, created)
+    found |= await until_known(connection, created)
     sink = found[pipeline.output_topic]
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
     with findings.noted():
@@ -214,27 +210,3 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
             check_dead_letters(dead_letters)
     findings.check()
     return Plan(pipeline.name, sources, sink, dead_letters, created)
-
-
-async def _create(connection: AdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
-    topic = NewTopic(name, partitions, 1)
-    topic.replication_factor = replicas  # NewTopic refuses -1, the cluster's default (KIP-464)
-    response = await connection.create_topics([topic])
-    for _, code, *message in response.topic_errors:
-        error = for_code(code)
-        if error.errno != 0 and error is not TopicAlreadyExistsError:
-            reason = message[0] if message and message[0] else describe(error())
-            raise ConfigurationError(key, f"topic {name} cannot be created: {reason}")
-
-
-async def _until_known(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """The topics that were just created, as soon as the brokers know them."""
-    deadline = time.monotonic() + _CREATION_S
-    while True:
-        found = await topics(connection, names)
-        if len(found) == len(names):
-            return found
-        if time.monotonic() > deadline:
-            missing = ", ".join(name for name in names if name not in found)
-            raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
-        await asyncio.sleep(0.1)

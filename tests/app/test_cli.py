@@ -21,7 +21,7 @@ from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect", "store", "job")
+COMMANDS = ("worker", "check", "demo", "topics", "produce", "consume", "inspect", "store", "job")
 
 PIPELINE = {
     "topics": ["raw"],
