@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,10 @@ from app.commands.connection import config_option
 from app.config.secret import without_secrets
 from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError, WideloadError
+
+if TYPE_CHECKING:
+    from app.config.findings import Findings
+    from app.config.settings import Settings
 
 __all__ = ["main"]
 
@@ -28,7 +33,7 @@ _FAILED = 1
 
 _SECTIONS: Mapping[str, Sequence[str]] = {
     "Run": ("worker", "check", "demo"),
-    "Work with topics": ("produce", "consume", "inspect", "dlq"),
+    "Work with topics": ("topics", "produce", "consume", "inspect", "dlq"),
     "Work with payloads": ("store", "job"),
     "Work with names": ("names",),
 }
@@ -114,6 +119,7 @@ def cli() -> None:
     Examples:
       wideload demo
       wideload check -c wideload.toml
+      wideload topics create -c wideload.toml
       wideload worker -c wideload.toml
       wideload produce raw-large photo.jpg -b localhost:9092
       wideload inspect orders -c wideload.toml
@@ -158,9 +164,10 @@ def worker(config: str, log_level: str) -> int:
 @config_option
 @click.option("--print", "show", is_flag=True, help="Print the configuration with all defaults; secrets as ***.")
 def check(config: str, *, show: bool) -> int:
-    """Check whether a worker would start: configuration, brokers, topics, limits, stores.
+    """Check whether a worker would start: configuration, the port of the pages, brokers, topics, limits, stores.
 
-    The command consumes nothing. Like the worker, it creates missing sink topics if topic.creation.enable is true.
+    All errors are told, one a line. The command consumes nothing. Like the worker, it creates missing sink topics if
+    topic.creation.enable is true.
 
     \b
     Example:
@@ -170,6 +177,7 @@ def check(config: str, *, show: bool) -> int:
     from app.cluster.expiry import warnings_within
     from app.commands.check import TITLES, effective, plan_rows
     from app.commands.console import print_table
+    from app.config.handover import store_doubts
     from app.config.parsing import load
 
     settings = load(config)
@@ -177,14 +185,17 @@ def check(config: str, *, show: bool) -> int:
         click.echo(effective(settings))
     from app.cluster import preflight
 
+    findings = _check_address(settings)
     try:
-        plans = asyncio.run(preflight.check(settings))
+        plans = asyncio.run(preflight.check(settings, findings))
     except ClusterError as exc:
         raise _at_start(exc) from exc
     for plan in plans:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
     print_table(TITLES, plan_rows(settings, plans))
+    for doubt in store_doubts(settings.pipelines):
+        click.echo(f"warning: {doubt}")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):
         for warning in (*capacity.warnings(pipeline, plan), *warnings_within(pipeline, plan)):
             click.echo(f"warning: [pipeline.{pipeline.name}] {warning}")
@@ -192,12 +203,28 @@ def check(config: str, *, show: bool) -> int:
     return 0
 
 
+def _check_address(settings: Settings) -> Findings:
+    """What is wrong with the address of the pages. That the worker of this file runs there is told, and not wrong."""
+    from app.config.findings import Findings
+    from app.web.address import check_address, runs_already
+
+    findings = Findings()
+    try:
+        check_address(settings)
+    except ConfigurationError as exc:
+        if exc.key == "web.port" and runs_already(settings):
+            click.echo(f"note: a worker with these pipelines runs already, at {settings.web_bind}:{settings.web_port}")
+        else:
+            findings.add(exc)
+    return findings
+
+
 def _at_start(error: ClusterError) -> ConfigurationError:
     return ConfigurationError("bootstrap.servers", str(error))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits with its status; an error is one line, without a traceback."""
+    """Runs a command and exits with its status; each error is one line, without a traceback."""
     # The logs of the clients would surround the one line of an error.
     for name in _CLIENT_LOGS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -232,20 +259,23 @@ def _status(arguments: list[str]) -> int:
 
 
 def _told(error: Exception) -> int:
-    """Prints the error to standard error and returns the exit status; a configuration error is one line."""
+    """Prints the error to standard error and returns the exit status; each configuration error is one line."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'input or output'}: {error.strerror}"
+    texts = [text]
     if isinstance(error, ConfigurationError):
-        status, text = _USAGE, " ".join(text.split())
+        status, texts = _USAGE, [" ".join(str(each).split()) for each in error.each]
     elif isinstance(error, (WideloadError, OSError)):
         status = _FAILED
     else:
-        status, text = _FAILED, f"unexpected {type(error).__name__}: {text} (--debug shows where)"
-    text = without_secrets(text)
-    # Names from the command line or the file may contain control sequences of terminals.
-    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    click.echo(f"wideload: {text}", err=True)
+        status, texts = _FAILED, [f"unexpected {type(error).__name__}: {text} (--debug shows where)"]
+    for each in texts:
+        # Names from the command line or the file may contain control sequences of terminals.
+        told = "".join(
+            c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in without_secrets(each)
+        )
+        click.echo(f"wideload: {told}", err=True)
     return status
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -15,17 +13,18 @@ import faust
 
 from app.application import Application, PipelinesFailedError
 from app.cluster.preflight import check
+from app.config.findings import Findings
+from app.config.handover import store_doubts
 from app.config.settings import Settings
 from app.log_filters import RepeatFilter, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
-from transforms.errors import ConfigurationError
+from app.web.address import check_address
 
 __all__ = ["run_worker"]
 
 log = logging.getLogger(__name__)
 
-_NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _LEAVE_S = 1.0
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -48,12 +47,16 @@ def run_worker(settings: Settings, log_level: str) -> int:
         The exit status: 1 if a pipeline has stopped for good, otherwise 0.
 
     Raises:
-        ConfigurationError: the preflight found a problem of configuration, cluster or stores; nothing was consumed.
+        ConfigurationError: the preflight found problems of configuration, cluster or stores; nothing was consumed.
     """
-    _check_port(settings)
+    findings = Findings()
+    with findings.noted():
+        check_address(settings)
     keep_freed(settings.in_flight_bytes)
-    plans = asyncio.run(check(settings))  # before logging is set up: the caller prints an error as one line
+    plans = asyncio.run(check(settings, findings))  # before logging is set up: the caller prints an error as one line
     set_up_logging(log_level)
+    for doubt in store_doubts(settings.pipelines):
+        log.warning("%s", doubt)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     application = _Application(settings, plans)
@@ -100,24 +103,3 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.
     logging.getLogger("aiohttp.server").setLevel(logging.NOTSET if level == "DEBUG" else logging.CRITICAL)
-
-
-def _check_port(settings: Settings) -> None:
-    try:
-        found = socket.getaddrinfo(settings.web_bind, settings.web_port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        with socket.create_server(address, family=family):
-            pass
-    except (OSError, UnicodeError) as exc:
-        # All other reasons concern the port: another process uses it, or this user may not.
-        if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
-            raise ConfigurationError(
-                "web.bind",
-                f"found {settings.web_bind!r}, which is no address of this machine; 127.0.0.1 serves this machine "
-                "only, 0.0.0.0 all machines that can reach it",
-            ) from exc
-        raise ConfigurationError(
-            "web.port",
-            f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop the process that uses it, "
-            "or choose another port",
-        ) from exc

@@ -41,6 +41,7 @@ def __getattr__(name: str) -> Application:
     try:
         globals()["app"] = built = _build()
     except WideloadError as exc:
-        print(f"wideload: {exc}", file=sys.stderr)  # our own CLI does not run here
+        for each in exc.each if isinstance(exc, ConfigurationError) else (exc,):
+            print(f"wideload: {each}", file=sys.stderr)  # our own CLI does not run here
         raise SystemExit(2) from exc
     return built

@@ -23,18 +23,18 @@ EXAMPLE = """\
 bootstrap.servers = "localhost:9092"
 
 # Keys before the first table apply to all pipelines.
+large.message.payload.store.class = "s3"
+s3.bucket = "payloads"
+s3.endpoint = "http://localhost:9000"
+s3.access.key = "${env:PAYLOADS_KEY}"
+s3.secret.key = "${file:/run/secrets/payloads}"
 producer.compression.type = "zstd"
 
 [pipeline.orders-offload]
 topics = ["raw-large"]
 output.topic = "orders"
 transforms = ["offload"]
-large.message.payload.store.class = "s3"
-large.message.threshold.bytes = 1048576
-s3.bucket = "payloads"
-s3.endpoint = "http://localhost:9000"
-s3.access.key = "${env:PAYLOADS_KEY}"
-s3.secret.key = "${file:/run/secrets/payloads}"
+large.message.threshold.bytes = "1MiB"
 errors.tolerance = "all"
 errors.deadletterqueue.topic.name = "orders-dlq"
 
@@ -42,11 +42,6 @@ errors.deadletterqueue.topic.name = "orders-dlq"
 topics = ["orders"]
 output.topic = "orders-inflated"
 transforms = ["inflate"]
-large.message.payload.store.class = "s3"
-s3.bucket = "payloads"
-s3.endpoint = "http://localhost:9000"
-s3.access.key = "${env:PAYLOADS_KEY}"
-s3.secret.key = "${file:/run/secrets/payloads}"
 """
 """The example on the page; a test loads it."""
 
@@ -64,15 +59,20 @@ The file is [TOML](https://toml.io). Names are dotted, as in Kafka and Kafka Con
 `"s3.sse"` beside `s3.sse.kms.key.id`. An unknown key is an error, which names the nearest known key. The end of a name
 says the unit: bytes or milliseconds.
 
+A key of the type *bytes* takes a number of bytes, or a text with a unit: `1048576`, `"1MiB"`, `"64KiB"`, `"1.5MB"`.
+The units are `KB`, `MB`, `GB` (1,000 bytes and its powers) and `KiB`, `MiB`, `GiB` (1,024). Times are numbers.
+
 ```toml
 {EXAMPLE}```
 
 ## The place of a key
 
 - **Keys of the worker** go before the first table: brokers, security, budget, pages.
-- **Keys of a pipeline** go in its table `[pipeline.NAME]`: topics, transforms, errors, and all keys of its store.
-- **`consumer.*` and `producer.*`** go in either place: before the first table they apply to all pipelines; in the table
-  of a pipeline they apply to that pipeline and take precedence.
+- **Keys of a pipeline** go in either place: its transforms, errors, clients (`consumer.*`, `producer.*`) and store.
+  Before the first table a key is a default of all pipelines. In the table `[pipeline.NAME]` it applies to that pipeline
+  and takes precedence. A default that a pipeline has no use for is passed over: a bucket, if it needs no store, or has
+  another one.
+- **`topics`, `output.topic` and `group.id`** go in the table of a pipeline only.
 
 ## Secrets
 
@@ -91,15 +91,20 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Key]]] = (
         "Before the first table. Commands accept these and the first three keys of the worker also as `-X KEY=VALUE`.",
         SECURITY_KEYS,
     ),
-    ("Pipeline", "In `[pipeline.NAME]`.", (*PIPELINE_KEYS, HEADER_KEY)),
+    (
+        "Pipeline",
+        "Before the first table, for all pipelines, or in `[pipeline.NAME]`; `topics`, `output.topic`, `group.id` only "
+        "there.",
+        (*PIPELINE_KEYS, HEADER_KEY),
+    ),
     (
         "Stores",
-        "In `[pipeline.NAME]`, for all stores. A store class of your own gets these keys, and all keys that are not "
+        "In the same places, for all stores. A store class of your own gets these keys, and all keys that are not "
         "listed here; see [serializers.md](serializers.md#a-store-of-your-own).",
         COMMON_KEYS,
     ),
     *(
-        (f"Store `{name}`", f'In `[pipeline.NAME]`, with `large.message.payload.store.class = "{name}"`.', keys)
+        (f"Store `{name}`", f'In the same places, with `large.message.payload.store.class = "{name}"`.', keys)
         for name in sorted(STORE_NAMES)
         if (keys := store_keys(name)) is not None
     ),

@@ -11,10 +11,10 @@ from typing import Literal
 from transforms.errors import ConfigurationError, shown
 from transforms.masking import HIDDEN
 
-__all__ = ["REQUIRED", "Key", "Kind", "Value", "read", "unknown"]
+__all__ = ["REQUIRED", "Key", "Kind", "Value", "nearest", "read", "unknown"]
 
 Value = str | int | float | bool | list[str]
-Kind = Literal["string", "int", "float", "boolean", "list"]
+Kind = Literal["string", "int", "bytes", "float", "boolean", "list"]
 
 
 class _Required:
@@ -26,12 +26,17 @@ REQUIRED = _Required()
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))? ?([A-Za-z]{2,3})", re.ASCII)
+_UNITS: Mapping[str, int] = {
+    "KB": 1000, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+}  # fmt: skip
 _SHOWN_CHARACTERS = 200
 _NEAR = 0.75  # names with a long common prefix are similar: at 0.6, `producer.acks` was near `producer.linger.ms`
 
 _PYTHON: Mapping[Kind, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),
+    "bytes": (int,),
     "float": (int, float),
     "boolean": (bool,),
     "list": (list,),
@@ -44,7 +49,7 @@ class Key:
 
     Attributes:
         name: the dotted name, as in the file.
-        kind: the type in the file.
+        kind: the type in the file. `bytes`: a number of bytes, or a text with a number and a unit.
         doc: the text for the reference page; it has the unit if the name does not.
         default: the value if the file has none; REQUIRED if it must have one; None for "not set".
         allowed: the only allowed values; empty for any.
@@ -71,16 +76,21 @@ class Key:
         """
         if not isinstance(value, str) or self.kind == "string":
             return value
-        text = value.strip()
-        if self.kind == "int" and _INTEGER.fullmatch(text):
+        number = self._number(value.strip())
+        if number is not None:
+            return number
+        if self.kind == "boolean" and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        if self.kind == "list":
+            return [type(value)(item.strip()) for item in value.split(",")]
+        return value
+
+    def _number(self, text: str) -> int | float | None:
+        if self.kind in ("int", "bytes") and _INTEGER.fullmatch(text):
             return int(text)
         if self.kind == "float" and _FLOAT.fullmatch(text):
             return float(text)
-        if self.kind == "boolean" and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if self.kind == "list":
-            return [type(value)(item.strip()) for item in text.split(",")]
-        return value
+        return _size(text) if self.kind == "bytes" else None
 
     def check(self, value: object) -> Value:
         """`value`, if this key may have it.
@@ -89,18 +99,36 @@ class Key:
             ConfigurationError: wrong type, not one of the allowed values, or outside minimum and maximum.
         """
         found = HIDDEN if self.secret else _as_written(value)
+        if self.kind == "bytes" and isinstance(value, str) and (size := _size(value)) is not None:
+            value = size
         right = isinstance(value, _PYTHON[self.kind]) and (self.kind == "boolean" or not isinstance(value, bool))
         if right and isinstance(value, list):
             right = all(isinstance(item, str) for item in value)
         if not right:
-            what = "a list of strings" if self.kind == "list" else f"a value of type {self.kind}"
-            raise ConfigurationError(self.name, f"found {found}, allowed is {what}")
+            raise ConfigurationError(self.name, f"found {found}, allowed is {self._type()}")
         assert isinstance(value, (str, int, float, list))
         if self.allowed and value not in self.allowed:
             raise ConfigurationError(self.name, f"found {found}, allowed is one of: {', '.join(self.allowed)}")
-        if self.kind in ("int", "float") and isinstance(value, (int, float)) and not self._within(value):
+        if self.kind in ("int", "bytes", "float") and isinstance(value, (int, float)) and not self._within(value):
             raise ConfigurationError(self.name, f"found {found}, allowed is {self._range()}")
         return value
+
+    def read(self, config: Mapping[str, object]) -> Value | None:
+        """The checked value of this key, or its default.
+
+        Raises:
+            ConfigurationError: the key is required and missing, or may not have its value.
+        """
+        if self.name in config:
+            return self.check(config[self.name])
+        if isinstance(self.default, _Required):
+            raise ConfigurationError(self.name, f"is missing; it is required: {self.doc}")
+        return self.default
+
+    def _type(self) -> str:
+        if self.kind == "bytes":
+            return 'a number of bytes, or a text such as "1MB" or "64KiB"'
+        return "a list of strings" if self.kind == "list" else f"a value of type {self.kind}"
 
     def _within(self, value: float) -> bool:
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
@@ -109,6 +137,16 @@ class Key:
         if self.maximum is None:
             return f"{self.minimum:,} or more"
         return f"{self.maximum:,} or less" if self.minimum is None else f"{self.minimum:,} to {self.maximum:,}"
+
+
+def _size(text: str) -> int | None:
+    """The bytes that a text such as `64KiB` says; None if it has no number and unit, or is no whole number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[3] not in _UNITS:
+        return None
+    fraction = match[2] or ""
+    size, rest = divmod(int(match[1] + fraction) * _UNITS[match[3]], 10 ** len(fraction))
+    return None if rest else size
 
 
 def _as_written(value: object) -> str:
@@ -125,19 +163,16 @@ def read(keys: Iterable[Key], config: Mapping[str, object]) -> dict[str, Value |
     Raises:
         ConfigurationError: a required key is missing, or a key may not have its value.
     """
-    values: dict[str, Value | None] = {}
-    for key in keys:
-        if key.name in config:
-            values[key.name] = key.check(config[key.name])
-        elif isinstance(key.default, _Required):
-            raise ConfigurationError(key.name, f"is missing; it is required: {key.doc}")
-        else:
-            values[key.name] = key.default
-    return values
+    return {key.name: key.read(config) for key in keys}
 
 
 def unknown(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown key, with the nearest known name."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = nearest(name, known)
+    hint = "" if near is None else f"; did you mean {near}?"
     return ConfigurationError(name, f"is not a key that is known here{hint}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known key that an unknown name is probably meant to be; None if none is near."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)), None)

@@ -271,7 +271,7 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     if name not in response:
         found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
         reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
-        raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True)
+        raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True, key="s3.endpoint")
 
 
 def _info(path: str, size: int, modified: datetime) -> PayloadInfo:

@@ -12,7 +12,8 @@ from botocore.exceptions import BotoCoreError
 
 from stores.keys import Value
 from stores.s3_time import keep_time
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, shown
+from transforms.masking import HIDDEN, masked
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -41,7 +42,10 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
             raise ConfigurationError(name, f"needs {other} beside it")
     endpoint = cast("str | None", values["s3.endpoint"])
     if endpoint is not None and not re.fullmatch(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?/?", endpoint):
-        raise ConfigurationError("s3.endpoint", "allowed is http:// or https://, host and port, and nothing else")
+        raise ConfigurationError(
+            "s3.endpoint",
+            f"found {_quoted(endpoint)}, allowed is http:// or https://, host and port, and nothing else",
+        )
     styles = {True: "path", False: "virtual", None: "auto" if endpoint is None else "path"}
     told = cast("bool | None", values["s3.payload.signing"])
     checksums: Any = "when_supported" if told else "when_required"
@@ -74,6 +78,13 @@ def open_client(values: Mapping[str, Value | None]) -> S3Client:
     keep_time(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_no_redirection)
     return client
+
+
+def _quoted(endpoint: str) -> str:
+    """The endpoint for a message, without user and password."""
+    if type(endpoint) is not str:
+        return repr(endpoint)  # from elsewhere, and hidden
+    return shown(masked(re.sub(r"[^/]*@", f"{HIDDEN}@", endpoint)))
 
 
 def _follow_no_redirection(params: dict[str, Any], **_: object) -> None:

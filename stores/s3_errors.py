@@ -69,6 +69,7 @@ _DENIED = frozenset(
 
 _TEXT_CHARACTERS = 1_000
 
+_NO_TLS = "; there is no TLS at this port: begin s3.endpoint with http://, or correct the port"
 _REDIRECTED = "the bucket is elsewhere: change s3.region or s3.endpoint"
 
 _ADVICE: Mapping[str, str] = {
@@ -84,6 +85,24 @@ _ADVICE: Mapping[str, str] = {
     "RequestTimeTooSkewed": "set the clock of this machine",
     "XAdminUserNotFound": "check s3.access.key",  # versitygw's word for it
     "SignatureDoesNotMatch": "check s3.secret.key and s3.region",
+}
+
+_ENDPOINT = "s3.endpoint"
+_REGION = "s3.region"
+_ACCESS_KEY = "s3.access.key"
+
+# Whom a refusal blames, by its code. A server without a code of S3's is none.
+_BLAMED: Mapping[str, str] = {
+    "AccessDenied": _ACCESS_KEY,
+    "AuthorizationHeaderMalformed": _REGION,
+    "ExpiredToken": "s3.session.token",
+    "IllegalLocationConstraintException": _REGION,
+    "InvalidAccessKeyId": _ACCESS_KEY,
+    "InvalidBucketName": "s3.bucket",
+    "InvalidToken": "s3.session.token",
+    "NoSuchBucket": "s3.bucket",
+    "SignatureDoesNotMatch": "s3.secret.key",
+    "XAdminUserNotFound": _ACCESS_KEY,
 }
 
 
@@ -111,8 +130,8 @@ def translated(operation: str, path: str, bucket: str) -> Iterator[None]:
         if isinstance(exc, aws.ClientError) and _is_unfit(exc):
             raise PayloadUnfitError(message) from exc
         if _is_denied(exc):
-            raise PayloadStoreAccessError(message) from exc
-        raise PayloadStoreError(message, retriable=_may_pass(exc)) from exc
+            raise PayloadStoreAccessError(message, key=_key(exc)) from exc
+        raise PayloadStoreError(message, retriable=_may_pass(exc), key=_key(exc)) from exc
 
 
 def status(exc: aws.ClientError) -> int:
@@ -124,11 +143,24 @@ def _code(exc: aws.ClientError) -> str:
     return str(exc.response.get("Error", {}).get("Code", ""))
 
 
+def _key(exc: Exception) -> str | None:
+    """The key of the configuration that is probably wrong; None if it may be any, or none."""
+    if isinstance(exc, aws.NoCredentialsError | aws.PartialCredentialsError | aws.CredentialRetrievalError):
+        return _ACCESS_KEY
+    if not isinstance(exc, aws.ClientError):
+        return _ENDPOINT  # no connection, no TLS, no answer, or not one of S3's
+    code = _code(exc)
+    if status(exc) in range(300, 400):
+        return _REGION
+    return _BLAMED.get(code, _ENDPOINT if not code or code.isdigit() else None)
+
+
 def _reason(exc: Exception, bucket: str) -> str:
     if isinstance(exc, aws.NoCredentialsError):
         return f"{type(exc).__name__}: {exc}; set s3.access.key and s3.secret.key, or AWS's own settings"
     if not isinstance(exc, aws.ClientError):
-        return f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}"
+        no_tls = isinstance(exc, aws.SSLError) and "WRONG_VERSION_NUMBER" in str(exc)
+        return f"{type(exc).__name__}: {printable(str(exc), _TEXT_CHARACTERS)}{_NO_TLS if no_tls else ''}"
     code = _code(exc)
     if code == "NoSuchBucket" or (exc.operation_name == "HeadBucket" and status(exc) == HTTPStatus.NOT_FOUND):
         return f"bucket {bucket} does not exist (NoSuchBucket); create it, or change s3.bucket"

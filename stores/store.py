@@ -76,7 +76,7 @@ COMMON_KEYS: Sequence[Key] = (
     ),
     Key(
         "large.message.max.bytes",
-        "int",
+        "bytes",
         "The largest payload, stored or decompressed, that is read. Larger ones are refused before they are read. "
         "Nor do the worker and the serializers offload a larger value, as readers with this limit would refuse it.",
         default=268_435_456,

@@ -275,14 +275,21 @@ def test_deployment_page_s_kubernetes_example_fits_the_settings(settings: Settin
     assert memory >= settings.in_flight_bytes + 250 * MIB
 
 
-def test_deployment_page_s_security_example_is_understood(toml: dict[str, Any], tmp_path: Path) -> None:
-    """The keys of the example are keys that the worker knows."""
+@pytest.mark.parametrize(
+    ("number", "key"), [(0, "sasl.password"), (1, "sasl.oauthbearer.client.credentials.client.secret")]
+)
+def test_deployment_page_s_security_examples_are_understood(
+    toml: dict[str, Any], tmp_path: Path, number: int, key: str
+) -> None:
+    """The keys of the examples are keys that the worker knows."""
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    blocks = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 2
     secret = tmp_path / "secret"
     secret.write_text("from a file", encoding="utf-8")
-    example = tomllib.loads(re.sub(r"/run/secrets/[\w-]+|/etc/wideload/ca\.pem", str(secret), block))
+    example = tomllib.loads(re.sub(r"/run/secrets/[\w-]+|/etc/wideload/ca\.pem", str(secret), blocks[number]))
+    example.setdefault("bootstrap", {"servers": "kafka:9094"})
     environ = {"S3_ENDPOINT": "http://s3:7070", "S3_ACCESS_KEY": "key", "S3_SECRET_KEY": "secret"}
     settings = parse({**example, "pipeline": toml["pipeline"]}, environ)
     assert settings.client.security["security.protocol"] == "SASL_SSL"
-    assert str(settings.client.security["sasl.password"]) == "from a file"
+    assert str(settings.client.security[key]) == "from a file"

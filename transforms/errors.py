@@ -35,7 +35,7 @@ pass from one process to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
@@ -101,16 +101,34 @@ class ConfigurationError(WideloadError):
         key: the key of the configuration that is at fault, as the user wrote it.
         reason: what was found, what is allowed, what to do.
         pipeline: the pipeline that the key belongs to; None for a key of the worker.
+        more: what else is wrong with the same configuration; the text has a line for each.
     """
 
     key: str
     reason: str
     _: KW_ONLY
     pipeline: str | None = None
+    more: tuple[ConfigurationError, ...] = ()
 
     def __str__(self) -> str:
         where = f"[pipeline.{self.pipeline}] " if self.pipeline else ""
-        return f"{where}{self.key}: {self.reason}"
+        return "\n".join([f"{where}{self.key}: {self.reason}", *map(str, self.more)])
+
+    @property
+    def each(self) -> tuple[ConfigurationError, ...]:
+        """This error alone, and then each of `more`."""
+        return ConfigurationError(self.key, self.reason, pipeline=self.pipeline), *self.more
+
+    @classmethod
+    def together(cls, errors: Sequence[ConfigurationError]) -> ConfigurationError:
+        """One error that tells of all of these; at least one."""
+        first, *more = [each for error in errors for each in error.each]
+        return cls(first.key, first.reason, pipeline=first.pipeline, more=tuple(more))
+
+    def of(self, pipeline: str) -> ConfigurationError:
+        """The same error, of a key of this pipeline."""
+        more = tuple(each.of(pipeline) for each in self.more)
+        return ConfigurationError(self.key, self.reason, pipeline=pipeline, more=more)
 
 
 @contextmanager
@@ -119,7 +137,7 @@ def of_pipeline(name: str) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as exc:
-        raise ConfigurationError(exc.key, exc.reason, pipeline=name) from exc
+        raise exc.of(name) from exc
 
 
 class TransformError(WideloadError):
@@ -409,12 +427,16 @@ class PayloadStoreError(WideloadError):
     Attributes:
         retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
             act first (access denied, no such bucket).
+        key: the key of the configuration that is probably wrong; None if the store does not say.
     """
 
     retriable: bool = False
+    key: str | None = None
 
-    def __init__(self, message: str, *, retriable: bool | None = None) -> None:
+    def __init__(self, message: str, *, retriable: bool | None = None, key: str | None = None) -> None:
         super().__init__(message)
+        if key is not None:
+            self.key = key
         if retriable is not None:
             self.retriable = retriable
 

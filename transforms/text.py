@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["brief", "bytes_text", "printable"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["brief", "bytes_text", "did_you_mean", "printable"]
 
 _KILO = 1000
+_NEAR = 0.75  # of 1; `orders-in` and `orders-out` are near, `orders` and `payments` are not
 _ROUNDS_UP = 999.95  # to 1000.0, with one digit behind the point
 
 
@@ -41,6 +45,12 @@ def brief(text: str, limit: int = 40) -> str:
         return _escaped(text)
     end = limit // 3
     return f"{_escaped(text[: limit - end - 1])}…{_escaped(text[-end:])}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that is probably meant; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _escaped(text: str) -> str:

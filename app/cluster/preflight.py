@@ -8,22 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from aiokafka.admin import NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, for_code
-
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
-from app.config.handover import check_roots
+from app.cluster.topic_creation import create_topic, until_known
+from app.config.findings import Findings
+from app.config.handover import root_errors
 from app.config.reference_scope import reference_scope
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.kafka.admin import AdminClient
-from app.kafka.clients import ClusterError, admin, describe
-from app.kafka.topics import Topic, topics
+from app.kafka.clients import ClusterError, admin
+from app.kafka.topics import Topic, missing_topic, topics
 from stores.keys import REQUIRED
 from stores.registry import STORE_CLASS, open_store, store_keys
 from stores.store import Check, PayloadStore, Store
@@ -36,7 +34,6 @@ log = logging.getLogger(__name__)
 CLOCKS_APART_MS = 60_000
 """How far apart the clocks of this machine and of a broker are assumed to be at most."""
 
-_CREATION_S = 15.0
 _STORE_GRACE_S = 5.0  # after the time-out of the store, for a class that does not keep to it
 
 
@@ -66,35 +63,61 @@ class Plan:
         return None
 
 
-async def check(settings: Settings) -> list[Plan]:
+async def check(settings: Settings, findings: Findings | None = None) -> list[Plan]:
     """Checks all pipelines, and returns a plan for each.
 
+    Args:
+        settings: of the file.
+        findings: what is known to be wrong already, and told with the rest.
+
     Raises:
-        ConfigurationError: a store, the cluster or a topic does not fit the configuration; nothing was consumed.
-        ClusterError: the cluster did not answer.
+        ConfigurationError: stores, the cluster or topics do not fit the configuration; it tells of all. Nothing was
+            consumed.
+        ClusterError: nothing else is wrong, and the cluster did not answer.
     """
-    await check_stores(settings.pipelines)
-    return [await plan_pipeline(settings.client, pipeline) for pipeline in settings.pipelines]
+    findings = findings or Findings()
+    with findings.noted():
+        await check_stores(settings.pipelines)
+    plans = []
+    try:
+        for pipeline in settings.pipelines:
+            with findings.noted():
+                plans.append(await plan_pipeline(settings.client, pipeline))
+    except ClusterError as exc:
+        if not findings.errors:
+            raise
+        findings.add(ConfigurationError("bootstrap.servers", str(exc)))
+    findings.check(_place(settings))
+    return plans
+
+
+def _place(settings: Settings) -> Callable[[ConfigurationError], int]:
+    """The place of an error in the order of the file: the worker's first, then those of each pipeline."""
+    names = [None, *(pipeline.name for pipeline in settings.pipelines)]
+    return lambda error: names.index(error.pipeline)
 
 
 async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
     """Checks that every store works. A user's own class without `check` is only opened.
 
     Raises:
-        ConfigurationError: a store does not work; it names the pipeline and a key of the store.
+        ConfigurationError: stores do not work; it names pipelines and keys of their stores.
     """
+    findings = Findings()
     roots: dict[str, str] = {}
     # Writers first: they create what readers need, such as the folder of the payloads.
     for pipeline in sorted(pipelines, key=lambda each: not each.offloads):
         if not pipeline.store:
             continue
-        with of_pipeline(pipeline.name):
+        with findings.noted(), of_pipeline(pipeline.name):
             store = open_store(pipeline.store)
             reference_scope(pipeline.reference_scope, store)
             if isinstance(store, Store):
                 roots[pipeline.name] = store.root.uri
             await _check_store(store, pipeline)
-    check_roots(pipelines, roots)
+    for error in root_errors(pipelines, roots):
+        findings.add(error)
+    findings.check()
 
 
 async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
@@ -119,7 +142,7 @@ async def _check_store(store: PayloadStore, pipeline: PipelineSettings) -> None:
             _store_key(pipeline), f"the store did not answer within {pipeline.store_timeout_ms:,} ms"
         ) from exc
     except PayloadStoreError as exc:
-        raise ConfigurationError(_store_key(pipeline), f"the store cannot be used: {exc}") from exc
+        raise ConfigurationError(exc.key or _store_key(pipeline), f"the store cannot be used: {exc}") from exc
 
 
 def _store_key(pipeline: PipelineSettings) -> str:
@@ -138,7 +161,7 @@ async def plan_pipeline(client: ClientSettings, pipeline: PipelineSettings, *, b
             write smaller records.
 
     Raises:
-        ConfigurationError: a topic does not fit; it names the pipeline.
+        ConfigurationError: topics do not fit; it names the pipeline.
         ClusterError: the cluster did not answer.
     """
     async with admin(client) as connection:
@@ -151,55 +174,39 @@ async def _plan(connection: AdminClient, pipeline: PipelineSettings, *, began: b
     if pipeline.dead_letter_topic is not None:
         targets["errors.deadletterqueue.topic.name"] = pipeline.dead_letter_topic
     found = await topics(connection, [*pipeline.topics, *targets.values()])
+    findings = Findings()
     for name in pipeline.topics:
         if name not in found:
-            raise ConfigurationError(
-                "topics", f"topic {name} does not exist; create it, correct the name, or grant Describe on it"
-            )
-    sources = tuple(found[name] for name in pipeline.topics)
+            hint = "; create it, correct the name, or grant Describe on it"
+            findings.add(ConfigurationError("topics", await missing_topic(connection, name, hint)))
     missing = {key: name for key, name in targets.items() if name not in found}
     for key, name in missing.items():
         if not pipeline.topic_creation:
-            hint = "create it, or set topic.creation.enable = true"
-            raise ConfigurationError(key, f"topic {name} does not exist; {hint}")
-        await _create(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
+            hint = "; create it (wideload topics create), or set topic.creation.enable = true"
+            findings.add(ConfigurationError(key, await missing_topic(connection, name, hint)))
+    findings.check()
+    sources = tuple(found[name] for name in pipeline.topics)
+    for key, name in missing.items():
+        await create_topic(connection, key, name, max(each.partitions for each in sources), pipeline.replication_factor)
     created = tuple(missing.values())
-    found |= await _until_known(connection, created)
+    found |= await until_known(connection, created)
     sink = found[pipeline.output_topic]
     dead_letters = None if pipeline.dead_letter_topic is None else found[pipeline.dead_letter_topic]
-    try:
-        check_limits(pipeline, sink)
-    except ConfigurationError as exc:
-        if not began:
-            raise
-        log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
-    await check_transactions(connection, pipeline)
-    check_chunks(pipeline, sources, sink)
-    check_wrappers(pipeline, sink)
-    if dead_letters is not None:
-        check_dead_letters(dead_letters)
+    with findings.noted():
+        try:
+            check_limits(pipeline, sink)
+        except ConfigurationError as exc:
+            if not began:
+                raise
+            log.warning("pipeline %s goes on, though it would not start any more: %s", pipeline.name, exc)
+    with findings.noted():
+        await check_transactions(connection, pipeline)
+    with findings.noted():
+        check_chunks(pipeline, sources, sink)
+    with findings.noted():
+        check_wrappers(pipeline, sink)
+    with findings.noted():
+        if dead_letters is not None:
+            check_dead_letters(dead_letters)
+    findings.check()
     return Plan(pipeline.name, sources, sink, dead_letters, created)
-
-
-async def _create(connection: AdminClient, key: str, name: str, partitions: int, replicas: int) -> None:
-    topic = NewTopic(name, partitions, 1)
-    topic.replication_factor = replicas  # NewTopic refuses -1, the cluster's default (KIP-464)
-    response = await connection.create_topics([topic])
-    for _, code, *message in response.topic_errors:
-        error = for_code(code)
-        if error.errno != 0 and error is not TopicAlreadyExistsError:
-            reason = message[0] if message and message[0] else describe(error())
-            raise ConfigurationError(key, f"topic {name} cannot be created: {reason}")
-
-
-async def _until_known(connection: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
-    """The topics that were just created, as soon as the brokers know them."""
-    deadline = time.monotonic() + _CREATION_S
-    while True:
-        found = await topics(connection, names)
-        if len(found) == len(names):
-            return found
-        if time.monotonic() > deadline:
-            missing = ", ".join(name for name in names if name not in found)
-            raise ClusterError(f"topic {missing} was created {_CREATION_S:.0f} s ago and is not there", retriable=True)
-        await asyncio.sleep(0.1)

@@ -18,6 +18,7 @@ from stores.registry import open_store
 from stores.store import PayloadStore
 from transforms.errors import ConfigurationError, of_pipeline
 from transforms.identifiers import LIMIT_KEY
+from transforms.text import did_you_mean
 from transforms.wrapper import Unwrap, Wrap
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "client_of",
     "config_option",
     "connection_options",
+    "named",
     "opened_store",
     "pipeline_of",
     "unwrap_of",
@@ -137,10 +139,25 @@ def pipeline_of(settings: Settings, name: str | None) -> PipelineSettings:
             raise ConfigurationError("--pipeline", f"is missing, but reference.format differs; name one of: {names}")
         # One store, but perhaps different limits: this command may read whatever any pipeline may read.
         return max(pipelines, key=lambda pipeline: pipeline.max_bytes)
-    for pipeline in pipelines:
-        if pipeline.name == name:
-            return pipeline
-    raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+    return named(pipelines, name, "the configuration has")
+
+
+def named(pipelines: Sequence[PipelineSettings], name: str, which: str) -> PipelineSettings:
+    """The pipeline with this name.
+
+    Args:
+        pipelines: to choose from.
+        name: as the user gives it.
+        which: what these pipelines are, for the error.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    names = [pipeline.name for pipeline in pipelines]
+    if name not in names:
+        found = f"found {name!r}, {which}: {', '.join(names)}"
+        raise ConfigurationError("--pipeline", found + did_you_mean(name, names))
+    return pipelines[names.index(name)]
 
 
 def agreed(
@@ -163,11 +180,7 @@ def agreed(
         ConfigurationError: there is no such pipeline, or a name is needed, as the pipelines differ.
     """
     if name is not None:
-        for pipeline in settings.pipelines:
-            if pipeline.name == name:
-                return what(pipeline)
-        names = ", ".join(pipeline.name for pipeline in settings.pipelines)
-        raise ConfigurationError("--pipeline", f"found {name!r}, the configuration has: {names}")
+        return what(named(settings.pipelines, name, "the configuration has"))
     found = [pipeline for pipeline in settings.pipelines if concerns(pipeline)]
     if any(what(pipeline) != what(found[0]) for pipeline in found):
         names = ", ".join(pipeline.name for pipeline in found)

@@ -7,24 +7,24 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
 
-from app.commands.connection import config_option, opened_store
+from app.commands.connection import config_option, named, opened_store
 from app.commands.console import Column, Rows, progress
 from app.commands.consume import header_json, json_line, text_json
 from app.config.naming import check_name
 from app.config.parsing import load
-from app.config.settings import ClientSettings, PipelineSettings
+from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.deadletters.log import Filters, open_log
-from app.deadletters.reader import FoundLetter, LetterReader, LetterSummary
+from app.deadletters.owner import Owner, SharedReaders
+from app.deadletters.reader import FoundLetter, LetterSummary
 from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
 from app.kafka.sender import find_topic
-from stores.store import PayloadStore
 from transforms.errors import ConfigurationError
 from transforms.record_format import name_bytes
 from transforms.text import bytes_text, printable
@@ -68,7 +68,9 @@ def moment_ms(text: str, now_s: float) -> int:
 def _filter_options(command: _Function) -> _Function:
     options = (
         config_option,
-        click.option("--pipeline", metavar="NAME", help="The pipeline, if several have a dead-letter topic."),
+        click.option(
+            "--pipeline", metavar="NAME", help="Only letters of this pipeline; replay needs it if several have some."
+        ),
         click.option("--error", metavar="CLASS", help="Only letters with this exception: PayloadNotFoundError."),
         click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
         click.option("--topic", metavar="NAME", help="Only records that came from this topic."),
@@ -102,23 +104,23 @@ def _filters(given: dict[str, Any]) -> Filters:
     )
 
 
-def _pipeline(
-    config: str, name: str | None, stack: ExitStack
-) -> tuple[ClientSettings, PipelineSettings, PayloadStore | None]:
-    settings = load(config)
-    pipelines = {each.name: each for each in settings.pipelines if each.dead_letter_topic is not None}
+def _pipelines(settings: Settings) -> Sequence[PipelineSettings]:
+    """The pipelines that have a dead-letter topic; at least one."""
+    pipelines = [each for each in settings.pipelines if each.dead_letter_topic is not None]
     if not pipelines:
         raise ConfigurationError(
             "--config",
             'is a configuration without a pipeline that has a dead-letter topic and errors.tolerance = "all"',
         )
-    names = ", ".join(pipelines)
+    return pipelines
+
+
+def _chosen(pipelines: Sequence[PipelineSettings], name: str | None, why: str) -> PipelineSettings:
+    """The pipeline of this name, or the only one; `why` says why a name is needed."""
     if name is None and len(pipelines) > 1:
-        raise ConfigurationError("--pipeline", f"is missing; name one of: {names}")
-    pipeline = next(iter(pipelines.values())) if name is None else pipelines.get(name)
-    if pipeline is None:
-        raise ConfigurationError("--pipeline", f"found {name!r}; the pipelines with a dead-letter topic are: {names}")
-    return settings.client, pipeline, opened_store(pipeline, stack) if pipeline.store else None
+        names = ", ".join(each.name for each in pipelines)
+        raise ConfigurationError("--pipeline", f"is missing{why}; name one of: {names}")
+    return pipelines[0] if name is None else named(pipelines, name, "the pipelines with a dead-letter topic are")
 
 
 @click.group("dlq")
@@ -199,27 +201,31 @@ def _line(found: FoundLetter, summary: LetterSummary) -> dict[str, Any]:
 
 
 async def _list(
-    client: ClientSettings, pipeline: PipelineSettings, store: PayloadStore | None, filters: Filters, printer: _Printer
+    client: ClientSettings,
+    dead_letters: str,
+    readers: SharedReaders,
+    filters: Filters,
+    owner: Owner | None,
+    printer: _Printer,
 ) -> None:
-    assert pipeline.dead_letter_topic is not None
-    topic = await find_topic(client, pipeline.dead_letter_topic)
+    topic = await find_topic(client, dead_letters)
 
-    async def show(reader: LetterReader, found: FoundLetter) -> bool:
-        summary = await asyncio.to_thread(reader.summarize, found)
-        if filters.match(found, summary):
+    async def show(found: FoundLetter) -> bool:
+        summary = await asyncio.to_thread(readers.summarize, found)
+        context = {} if summary.letter is None else summary.letter.context
+        if filters.match(found, summary) and (owner is None or owner.owns(context)):
             printer.show(found, summary)
         return filters.limit is None or printer.shown < filters.limit
 
     async with open_log(client, topic) as log:
         for partition, (first, end) in (await log.ranges(filters)).items():
-            reader = letter_reader(store, pipeline, topic.name)
             async for records in log.records(partition, max(first, filters.start), end):
                 for record in records:
-                    for found in reader.add(record):
-                        if not await show(reader, found):
+                    for found in readers.add(record):
+                        if not await show(found):
                             return
-            for found in reader.incomplete():
-                if not await show(reader, found):
+            for found in readers.incomplete():
+                if not await show(found):
                     return
 
 
@@ -228,8 +234,9 @@ async def _list(
 def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> int:
     """Show dead letters: a table on a terminal, JSON lines elsewhere.
 
-    A letter has the timestamp of its record. The status is 1 if a letter cannot be read, for instance for a
-    missing payload.
+    With --pipeline these are the letters of that pipeline. Without it, they are those of all pipelines; these must have
+    one dead-letter topic. A letter has the timestamp of its record. The status is 1 if a letter cannot be read, for
+    instance for a missing payload.
 
     \b
     Examples:
@@ -239,13 +246,25 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
     """
     filters = _filters(given)
     rows = sys.stdout.isatty() and not as_json
+    settings = load(config)
+    pipelines = _pipelines(settings)
+    if pipeline is None and len({each.dead_letter_topic for each in pipelines}) == 1:
+        chosen = pipelines[0]
+    else:
+        chosen = _chosen(pipelines, pipeline, ", and the dead-letter topics differ")
+    dead_letters = str(chosen.dead_letter_topic)
+    owner = None if pipeline is None else Owner.of(chosen, pipelines)
     with ExitStack() as stack:
-        client, chosen, store = _pipeline(config, pipeline, stack)
+        readers = {
+            each.name: letter_reader(opened_store(each, stack) if each.store else None, each, dead_letters)
+            for each in pipelines
+            if each.dead_letter_topic == dead_letters
+        }
         printer = _Printer(as_json=not rows)
-        asyncio.run(_list(client, chosen, store, filters, printer))
+        asyncio.run(_list(settings.client, dead_letters, SharedReaders(readers), filters, owner, printer))
     if rows:
         letters = "1 letter" if printer.shown == 1 else f"{printer.shown:,} letters"
-        click.echo(f"{letters} in {chosen.dead_letter_topic}")
+        click.echo(f"{letters} in {dead_letters}")
     return 1 if printer.unreadable else 0
 
 
@@ -333,7 +352,8 @@ def replay(
     Each record has the key, value, headers and timestamp with which it failed, and a first header wideload.replays:
     how often it was replayed. Offsets of replayed letters are committed as soon as their records are durable, so the
     next run continues there and repeats nothing. Letters that a filter excludes can be replayed later. Run one replay
-    at a time: the one that began last continues, the others end. The status is 1 if a letter cannot be replayed.
+    at a time: the one that began last continues, the others end. With --pipeline only letters of that pipeline are
+    replayed. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed already.
 
     \b
     Examples:
@@ -343,7 +363,10 @@ def replay(
     """
     filters = _filters(given)
     with ExitStack() as stack:
-        client, chosen, store = _pipeline(config, pipeline, stack)
+        settings = load(config)
+        pipelines, client = _pipelines(settings), settings.client
+        chosen = _chosen(pipelines, pipeline, "")
+        store = opened_store(chosen, stack) if chosen.store else None
         name = _group(chosen, group, client)
         advance = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
 
@@ -360,6 +383,7 @@ def replay(
                     to=to,
                     max_replays=max_replays,
                     done=advance,
+                    owner=None if pipeline is None else Owner.of(chosen, pipelines),
                     skip_unreadable=skip_unreadable,
                 )
                 try:
@@ -376,4 +400,8 @@ def replay(
 
         tally = asyncio.run(run())
     _report(chosen, tally, name, yes=yes, as_json=as_json or not sys.stdout.isatty())
-    return 1 if tally.failures else 0
+    if tally.passed_over:
+        letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
+        reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
+        click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
+    return 1 if tally.failures or tally.in_vain else 0

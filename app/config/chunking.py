@@ -56,14 +56,14 @@ class ChunkSettings:
     )
     max_bytes: int | None = keyed(
         "chunk.max.bytes",
-        "int",
+        "bytes",
         "The most bytes of a chunk, with key, headers and batch overhead. Larger records are split. Default: the sink "
         "topic's `max.message.bytes`.",
         minimum=1,
     )
     message_bytes: int = keyed(
         "chunk.max.message.bytes",
-        "int",
+        "bytes",
         "The largest value that is split, and the largest message that is assembled. Default: 67,108,864, or a "
         "quarter of `in.flight.bytes` if that is less.",
         minimum=1,
@@ -77,7 +77,7 @@ class ChunkSettings:
     )
     pending_bytes: int = keyed(
         "max.pending.chunked.bytes",
-        "int",
+        "bytes",
         "How many bytes the chunks of incomplete messages may take; `in.flight.bytes` does not count them. If there "
         "are more, the oldest message is discarded. Default: half of `in.flight.bytes`.",
         minimum=1,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from app.config.defaults import OWN_KEYS, default_keys
+from app.config.findings import Findings
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.secret import fill_in
-from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
+from app.config.settings import WORKER_KEYS
 from app.config.wrapping import HEADER_KEY, is_header_key
-from stores.keys import unknown
+from stores.keys import Key, nearest, unknown
 from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_client_names", "check_pipeline_names", "check_top_names", "flatten"]
+__all__ = ["check_pipeline_names", "check_top_names", "flatten"]
 
 _TYPO = 0.9  # similarity from which a key for a user's store counts as one of ours, misspelt
 _HEADER = HEADER_KEY.name.rpartition(".")[0]
@@ -37,89 +39,139 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 
 
-def flatten(table: Mapping[str, Any], environ: Mapping[str, str], prefix: str = "") -> dict[str, object]:
-    """The values by dotted name, of nested tables and of quoted names with dots alike.
+def flatten(
+    table: Mapping[str, Any], environ: Mapping[str, str], findings: Findings, prefix: str = ""
+) -> dict[str, object]:
+    """The values by dotted name, of nested tables and of quoted names with dots alike, in the order of the file.
 
-    Raises:
-        ConfigurationError: a name is given twice, or a placeholder cannot be filled in from `environ` or a file.
+    A name that is given twice, and a placeholder that cannot be filled in from `environ` or a file, are noted.
     """
     flat: dict[str, object] = {}
     for name, value in table.items():
         nested = isinstance(value, dict)
-        for key, item in flatten(value, environ, f"{prefix}{name}.").items() if nested else [(prefix + name, value)]:
-            if key in flat:
-                raise ConfigurationError(key, "is given twice: with quotes and without")
-            flat[key] = item if nested else fill_in(key, item, environ)
+        items = flatten(value, environ, findings, f"{prefix}{name}.") if nested else {prefix + name: value}
+        for key, item in items.items():
+            with findings.noted():
+                if key in flat:
+                    raise ConfigurationError(key, "is given twice: with quotes and without")
+                flat[key] = item  # before it is filled in: a name that fails has its place in the file all the same
+                flat[key] = item if nested else fill_in(key, item, environ)
     return flat
 
 
-def check_top_names(names: Iterable[str]) -> None:
-    """Checks the keys above all pipelines, which must be keys of the worker.
+def check_top_names(values: Mapping[str, object], findings: Findings) -> Sequence[Key]:
+    """Checks the keys above all pipelines, which are keys of the worker and defaults of pipelines. Notes all others.
 
-    Raises:
-        ConfigurationError: a key belongs elsewhere, or is unknown.
+    Returns:
+        the keys of pipelines that stand there.
+
+    Args:
+        values: by name of the key.
+        findings: of the keys above.
     """
-    known = [key.name for key in WORKER_KEYS]
+    worker = [key.name for key in WORKER_KEYS]
+    names = [name for name in values if name not in worker]
+    keys: Sequence[Key] = ()
+    with findings.noted():
+        keys = default_keys(names)
+    defaults = [key.name for key in keys]
+    store_class = values.get(STORE_CLASS)
+    foreign = isinstance(store_class, str) and store_class not in STORE_NAMES
+    no_tables: set[str] = set()
     for name in names:
-        if name in known:
+        first = name.partition(".")[0]
+        if name in OWN_KEYS:
+            findings.add(ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]"))
+        elif name in defaults or is_header_key(name):
             continue
-        if difflib.get_close_matches(name.partition(".")[0], ["pipeline"], cutoff=0.8):
-            raise ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
-        if is_header_key(name) or name in {key.name for key in (*PIPELINE_KEYS, *COMMON_KEYS)}:
-            raise ConfigurationError(name, "belongs to a pipeline: it goes below the line [pipeline.NAME]")
-        raise _unknown(name, known)
+        elif difflib.get_close_matches(first, ["pipeline"], cutoff=0.8):
+            if first not in no_tables:  # one word for the whole table
+                findings.add(
+                    ConfigurationError(name, "is not a key that is known here; a pipeline is a table [pipeline.NAME]")
+                )
+            no_tables.add(first)
+            findings.wrong.add("pipeline")
+        else:
+            _check_store_name(
+                name,
+                _client_keys(name) or [*worker, *defaults],
+                first,
+                findings,
+                foreign=foreign and not _client_keys(name),
+            )
+    return [key for key in keys if key.name in names]
 
 
-def check_client_names(names: Iterable[str]) -> None:
-    """Checks the keys that begin with `consumer.` or `producer.`.
-
-    Raises:
-        ConfigurationError: a key is unknown.
-    """
-    for name in names:
-        for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
-            known = [key.name for key in keys]
-            if name.startswith(prefix) and name not in known:
-                raise _unknown(name, known)
+def _client_keys(name: str) -> Sequence[str]:
+    for prefix, keys in (("consumer.", CONSUMER_KEYS), ("producer.", PRODUCER_KEYS)):
+        if name.startswith(prefix):
+            return [key.name for key in keys]
+    return ()
 
 
-def check_pipeline_names(pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str]) -> None:
-    """Checks the keys in a pipeline's table that are not its own; they must be keys of its store.
+def check_pipeline_names(
+    pipeline: str, handed: Iterable[str], store_class: object, own: Iterable[str], findings: Findings
+) -> None:
+    """Checks the keys in a pipeline's table that are not its own; they must be keys of its store. Notes all others.
 
     Args:
         pipeline: its name.
         handed: the keys for the store.
         store_class: the value of `large.message.payload.store.class`.
         own: the pipeline's own keys.
-
-    Raises:
-        ConfigurationError: a key belongs to the worker, or is unknown.
+        findings: of the pipeline.
     """
-    check_client_names(handed)
-    keys = store_keys(store_class) if isinstance(store_class, str) else None
+    keys = None
+    with findings.noted():
+        keys = store_keys(store_class) if isinstance(store_class, str) else None
     known = [*own, *(key.name for key in (*COMMON_KEYS, *(keys or ())))]
     worker = {key.name for key in WORKER_KEYS}
+    tables: set[str] = set()
     for name in handed:
-        if name in _OF_CONNECT:
-            raise _unknown(name, known)
-        if name in worker:
-            raise ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
         nested = re.fullmatch(r"(.+)\.(?:topics|output\.topic|transforms)", name)
         if nested and (keys is not None or store_class is None):
-            quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
-            raise ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}")
-        if difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
-            raise ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?")
-        if name in known:
+            if nested[1] not in tables:
+                quoted = f'[pipeline."{pipeline}.{nested[1]}"]'
+                findings.add(ConfigurationError(name, f"is not a key; a name with dots is quoted: {quoted}"))
+            tables.add(nested[1])
+            findings.wrong |= set(known)  # this table is none, so nothing is missing in it
+    for name in handed:
+        if any(name.startswith(f"{table}.") for table in tables) or name in findings.wrong:
             continue
-        other = name.partition(".")[0]
-        if keys is not None and other in STORE_NAMES and other != store_class:
-            raise ConfigurationError(
+        if name in _OF_CONNECT or (_client_keys(name) and name not in known):
+            _note_unknown(name, _client_keys(name) or known, findings)
+        elif name in worker:
+            findings.add(
+                ConfigurationError(name, "belongs to the worker: it goes above the first line [pipeline.NAME]")
+            )
+        elif difflib.get_close_matches(name.rstrip("0123456789").rstrip("."), [_HEADER], n=1, cutoff=_TYPO):
+            findings.add(ConfigurationError(name, f"is not a key that is known here; did you mean {HEADER_KEY.name}?"))
+        elif name not in known:
+            _check_store_name(name, known, store_class, findings, foreign=keys is None)
+
+
+def _check_store_name(
+    name: str, known: Sequence[str], store_class: object, findings: Findings, *, foreign: bool
+) -> None:
+    other = name.partition(".")[0]
+    if not foreign and other in STORE_NAMES and other != store_class:
+        findings.add(
+            ConfigurationError(
                 name,
                 f"is a key of the store {other}, and {STORE_CLASS} is {store_class!r}; correct one of them",
             )
-        if keys is not None or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
-            raise _unknown(name, known)
+        )
+    elif not foreign or difflib.get_close_matches(name, known, n=1, cutoff=_TYPO):
+        _note_unknown(name, known, findings)
+
+
+def _note_unknown(name: str, known: Iterable[str], findings: Findings) -> None:
+    """Notes an unknown key. The key that is probably meant is not missing then: it is misspelt."""
+    names = list(known)
+    findings.add(_unknown(name, names))
+    near = nearest(name, names)
+    if near is not None:
+        findings.wrong.add(near)
 
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigurationError:

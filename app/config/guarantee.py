@@ -60,7 +60,7 @@ class Guarantee:
     )
     size: int = keyed(
         _BYTES,
-        "int",
+        "bytes",
         "A transaction with this many bytes of records (keys, values, headers, and 400 for each record) is committed "
         "earlier. The results of one record, such as the chunks of a value, are never divided.",
         default=16_777_216,

@@ -8,54 +8,86 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.config.settings import PipelineSettings
+from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
 from transforms.errors import ConfigurationError
 from transforms.signing import KEY_NAME, REQUIRED_NAME
 
-__all__ = ["check_forms", "check_roots"]
+__all__ = ["form_errors", "root_errors", "store_doubts"]
 
 _MAX_BYTES = "large.message.max.bytes"
 _MESSAGE_BYTES = "chunk.max.message.bytes"
-_STORE_CLASS = "large.message.payload.store.class"
+_ENDPOINT = "s3.endpoint"
 
 
-def check_forms(pipelines: Sequence[PipelineSettings]) -> None:
+def form_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
     """Checks that chunks are assembled, and that references are known, believed, and not too large.
 
-    Raises:
-        ConfigurationError: a reader would take pieces or references for values, or would refuse all of them.
+    Yields an error wherever a reader would take pieces or references for values, or would refuse all of them.
     """
     for writer, reader in _neighbours(pipelines):
         if writer.chunks.splits:
-            _check_chunks(writer, reader)
+            yield from _check_chunks(writer, reader)
         if writer.offloads and "inflate" in reader.transforms:
-            _check_references(writer, reader)
+            yield from _check_references(writer, reader)
 
 
-def check_roots(pipelines: Sequence[PipelineSettings], roots: Mapping[str, str]) -> None:
+def root_errors(pipelines: Sequence[PipelineSettings], roots: Mapping[str, str]) -> Iterator[ConfigurationError]:
     """Checks that readers look for payloads where writers put them.
 
     Args:
         pipelines: of the file.
         roots: by the names of pipelines, the URIs of the roots of their stores, where they are known.
 
-    Raises:
-        ConfigurationError: a reader has another root, and would refuse each reference of the writer.
+    Yields an error for each reader that has another root, and would refuse each reference of the writer.
     """
     for writer, reader in _neighbours(pipelines):
         theirs, ours = roots.get(writer.name), roots.get(reader.name)
         if writer.offloads and "inflate" in reader.transforms and theirs and ours and theirs != ours:
-            raise _refusal(
+            yield _refusal(
                 writer,
                 reader,
-                _STORE_CLASS,
+                _place_key(writer, reader),
                 f"found a store at {ours}",
                 f"puts its payloads into {theirs}; inflate would refuse each of its references. Use the same store",
             )
 
 
-def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> None:
+def store_doubts(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
+    """Readers that perhaps look elsewhere than writers put payloads: a warning, since only their owner can know.
+
+    Two endpoints may be two names of one server, and a class of a user's own may read what another one has written.
+    """
+    for writer, reader in _neighbours(pipelines):
+        if not (writer.offloads and "inflate" in reader.transforms and writer.store and reader.store):
+            continue
+        theirs, ours = writer.store[STORE_CLASS], reader.store[STORE_CLASS]
+        if theirs != ours and {theirs, ours} - set(STORE_NAMES):
+            found, where, key = f"found {ours!r}", f"a store of class {theirs!r}", STORE_CLASS
+            unless = "unless the one reads what the other writes"
+        elif theirs == ours == "s3" and writer.store.get(_ENDPOINT) != reader.store.get(_ENDPOINT):
+            named = [repr(each.store[_ENDPOINT]) if _ENDPOINT in each.store else "none" for each in (reader, writer)]
+            found, where, key = f"found {named[0]}", f"the store at {_ENDPOINT} {named[1]}", _ENDPOINT
+            unless = "unless both lead to one server"
+        else:
+            continue
+        yield _refusal(
+            writer, reader, key, found, f"puts its payloads into {where}; inflate would find none of them, {unless}"
+        )
+
+
+def _place_key(writer: PipelineSettings, reader: PipelineSettings) -> str:
+    """The key of the store that says another place for each of the two: the bucket, for instance."""
+    name = str(reader.store[STORE_CLASS])
+    if name == writer.store[STORE_CLASS]:
+        for key in store_keys(name) or ():
+            if writer.store.get(key.name, key.default) != reader.store.get(key.name, key.default):
+                return key.name
+    return STORE_CLASS
+
+
+def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> Iterator[ConfigurationError]:
     if not reader.chunks.assembles:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             "transforms",
@@ -63,7 +95,7 @@ def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> None:
             "may write its values in chunks; they would be taken for values. Put assemble first",
         )
     if writer.chunks.message_bytes > reader.chunks.message_bytes:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             _MESSAGE_BYTES,
@@ -72,9 +104,9 @@ def _check_chunks(writer: PipelineSettings, reader: PipelineSettings) -> None:
         )
 
 
-def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> None:
+def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Iterator[ConfigurationError]:
     if writer.reference_format != reader.reference_format:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             "reference.format",
@@ -82,7 +114,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Non
             f"writes {writer.reference_format!r}; inflate would take its references for values",
         )
     if "wrap" in writer.transforms and "unwrap" not in reader.transforms:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             "transforms",
@@ -90,7 +122,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Non
             "wraps its references; inflate would take them for values. Put unwrap before it",
         )
     if writer.max_bytes > reader.max_bytes:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             _MAX_BYTES,
@@ -99,7 +131,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Non
         )
     ours, theirs = reader.signing, writer.signing
     if ours is not None and theirs is None and ours.required:
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             REQUIRED_NAME,
@@ -107,7 +139,7 @@ def _check_references(writer: PipelineSettings, reader: PipelineSettings) -> Non
             f"does not sign its references. Give it {KEY_NAME} too",
         )
     if ours is not None and theirs is not None and theirs.key not in (ours.key, *ours.previous):
-        raise _refusal(
+        yield _refusal(
             writer,
             reader,
             KEY_NAME,

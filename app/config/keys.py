@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stores.keys import Key
+from stores.keys import Key, Kind
 from transforms.compression import CODECS
 
 __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS"]
@@ -15,8 +15,12 @@ __all__ = ["CONSUMER_KEYS", "PRODUCER_KEYS", "SECURITY_KEYS"]
 _INT32 = 2_147_483_647  # the greatest number that Kafka's protocol has room for in these fields
 
 
-def _int32(name: str, default: int, doc: str, minimum: int = 1) -> Key:
-    return Key(name, "int", doc, default=default, minimum=minimum, maximum=_INT32)
+def _int32(name: str, default: int, doc: str, minimum: int = 1, kind: Kind = "int") -> Key:
+    return Key(name, kind, doc, default=default, minimum=minimum, maximum=_INT32)
+
+
+def _bytes32(name: str, default: int, doc: str) -> Key:
+    return _int32(name, default, doc, kind="bytes")
 
 
 SECURITY_KEYS: Sequence[Key] = (
@@ -83,7 +87,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     ),
     Key("consumer.check.crcs", "boolean", "Whether the checksums of fetched batches are verified.", default=True),
     Key("consumer.client.rack", "string", "The rack of the worker, to read from the nearest replica (KIP-392)."),
-    _int32(
+    _bytes32(
         "consumer.fetch.max.bytes",
         52_428_800,
         "The most bytes of one fetch; a larger record is still returned. If a quarter of `in.flight.bytes` is less "
@@ -92,7 +96,7 @@ CONSUMER_KEYS: Sequence[Key] = (
     _int32(
         "consumer.fetch.max.wait.ms", 500, "The longest time that a broker waits before it answers a fetch.", minimum=0
     ),
-    _int32("consumer.fetch.min.bytes", 1, "The least bytes that a broker waits for before it answers a fetch."),
+    _bytes32("consumer.fetch.min.bytes", 1, "The least bytes that a broker waits for before it answers a fetch."),
     Key(
         "consumer.group.instance.id",
         "string",
@@ -107,7 +111,7 @@ CONSUMER_KEYS: Sequence[Key] = (
         default="read_committed",
         allowed=("read_committed", "read_uncommitted"),
     ),
-    _int32(
+    _bytes32(
         "consumer.max.partition.fetch.bytes",
         1_048_576,
         "The most bytes of one partition in a fetch; a larger record is still returned, alone.",
@@ -150,7 +154,7 @@ PRODUCER_KEYS: Sequence[Key] = (
         default="all",
         allowed=("all", "-1"),
     ),
-    _int32(
+    _bytes32(
         "producer.batch.size",
         131_072,
         "The most bytes of a batch, estimated before it is compressed (see [batches.md](batches.md)); a larger record "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from app.config.settings import ClientSettings, PipelineSettings
-from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError, of_pipeline
+from transforms.errors import ConfigurationError, ResourceIdentifierTooLargeError
 from transforms.identifiers import CLIENT_KEYS, IDENTIFIERS, LIMIT_KEY, Kind, check, transactional_id
 
-__all__ = ["check_client", "check_config", "check_name", "check_pipeline", "check_topics", "client_id"]
+__all__ = ["check_config", "check_name", "check_topics", "client_id", "name_errors"]
 
 
 _LAST_PARTITION = 2**31 - 1  # Kafka counts partitions in 32 bits
@@ -58,24 +58,16 @@ def check_topics(topics: Iterable[str], key: str = "topics") -> None:
         check_name("topic", topic, key)
 
 
-def check_client(client: ClientSettings) -> None:
-    """Checks the client's own name.
-
-    Raises:
-        ConfigurationError: it is over its limit.
-    """
-    check_name("client-id", client.client_id, "client.id", enabled=client.limit_names)
-
-
-def check_pipeline(client: ClientSettings, pipeline: PipelineSettings) -> None:
-    """Checks every name that the pipeline gives to Kafka.
-
-    Raises:
-        ConfigurationError: one is over its limit; the error names the pipeline.
-    """
-    with of_pipeline(pipeline.name):
-        for kind, text, key, derived in _names(client, pipeline):
+def name_errors(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[ConfigurationError]:
+    """The names that the pipeline gives to Kafka, and that are over their limit; each error names the pipeline."""
+    told = set()
+    for kind, text, key, derived in _names(client, pipeline):
+        try:
             check_name(kind, text, key, enabled=client.limit_names, derived=derived)
+        except ConfigurationError as exc:
+            if key not in told:  # each topic has a transactional id
+                yield exc.of(pipeline.name)
+            told.add(key)
 
 
 def _names(client: ClientSettings, pipeline: PipelineSettings) -> Iterator[tuple[Kind, str, str, str]]:

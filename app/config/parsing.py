@@ -5,45 +5,24 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from app.config.chunking import check_order, chunk_settings
-from app.config.document import check_client_names, check_pipeline_names, check_top_names, flatten
+from app.config.document import check_top_names, flatten
 from app.config.fields import settings_of
-from app.config.guarantee import guarantee_of
-from app.config.handover import check_forms
-from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
-from app.config.naming import check_client, check_name, check_pipeline
-from app.config.reference_format import check_store_paths
-from app.config.reference_scope import reference_scope_settings
-from app.config.secret import Secret, hidden, known
-from app.config.settings import (
-    CONNECTION_KEYS,
-    PIPELINE_KEYS,
-    WORKER_KEYS,
-    ClientSettings,
-    PipelineSettings,
-    Settings,
-)
-from app.config.topology import check_groups, check_no_circle
-from app.config.wrapping import check_order as check_wrapper_order
-from app.config.wrapping import is_header_key, wrapper_settings
-from stores.keys import Key, Value, read
-from stores.registry import store_keys
-from stores.store import COMMON_KEYS
-from transforms.errors import ConfigurationError, of_pipeline
-from transforms.formats import FormatName
-from transforms.signing import KEY_NAME, Signing
+from app.config.findings import Checked, Findings
+from app.config.handover import form_errors
+from app.config.keys import SECURITY_KEYS
+from app.config.naming import check_name, name_errors
+from app.config.pipeline import POLL_INTERVAL, Table
+from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
+from app.config.topology import circle_errors, group_errors
+from transforms.errors import ConfigurationError
+from transforms.identifiers import LIMIT_KEY
 
-__all__ = ["TRANSFORMS", "checked_client_settings", "load", "parse"]
+__all__ = ["checked_client_settings", "load", "parse"]
 
-TRANSFORMS = ("offload", "inflate", "chunk", "assemble", "unwrap", "wrap")
-_DEAD_LETTERS = "errors.deadletterqueue.topic.name"
-_DELIVERY = "producer.delivery.timeout.ms"
-_SECRET_NAME = re.compile(r"password|secret|token|key|credential", re.IGNORECASE)
-_FETCH = "consumer.fetch.max.bytes"
 _ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
 _URL = re.compile(r"https?://[^\s/?#@]+(?:[/?][^\s#]*)?", re.IGNORECASE)
 _CREDENTIALS = "sasl.oauthbearer.client.credentials."
@@ -53,13 +32,9 @@ _NEEDED: Mapping[str, Sequence[str]] = {
     "AWS_MSK_IAM": (),
     "OAUTHBEARER": (_ENDPOINT, f"{_CREDENTIALS}client.id", f"{_CREDENTIALS}client.secret"),
 }
-_POLL_INTERVAL = "consumer.max.poll.interval.ms"
-_STORE_CLASS = "large.message.payload.store.class"
-_STORE_TIMEOUT = "large.message.store.timeout.ms"
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
-_TOPIC = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
+_WORKER_NAMES = frozenset(key.name for key in WORKER_KEYS)
 
 
 def load(path: str | os.PathLike[str]) -> Settings:
@@ -85,52 +60,99 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     """The settings of a document that `tomllib` has read.
 
     Raises:
-        ConfigurationError: the settings cannot work.
+        ConfigurationError: the settings cannot work. It tells of all that is wrong, in the order of the file.
     """
+    top = Findings()
+    tables = _tables(document, top)
+    flat = flatten({name: value for name, value in document.items() if name != "pipeline"}, environ, top)
+    defaults = check_top_names(flat, top)
+    worker = top.read(WORKER_KEYS, flat)
+    clients = _client_settings(worker, top)
+    shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
+    top.read(defaults, shared)  # notes each wrong value, once
+    if not tables and "pipeline" not in top.wrong:
+        top.add(ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]"))
+    usable = {name: value for name, value in shared.items() if name not in top.wrong}
+    found = [Table(name, flatten(table, environ, findings), findings) for name, table, findings in tables]
+    for table in found:
+        table.findings.wrong |= top.wrong - table.given.keys()  # it would have them, and nothing is missing
+    pipelines = [each.settings(usable, worker) for each in found]
+    right = [pipeline for pipeline in pipelines if pipeline is not None]
+    between = Findings()
+    names = [error for client in clients for each in right for error in name_errors(client, each)]
+    for error in (
+        *names,
+        *group_errors(right),
+        *circle_errors(right),
+        *form_errors(right),
+    ):
+        between.add(error)
+    with top.noted():
+        _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], right)
+    everything = Findings()
+    for error in (*top.errors, *_of_tables(found, flat), *between.errors):
+        everything.add(error)
+    everything.check(_place(flat, found))
+    (client,) = clients
+    return settings_of(Settings, worker, client=client, pipelines=tuple(right))
+
+
+def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, Mapping[str, Any], Findings]]:
+    """The tables of the pipelines by name, each with findings of its own."""
     tables = document.get("pipeline", {})
-    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ConfigurationError("pipeline", "found a value, allowed are tables: [pipeline.NAME]")
-    flat = flatten({name: value for name, value in document.items() if name != "pipeline"}, environ)
-    shared = {name: value for name, value in flat.items() if name.startswith(("consumer.", "producer."))}
-    own = {name: value for name, value in flat.items() if name not in shared}
-    check_top_names(own)
-    check_client_names(shared)
-    worker = _read(WORKER_KEYS, own)
-    client = checked_client_settings(own)
-    if not tables:
-        raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")
-    pipelines = tuple(
-        _pipeline(name, worker["in.flight.bytes"], shared, table, environ) for name, table in tables.items()
-    )
-    for pipeline in pipelines:
-        check_pipeline(client, pipeline)
-    check_groups(pipelines)
-    check_no_circle(pipelines)
-    check_forms(pipelines)
-    _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], pipelines)
-    return settings_of(Settings, worker, client=client, pipelines=pipelines)
+    if isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values()):
+        return [(name, table, Findings(name)) for name, table in tables.items()]
+    top.add(ConfigurationError("pipeline", "found a value, allowed are tables: [pipeline.NAME]"))
+    return []
+
+
+def _of_tables(tables: Sequence[Table], top: Mapping[str, object]) -> Iterator[ConfigurationError]:
+    """The errors of the tables. One of a default that several have is told once, at the default."""
+    of_defaults: dict[tuple[str, str], list[ConfigurationError]] = {}
+    for table in tables:
+        for error in table.findings.errors:
+            if error.key in top and error.key not in table.given:
+                of_defaults.setdefault((error.key, error.reason), []).append(error)
+            else:
+                yield error
+    for (key, reason), errors in of_defaults.items():
+        yield errors[0] if len(errors) == 1 else ConfigurationError(key, reason)
+
+
+def _place(top: Mapping[str, object], tables: Sequence[Table]) -> Callable[[ConfigurationError], float]:
+    """The place of an error in the file: by table, and in a table by key; keys that are missing come last."""
+    names: list[tuple[str | None, str]] = [(None, name) for name in [*top, ""]]
+    for table in tables:
+        names += [(table.name, name) for name in [*table.given, ""]]
+    places = {name: i for i, name in enumerate(names)}
+    return lambda error: places.get((error.pipeline, error.key), places[error.pipeline, ""])
 
 
 def checked_client_settings(config: Mapping[str, object]) -> ClientSettings:
     """The connection settings of the worker or a command; keys of `config` other than `CONNECTION_KEYS` are ignored.
 
     Raises:
-        ConfigurationError: a value is missing or wrong, or some contradict each other.
+        ConfigurationError: some values are missing or wrong, or contradict each other.
     """
-    values = _read(CONNECTION_KEYS, config)
-    _check_addresses(values["bootstrap.servers"])
-    client = settings_of(ClientSettings, values, security={key.name: values[key.name] for key in SECURITY_KEYS})
-    check_client(client)
-    _check_security(client.security)
-    return client
+    findings = Findings()
+    values = findings.read(CONNECTION_KEYS, config)
+    clients = _client_settings(values, findings)
+    findings.check()
+    return clients[0]
 
 
-def _read(keys: Sequence[Key], config: Mapping[str, object]) -> dict[str, Any]:
-    """As `read`, but the text of a placeholder is converted to its key's type, and secrets are hidden."""
-    given = {key.name: config[key.name] for key in keys if key.name in config}
-    texts = {key.name: key.coerce(given[key.name]) for key in keys if isinstance(given.get(key.name), Secret)}
-    values = read(keys, {**given, **texts})
-    return {key.name: known(values[key.name]) if key.secret else values[key.name] for key in keys}
+def _client_settings(values: Checked, findings: Findings) -> Sequence[ClientSettings]:
+    """The settings; none if one of the values is wrong."""
+    with findings.noted():
+        _check_addresses(values["bootstrap.servers"])
+    with findings.noted():
+        check_name("client-id", values["client.id"], "client.id", enabled=values[LIMIT_KEY])
+    _check_security(values, findings)
+    found = []
+    with findings.noted():
+        security = {key.name: values[key.name] for key in SECURITY_KEYS}
+        found.append(settings_of(ClientSettings, values, security=security))
+    return found
 
 
 def _check_addresses(addresses: str) -> None:
@@ -142,192 +164,50 @@ def _check_addresses(addresses: str) -> None:
             )
 
 
-def _check_security(security: Mapping[str, Value | None]) -> None:
-    protocol = str(security["security.protocol"])
-    mechanism = str(security["sasl.mechanism"])
-    if protocol.startswith("SASL"):
-        for name in _NEEDED.get(mechanism, ("sasl.username", "sasl.password")):
-            if security[name] is None:
-                reason = f"security.protocol {protocol} needs it, with sasl.mechanism {mechanism}"
-                raise ConfigurationError(name, f"is missing; {reason}")
-    endpoint = security[_ENDPOINT]
-    if endpoint is not None and not _URL.fullmatch(str(endpoint)):
-        found = "" if "@" in str(endpoint) else f"found {endpoint!r}, "  # a password may stand in front of it
+def _check_security(security: Checked, findings: Findings) -> None:
+    with findings.noted():
+        protocol, mechanism = str(security["security.protocol"]), str(security["sasl.mechanism"])
+        if protocol.startswith("SASL"):
+            for name in _NEEDED.get(mechanism, ("sasl.username", "sasl.password")):
+                with findings.noted():
+                    if security[name] is None:
+                        reason = f"security.protocol {protocol} needs it, with sasl.mechanism {mechanism}"
+                        raise ConfigurationError(name, f"is missing; {reason}")
+    with findings.noted():
+        _check_endpoint(security[_ENDPOINT])
+    with findings.noted():
+        if (security["ssl.certificate.location"] is None) != (security["ssl.key.location"] is None):
+            raise ConfigurationError("ssl.key.location", "goes with ssl.certificate.location: give both or neither")
+    for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):
+        with findings.noted():
+            value = security[name]
+            if value is not None and not Path(str(value)).is_file():
+                raise ConfigurationError(name, f"there is no file {value!r}")
+
+
+def _check_endpoint(url: object) -> None:
+    if url is not None and not _URL.fullmatch(str(url)):
+        found = "" if "@" in str(url) else f"found {url!r}, "  # a password may stand in front of it
         allowed = "allowed is https://host/path, or http:// without TLS; without user and password"
         raise ConfigurationError(_ENDPOINT, found + allowed)
-    if (security["ssl.certificate.location"] is None) != (security["ssl.key.location"] is None):
-        raise ConfigurationError("ssl.key.location", "goes with ssl.certificate.location: give both or neither")
-    for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):
-        value = security[name]
-        if value is not None and not Path(str(value)).is_file():
-            raise ConfigurationError(name, f"there is no file {value!r}")
-
-
-def _reading_ahead(in_flight_bytes: int) -> Mapping[str, object]:
-    """The default of a fetch: what a client reads ahead takes memory too, so a small budget makes it small."""
-    return {_FETCH: max(1, min(52_428_800, in_flight_bytes // 4))}
-
-
-def _pipeline(
-    name: str,
-    in_flight_bytes: int,
-    shared: Mapping[str, object],
-    table: Mapping[str, object],
-    environ: Mapping[str, str],
-) -> PipelineSettings:
-    with of_pipeline(name):
-        values = {**_reading_ahead(in_flight_bytes), **shared, **flatten(table, environ)}
-        _check_name(name)
-        return _checked_pipeline(name, values, in_flight_bytes)
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError("pipeline", f"found the name {name!r}, allowed are 1 to 200 of [a-zA-Z0-9._-]")
-
-
-def _checked_pipeline(name: str, config: Mapping[str, object], in_flight_bytes: int) -> PipelineSettings:
-    own = (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS)
-    own_names = {key.name for key in own}
-    handed = {key: value for key, value in config.items() if key not in own_names and not is_header_key(key)}
-    # Names first, or a misspelt key would be reported as a missing one.
-    check_pipeline_names(name, handed, config.get(_STORE_CLASS), own_names)
-    values = _read(own, config)
-    common = _read(COMMON_KEYS, config)
-    _check_topics(values)
-    transforms = _check_transforms(values["transforms"])
-    if values["group.id"] == "":
-        raise ConfigurationError("group.id", "found '', allowed is a name; or leave the key out")
-    chunks = chunk_settings(values, config, transforms, in_flight_bytes)
-    wrapper = wrapper_settings(values, config, transforms)
-    needed = "inflate" in transforms or ("offload" in transforms and chunks.strategy != "chunk")
-    store = _store_config(values, handed, needed=needed)
-    check_store_paths(values["reference.format"], transforms, store)
-    tolerant = values["errors.tolerance"] == "all"
-    if tolerant and values[_DEAD_LETTERS] is None:
-        raise ConfigurationError(_DEAD_LETTERS, 'is missing; errors.tolerance = "all" needs a dead-letter topic')
-    if store:
-        _check_below({**values, **common}, _STORE_TIMEOUT, _POLL_INTERVAL)
-    _check_below(values, "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms")
-    _check_below(values, "consumer.fetch.max.wait.ms", "consumer.request.timeout.ms")
-    if _DELIVERY in config:
-        _check_delivery(values)
-    return settings_of(
-        PipelineSettings,
-        values,
-        name=name,
-        transforms=transforms,
-        group_id=values["group.id"] or f"wideload-{name}",
-        store=store,
-        reference_scope=reference_scope_settings(values, transforms),
-        guarantee=guarantee_of(values),
-        chunks=chunks,
-        wrapper=wrapper,
-        dead_letter_topic=values[_DEAD_LETTERS] if tolerant else None,
-        max_bytes=common["large.message.max.bytes"],
-        store_timeout_ms=common[_STORE_TIMEOUT],
-        signing=_signing(common, values["reference.format"]),
-        consumer={key.name: values[key.name] for key in CONSUMER_KEYS},
-        producer={key.name: values[key.name] for key in PRODUCER_KEYS},
-    )
-
-
-def _check_topics(values: Mapping[str, Any]) -> None:
-    if not values["topics"]:
-        raise ConfigurationError("topics", "found an empty list, allowed is one topic or more")
-    named = [
-        *(("topics", topic) for topic in values["topics"]),
-        ("output.topic", values["output.topic"]),
-        (_DEAD_LETTERS, values[_DEAD_LETTERS]),
-    ]
-    for key, topic in named:
-        if topic is not None:
-            check_name("topic", topic, key)
-        if topic is not None and not _TOPIC.fullmatch(topic):
-            raise ConfigurationError(key, f"found {topic!r}, allowed are 1 to 249 characters of [a-zA-Z0-9._-]")
-    if len(set(values["topics"])) != len(values["topics"]):
-        raise ConfigurationError("topics", f"found {values['topics']}, which has a topic twice")
-    for key, topic in named[len(values["topics"]) :]:
-        if topic in values["topics"]:
-            raise ConfigurationError(key, f"found {topic!r}, which is also in topics: the pipeline would feed itself")
-    if values[_DEAD_LETTERS] == values["output.topic"]:
-        raise ConfigurationError(
-            _DEAD_LETTERS,
-            f"found {values['output.topic']!r}, which is also output.topic: its readers would take dead letters for "
-            "records",
-        )
-
-
-def _check_transforms(names: Sequence[str]) -> tuple[str, ...]:
-    if not names:
-        raise ConfigurationError("transforms", f"found an empty list, allowed are: {', '.join(TRANSFORMS)}")
-    for name in names:
-        if name not in TRANSFORMS:
-            raise ConfigurationError("transforms", f"found {name!r}, allowed are: {', '.join(TRANSFORMS)}")
-    if len(set(names)) != len(names):
-        raise ConfigurationError("transforms", f"found {list(names)}, which has a transform twice")
-    if tuple(names) == ("offload", "inflate"):
-        raise ConfigurationError("transforms", f"found {list(names)}, where inflate would undo offload")
-    check_order(names)
-    check_wrapper_order(names)
-    return tuple(names)
-
-
-def _signing(common: Mapping[str, Any], name: FormatName) -> Signing | None:
-    signing = Signing.of(common)
-    if signing is not None and name != "wideload":
-        raise ConfigurationError(KEY_NAME, f"stands beside reference.format = '{name}', which has no signatures")
-    return signing
-
-
-def _store_config(values: Mapping[str, Any], handed: Mapping[str, object], *, needed: bool) -> Mapping[str, object]:
-    """The configuration of the store. A user's class may have secrets among its keys, so all its strings are hidden."""
-    store_class = values[_STORE_CLASS]
-    if store_class is None and not needed:
-        for name in handed:
-            raise ConfigurationError(name, f"is a key of a store, but transforms {values['transforms']} need none")
-        return {}
-    if store_class is None:
-        raise ConfigurationError(_STORE_CLASS, f"is missing; transforms {values['transforms']} need a store")
-    keys = store_keys(store_class)
-    checked = _read((*COMMON_KEYS, *(keys or ())), handed)
-    if not needed:
-        return {}  # a store that is configured but not needed is checked, and not opened
-    return {_STORE_CLASS: store_class} | {
-        name: checked[name] if name in checked else _hidden(name, value) for name, value in handed.items()
-    }
-
-
-def _hidden(name: str, value: object) -> object:
-    """The value of a key that only a class of the user's own knows."""
-    return known(value) if _SECRET_NAME.search(name) else hidden(value)
-
-
-def _check_delivery(values: Mapping[str, Any]) -> None:
-    # As in Kafka's producer, this is checked only if the time is given; else it is made long enough.
-    least = values["producer.linger.ms"] + values["producer.request.timeout.ms"]
-    if values[_DELIVERY] < least:
-        raise ConfigurationError(
-            _DELIVERY,
-            f"found {values[_DELIVERY]:,}, allowed is at least producer.linger.ms and producer.request.timeout.ms "
-            f"together, which are {least:,}",
-        )
-
-
-def _check_below(values: Mapping[str, Any], key: str, limit: str) -> None:
-    if values[key] >= values[limit]:
-        raise ConfigurationError(
-            key, f"found {values[key]:,}, allowed is less than {limit}, which is {values[limit]:,}"
-        )
 
 
 def _check_shutdown(graceful_timeout_ms: int, pipelines: Iterable[PipelineSettings]) -> None:
-    """Checks that a pipeline that loses partitions can drain before its time to join the group again is over."""
+    """Checks that a pipeline that loses partitions can drain before its time to join the group again is over.
+
+    Raises:
+        ConfigurationError: some cannot.
+    """
+    found = []
     for pipeline in pipelines:
-        interval = cast("int", pipeline.consumer[_POLL_INTERVAL])
+        interval = cast("int", pipeline.consumer[POLL_INTERVAL])
         if graceful_timeout_ms >= interval:
-            raise ConfigurationError(
-                "task.shutdown.graceful.timeout.ms",
-                f"found {graceful_timeout_ms:,}, allowed is less than {_POLL_INTERVAL} of pipeline {pipeline.name}, "
-                f"which is {interval:,}",
+            found.append(
+                ConfigurationError(
+                    "task.shutdown.graceful.timeout.ms",
+                    f"found {graceful_timeout_ms:,}, allowed is less than {POLL_INTERVAL} of pipeline {pipeline.name}, "
+                    f"which is {interval:,}",
+                )
             )
+    if found:
+        raise ConfigurationError.together(found)

@@ -88,7 +88,7 @@ class PipelineSettings:
     )
     threshold_bytes: int = keyed(
         "large.message.threshold.bytes",
-        "int",
+        "bytes",
         "A value longer than this is offloaded. So is a record whose batch, compressed as it is sent, would be over "
         "the sink topic's `max.message.bytes`.",
         default=DEFAULT_THRESHOLD_BYTES,
@@ -206,7 +206,7 @@ class Settings:
     client: ClientSettings
     in_flight_bytes: int = keyed(
         "in.flight.bytes",
-        "int",
+        "bytes",
         "The most bytes of records that all pipelines together hold; one record of each pipeline may exceed it. When "
         "it is used up, pipelines stop reading until there is room. What was fetched and waits counts too while "
         "records that pass are on their way. What was read ahead of records that wait for the store takes up to a "

@@ -7,39 +7,36 @@ from collections.abc import Iterator, Sequence
 from app.config.settings import PipelineSettings
 from transforms.errors import ConfigurationError
 
-__all__ = ["check_groups", "check_no_circle"]
+__all__ = ["circle_errors", "group_errors"]
 
 
-def check_groups(pipelines: Sequence[PipelineSettings]) -> None:
-    """Checks that each pipeline has its own group; two of one group would each miss the partitions of the other.
+def group_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
+    """The pipelines without a group of their own; two of one group would each miss the partitions of the other.
 
-    Raises:
-        ConfigurationError: two pipelines have the same group.
+    Yields an error for each pipeline whose group one before it has.
     """
     groups: dict[str, str] = {}
     for pipeline in pipelines:
         if pipeline.group_id in groups:
-            raise ConfigurationError(
+            yield ConfigurationError(
                 "group.id",
                 f"found {pipeline.group_id!r}, which pipeline {groups[pipeline.group_id]} has too; each pipeline "
                 "needs a group of its own",
                 pipeline=pipeline.name,
             )
-        groups[pipeline.group_id] = pipeline.name
+        groups.setdefault(pipeline.group_id, pipeline.name)
 
 
-def check_no_circle(pipelines: Sequence[PipelineSettings]) -> None:
-    """Checks that no record, and no dead letter, can come back to a topic that it was read from.
+def circle_errors(pipelines: Sequence[PipelineSettings]) -> Iterator[ConfigurationError]:
+    """The ways on which a record, or a dead letter, could come back to a topic that it was read from.
 
-    Raises:
-        ConfigurationError: a record could. The error names the pipeline, in the order of the file, that closes the
-            circle.
+    Yields an error for each topic that closes a circle; it names the pipeline, in the order of the file.
     """
     for count, pipeline in enumerate(pipelines, start=1):
         for key, target in _targets(pipeline):
             way = _way_back(target, pipeline, pipelines[:count])
             if way is not None:
-                raise ConfigurationError(
+                yield ConfigurationError(
                     key,
                     f"found {target!r}, which closes a circle of topics: {' → '.join([way[-1], *way])}; records would "
                     "go round for ever",

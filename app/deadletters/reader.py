@@ -101,6 +101,7 @@ class LetterReader:
         *,
         topics: Collection[str] = (),
     ) -> None:
+        self.max_bytes = max_bytes
         self._store = store
         self._inflate = Inflate(max_bytes, signing=signing)
         # A forged letter must not copy payloads of other topics to a source, even if inflate may read these topics.

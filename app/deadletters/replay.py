@@ -22,6 +22,7 @@ from aiokafka.partitioner import murmur2
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
+from app.deadletters.owner import Owner
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.replay_offsets import ReplayedOffsets
 from app.kafka.batches.raw import raw_batch
@@ -53,6 +54,7 @@ __all__ = ["Failure", "RecordWriter", "Replay", "Tally", "letter_reader", "open_
 _BATCH = 200  # letters that are written, and committed, together
 _BATCH_VALUE_BYTES = 32 * 1024 * 1024
 _MOST_FAILED = 20  # that are kept
+_REPLAYED = "replayed "  # the beginning of each reason to skip a letter that was replayed already
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,16 @@ class Tally:
     def replayed(self) -> int:
         """How many letters are replayed."""
         return self.targets.total()
+
+    @property
+    def passed_over(self) -> int:
+        """How many letters were skipped, if all were; else 0."""
+        return 0 if self.replayed or self.failures else self.skipped.total()
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether all letters were skipped, and none because it was replayed already: the command cannot be meant."""
+        return self.passed_over > 0 and not any(reason.startswith(_REPLAYED) for reason in self.skipped)
 
     def fail(self, found: FoundLetter, reason: str) -> None:
         """Counts a letter that cannot be replayed."""
@@ -188,6 +200,7 @@ class Replay:
         to: a topic for all records; None to write each to the topic that it came from.
         max_replays: a record that was replayed so often is skipped.
         done: called with the number of letters after each batch.
+        owner: replay only letters of this pipeline; None to replay all that the pipeline may.
         skip_unreadable: whether letters that nobody can read count as replayed, so that they leave no gaps.
         tally: counts the letters.
     """
@@ -200,6 +213,7 @@ class Replay:
     to: str | None
     max_replays: int
     done: Callable[[int], None]
+    owner: Owner | None = None
     skip_unreadable: bool = False
     tally: Tally = field(default_factory=Tally, init=False)
     _topics: dict[str, Topic | ConfigurationError] = field(default_factory=dict, init=False)
@@ -261,7 +275,7 @@ class Replay:
         if self._limit_reached or not self.filters.match(found, summary):
             return
         if found.offset in replayed:
-            self.tally.skipped["replayed before"] += 1
+            self.tally.skipped[f"{_REPLAYED}before"] += 1
             return
         if summary.letter is None:
             self.tally.fail(found, summary.error or "it cannot be read")
@@ -302,8 +316,10 @@ class Replay:
             self._unreadable += found.offsets
 
     def _skip_reason(self, letter: Letter) -> str | None:
+        if self.owner is not None and not self.owner.owns(letter.context):
+            return f"of pipeline {letter.context.get('connector.name', '-')} (--pipeline)"
         if letter.replays >= self.max_replays:
-            return f"replayed {letter.replays} times already, and failed again (--max-replays)"
+            return f"{_REPLAYED}{letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
         if topic is None:
             return "the letter does not name the topic of its record (--to)"

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 _DEFAULTS = BatchSettings()
 _BUFFER = Key(
     "buffer.memory",
-    "int",
+    "bytes",
     "How many bytes of records may wait to be delivered; then `send` waits. One record may exceed it.",
     default=33_554_432,
     minimum=1,
@@ -34,7 +34,7 @@ _BUFFER = Key(
 _BLOCK = Key("max.block.ms", "int", "How long `send` waits for the buffer.", default=60_000, minimum=0)
 _BATCH = Key(
     "batch.size",
-    "int",
+    "bytes",
     "A batch is closed when it is estimated to compress to so many bytes, or to what its topic takes.",
     default=_DEFAULTS.batch_bytes,
     minimum=1,

@@ -19,7 +19,7 @@ from app.kafka.batches import Batches, BatchSettings
 from app.kafka.batches.bounds import ByteLimit
 from app.kafka.clients import admin, translated, writing_producer
 from app.kafka.producer import ProducerControls
-from app.kafka.topics import Topic, topics
+from app.kafka.topics import Topic, missing_topic, topics
 from transforms.batch_size import batch_of_one_bytes
 from transforms.errors import ConfigurationError, RecordTooLargeError, WideloadError
 from transforms.record import Record, RecordLike
@@ -246,8 +246,9 @@ async def find_topic(client: ClientSettings, name: str) -> Topic:
     check_name("topic", name, "TOPIC")
     async with admin(client) as connection:
         found = await topics(connection, [name])
-    if name not in found:
-        raise ConfigurationError("TOPIC", f"topic {name} does not exist at {client.bootstrap_servers}; create it first")
+        if name not in found:
+            hint = f" at {client.bootstrap_servers}; create it first"
+            raise ConfigurationError("TOPIC", await missing_topic(connection, name, hint))
     return found[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from app.kafka.clients import ClusterError, admin, describe
 from app.kafka.queries import TEXT, Query, fields, rows, version
 from transforms.errors import ConfigurationError
 from transforms.retention import FOREVER
+from transforms.text import did_you_mean
 
-__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "topic_of", "topics"]
+__all__ = ["MAX_MESSAGE_BYTES", "Identity", "Topic", "identities", "limits", "missing_topic", "topic_of", "topics"]
 
 MAX_MESSAGE_BYTES = "max.message.bytes"
 
@@ -133,6 +135,22 @@ async def topics(connection: AdminClient, names: Sequence[str]) -> dict[str, Top
             recompressed=config.get(_COMPRESSION, _OF_PRODUCER) != _OF_PRODUCER,
         )
     return found
+
+
+async def missing_topic(connection: AdminClient, name: str, hint: str) -> str:
+    """What is said of a topic that does not exist: with a topic of nearly this name, if the user may see one.
+
+    Args:
+        connection: to the cluster.
+        name: of the topic.
+        hint: what to do about it.
+    """
+    try:
+        known = [entry["topic"] for entry in await connection.describe_topics() if not entry.get("is_internal")]
+    except KafkaError:
+        known = []  # it is only a hint
+    # On a thread: with many topics the comparison takes a while.
+    return f"topic {name} does not exist{hint}{await asyncio.to_thread(did_you_mean, name, known)}"
 
 
 async def _configs(connection: AdminClient, names: Sequence[str]) -> dict[str, Mapping[str, str]]:

@@ -171,7 +171,7 @@ class Pipeline(Service):
                 raise
             # The cluster was right before, and a change can be taken back. A lower limit too, before it was seen.
             self._learned_limits.forget_sizes()
-            raise ClusterError(f"{exc.key}: {exc.reason}", retriable=True) from exc
+            raise ClusterError("; ".join(f"{each.key}: {each.reason}" for each in exc.each), retriable=True) from exc
 
     async def _live_once(self) -> None:
         """One flow, from the look at the cluster to its end."""
@@ -244,6 +244,7 @@ class Pipeline(Service):
 
     def _note(self, error: Exception) -> None:
         if isinstance(error, ConfigurationError):
-            error = ConfigurationError(error.key, error.reason)  # without the pipeline, which the page names
+            # Without the pipeline, which the page names.
+            error = ConfigurationError.together([ConfigurationError(each.key, each.reason) for each in error.each])
         self.last_error = without_secrets(str(error) or repr(error))
         self.last_error_at = time.time()

@@ -72,7 +72,7 @@ MAX_BLOCK = Key(
 PRODUCER_KEYS: Sequence[Key] = (
     Key(
         "large.message.threshold.bytes",
-        "int",
+        "bytes",
         "What is longer than this is offloaded; so is what `max.request.size` (in confluent-kafka `message.max.bytes`) "
         "would refuse.",
         default=DEFAULT_THRESHOLD_BYTES,

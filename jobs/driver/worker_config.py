@@ -17,6 +17,7 @@ from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
 from transforms.signing import KEY_NAME
+from transforms.text import did_you_mean
 
 __all__ = ["StoreUse", "WorkerConfig"]
 
@@ -141,13 +142,15 @@ class WorkerConfig:
         Raises:
             ConfigurationError: there is no store, or the user must choose one.
         """
-        names = ", ".join(name for each in self.stores for name in each.pipelines)
+        known = [name for each in self.stores for name in each.pipelines]
+        names = ", ".join(known)
         if not self.stores:
             raise ConfigurationError("-c", "is a configuration in which no pipeline has a store")
         if pipeline is not None:
             found = [each for each in self.stores if pipeline in each.pipelines]
             if not found:
-                raise ConfigurationError("--pipeline", f"found {pipeline!r}, those with a store are: {names}")
+                told = f"found {pipeline!r}, those with a store are: {names}{did_you_mean(pipeline, known)}"
+                raise ConfigurationError("--pipeline", told)
             return found[0]
         found = list(self.stores)
         if len(found) > 1 and topics:

@@ -39,7 +39,7 @@ KEYS: Sequence[Key] = (
         default="fail", allowed=("fail", "null", "keep")),
     Key("reference.format", "string", "How records refer to payloads, as in the worker.", default="wideload",
         allowed=tuple(FORMATS)),
-    Key("maxBytesInFlight", "int", "The most bytes of payloads that a task holds, or one record if that is larger.",
+    Key("maxBytesInFlight", "bytes", "The most bytes of payloads that a task holds, or one record if that is larger.",
         default=DEFAULT_HELD_BYTES, minimum=1),
     Key("threads", "int", "How many payloads a task downloads at a time.", default=DEFAULT_THREADS, minimum=1),
     Key("chunkLookback", "int", "How many offsets before its range a task looks for the first chunk of a message.",
@@ -50,7 +50,7 @@ KEYS: Sequence[Key] = (
         "as `onError` says.", allowed=("fail", "pass")),
     Key("max.pending.chunked.message", "int", "How many chunked messages may be incomplete at a time.",
         default=_LIMITS.messages, minimum=1),
-    Key("max.pending.chunked.bytes", "int", "How many bytes their chunks may hold in a task.",
+    Key("max.pending.chunked.bytes", "bytes", "How many bytes their chunks may hold in a task.",
         default=_LIMITS.pending_bytes, minimum=1),
 )  # fmt: skip
 """The source's own options. Spark ignores the case of their names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,17 @@ from click.testing import CliRunner
 
 from app.cli import cli, main
 from app.commands.check import effective
-from app.commands.connection import client_of, pipeline_of
+from app.commands.connection import client_of, pipeline_of, wrap_of
 from app.commands.consume import start_of
 from app.commands.folder import Folder, safe_name
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
 from app.config.parsing import parse
-from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
+from app.config.settings import PIPELINE_KEYS, WORKER_KEYS, Settings
 from stores.registry import store_keys
 from stores.store import COMMON_KEYS
 from transforms.errors import ConfigurationError
 
-COMMANDS = ("worker", "check", "demo", "produce", "consume", "inspect", "store", "job")
+COMMANDS = ("worker", "check", "demo", "topics", "produce", "consume", "inspect", "store", "job")
 
 PIPELINE = {
     "topics": ["raw"],
@@ -146,6 +147,17 @@ def test_pipeline_must_be_chosen_where_stores_differ() -> None:
         pipeline_of(two, None)
     with pytest.raises(ConfigurationError, match="--pipeline: found 'c', the configuration has: a, b"):
         pipeline_of(two, "c")
+
+
+@pytest.mark.parametrize("find", [pipeline_of, wrap_of])
+def test_unknown_pipeline_names_the_nearest(find: Callable[[Settings, str], object]) -> None:
+    """For a mistyped pipeline the error names the nearest one, after all that there are."""
+    settings = parse({"bootstrap.servers": "b:1", "pipeline": {"orders-offload": PIPELINE}}, {})
+    with pytest.raises(ConfigurationError) as caught:
+        find(settings, "orders-ofload")
+    assert str(caught.value) == (
+        "--pipeline: found 'orders-ofload', the configuration has: orders-offload; did you mean orders-offload?"
+    )
 
 
 def test_pipeline_must_be_chosen_where_formats_differ() -> None:

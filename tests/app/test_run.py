@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
 import pytest
 
+from app.cli import main
 from app.config.parsing import parse
 from app.run import run_worker
+from app.web.address import runs_already
 from transforms.errors import ConfigurationError
 
 ORDERS = {
@@ -23,3 +33,66 @@ def test_address_of_the_pages_is_not_ours(address: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         run_worker(settings, "INFO")
     assert str(refused.value).startswith(f"web.bind: found '{address}', which is no address of this machine")
+
+
+@pytest.mark.parametrize("command", ["check", "worker"])
+def test_all_that_is_wrong_is_told_at_once(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port of the pages, a store and the brokers: a line for each, in the order of the file, and status 2."""
+    path = tmp_path / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(
+            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {port}\n[pipeline.p]\ntopics = ['raw']\n"
+            "output.topic = 'orders'\ntransforms = ['inflate']\nlarge.message.payload.store.class = 'filesystem'\n"
+            f"filesystem.root = '{tmp_path}/none'\n"
+        )
+        with pytest.raises(SystemExit) as ended:
+            main([command, "-c", str(path)])
+    told = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == [
+        "web.port",
+        "bootstrap.servers",
+        "[pipeline.p] filesystem.root",
+    ]
+    assert all(line.startswith("wideload: ") for line in told)
+
+
+@contextmanager
+def answering(body: bytes) -> Iterator[int]:
+    """A server that gives this to each request; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("body", "same"),
+    [
+        (json.dumps([{"name": "p", "group_id": "wideload-p"}]).encode(), True),
+        (json.dumps([{"name": "q", "group_id": "wideload-q"}]).encode(), False),
+        (b"<html>", False),
+        (b"null", False),
+        (b'{"name": 1}', False),
+        (b"[" * 100_000, False),
+        (b'[{"name": [], "group_id": {}}]', False),
+    ],
+)
+def test_the_worker_of_the_file_may_be_on_the_port(body: bytes, *, same: bool) -> None:
+    """`check` beside a running worker is no error; whatever else answers there is."""
+    with answering(body) as port:
+        settings = parse({"bootstrap.servers": "b:1", "web.port": port, "pipeline": {"p": ORDERS}}, {})
+        assert runs_already(settings) is same

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from app.config.parsing import load
+from app.kafka.clients import admin
+from app.kafka.topics import Topic, topics
 from app.serializers import LargeMessageSerializer
 from tests.integration.command_line import lines, wideload
 from tests.integration.limits import set_limit
@@ -28,6 +31,7 @@ from transforms.record import Record
 MakeTopic = Callable[..., str]
 
 LARGE = 3_000_000
+STORE = {"large.message.payload.store.class": "filesystem"}
 THRESHOLD = 1_000
 
 
@@ -207,6 +211,99 @@ def test_produce_mistake(place: Place) -> None:
         assert done.stderr.startswith(f"wideload: {message}")
         assert done.stderr.count("\n") == 1
     assert empty(place.broker, place.raw)
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def described(config: Path, *names: str) -> dict[str, Topic]:
+    """Those of the topics that exist."""
+
+    async def ask() -> dict[str, Topic]:
+        async with admin(load(config).client) as connection:
+            return await topics(connection, names)
+
+    return asyncio.run(ask())
+
+
+@contextmanager
+def deleted(config: Path, *names: str) -> Iterator[None]:
+    """Deletes topics at the end, and waits until they are gone."""
+    try:
+        yield
+    finally:
+
+        async def delete() -> None:
+            async with admin(load(config).client) as connection:
+                await connection.delete_topics(list(names))
+
+        asyncio.run(delete())
+        until(lambda: not described(config, *names), "the topics are gone")
+
+
+def test_topics_of_a_file_are_made(place: Place) -> None:
+    """Those that are missing, once they are agreed to; `check` has nothing to warn of then. The others stay."""
+    new = {name: f"{place.orders}-{name}" for name in ("refs", "dead", "whole")}
+    shared = {**STORE, "filesystem.root": str(place.folder), "errors.tolerance": "all"}
+    offload = {**shared, "topics": [place.raw], "output.topic": new["refs"], "transforms": ["offload"]}
+    inflate = {**shared, "topics": [new["refs"]], "output.topic": new["whole"], "transforms": ["inflate"]}
+    letters = {"errors.deadletterqueue.topic.name": new["dead"]}
+    path = place.folder / "topics.toml"
+    head = {"bootstrap.servers": place.broker, "web.port": free_port()}
+    path.write_text(toml(head, {"a": {**offload, **letters}, "b": {**inflate, **letters}}))
+    shown = wideload("topics", "create", "-c", path, "--dry-run")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "would create 3 topics; nothing was created" in shown.stdout
+    refused = wideload("topics", "create", "-c", path)
+    told = "wideload: --yes: is missing, and there is no terminal to ask at; add it, or --dry-run\n"
+    assert (refused.returncode, refused.stderr) == (2, told)
+    before = described(path, place.raw, *new.values())
+    assert list(before) == [place.raw]
+    with deleted(path, *new.values()):
+        done = wideload("topics", "create", "-c", path, "--yes")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [f"created topic {name}" in done.stdout for name in new.values()] == [True] * 3
+        found = described(path, place.raw, *new.values())
+        assert {name: each.partitions for name, each in found.items()} == dict.fromkeys([place.raw, *new.values()], 2)
+        assert found[place.raw] == before[place.raw]
+        assert [found[new[name]].max_message_bytes for name in new] == [1_048_588, 1_048_588, 104_000_000]
+        checked = wideload("check", "-c", path)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        assert "warning" not in checked.stdout
+        again = wideload("topics", "create", "-c", path)
+        assert (again.returncode, again.stdout.splitlines()[-1]) == (
+            0,
+            "all topics exist; wideload check tells whether they fit",
+        )
+
+
+def test_topics_of_a_source_that_is_missing(place: Place) -> None:
+    """It gets as many partitions as it is told, or as the brokers think; the sink as many."""
+    names = f"{place.raw}-new", f"{place.orders}-new"
+    config = place.config(None, **{"topics": [names[0]], "output.topic": names[1]})
+    for options, count in (((), 1), (("--partitions", 3, "--max-message-bytes", "2MB"), 3)):
+        with deleted(config, *names):
+            assert wideload("topics", "create", "-c", config, "--yes", *options).returncode == 0
+            found = described(config, *names)
+            assert [each.partitions for each in found.values()] == [count, count]
+        assert found[names[0]].max_message_bytes == (2_065_536 if options else 104_000_000)
+
+
+def test_topics_that_brokers_refuse(place: Place) -> None:
+    """One that they refuse is told with their reason, and keeps the others from nothing."""
+    config = place.config(None, **{"output.topic": f"{place.orders}-x", "topic.creation.default.replication.factor": 9})
+    done = wideload("topics", "create", "-c", config, "--yes")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"wideload: output.topic: topic {place.orders}-x cannot be created: ")
+    assert "eplication factor" in done.stderr
+    wrong = wideload("topics", "create", "-c", config, "--max-message-bytes", "big")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        (
+            "wideload: --max-message-bytes: found 'big', allowed is a number of bytes, or a text such as \"1MB\" or "
+            '"64KiB"\n'
+        ),
+    )
 
 
 # --- consume ----------------------------------------------------------------------------------------------------------
@@ -476,21 +573,23 @@ MISTAKES: Mapping[str, tuple[dict[str, object], dict[str, object], str]] = {
         "[pipeline.orders] errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
     ),
     "wrong type": (
-        {}, {"large.message.threshold.bytes": "1 MB"},
-        "[pipeline.orders] large.message.threshold.bytes: found '1 MB', allowed is a value of type int",
+        {}, {"large.message.threshold.bytes": "1 megabyte"},
+        ("[pipeline.orders] large.message.threshold.bytes: found '1 megabyte', allowed is a number of bytes, or a text "
+        'such as "1MB" or "64KiB"'),
     ),
     "missing bucket": (
         {}, {"large.message.payload.store.class": "s3", "filesystem.root": None},
         "[pipeline.orders] s3.bucket: is missing",
     ),
-    "no such bucket": (
+    "no S3 server": (
         {},
         {
             "large.message.payload.store.class": "s3", "filesystem.root": None, "s3.bucket": "nix",
             "s3.endpoint": f"http://{UNREACHABLE}", "s3.retry.attempts": 1, "s3.access.key": "a", "s3.secret.key": "b",
             "s3.region": "us-east-1",
         },
-        "[pipeline.orders] s3.bucket: the store cannot be used",
+        ("[pipeline.orders] s3.endpoint: the store cannot be used: GetObject s3://nix/~wideload-check failed: "
+        f'EndpointConnectionError: Could not connect to the endpoint URL: "http://{UNREACHABLE}/nix/'),
     ),
     "store is a file": (
         {}, {"filesystem.root": __file__}, "[pipeline.orders] filesystem.root: the store cannot be used",
@@ -545,6 +644,24 @@ def test_worker_refuses_a_port_in_use(place: Place) -> None:
         done = wideload("worker", "-c", place.config({"web.port": port}))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith(f"wideload: web.port: 127.0.0.1:{port} cannot be used: Address already in use")
+
+
+def test_misspelt_topics_get_the_right_ones(place: Place) -> None:
+    """Of a pipeline, all of them at once; and of a command. The names are those of the cluster."""
+    keys: dict[str, object] = {"topics": [place.raw[:-1], "quite-another"], "output.topic": f"{place.orders}x"}
+    config = place.config(None, **keys)
+    done = wideload("check", "-c", config)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "wideload: [pipeline.orders]"
+    hint = "create it, correct the name, or grant Describe on it"
+    created = "create it (wideload topics create), or set topic.creation.enable = true"
+    assert done.stderr.splitlines() == [
+        f"{told} topics: topic {place.raw[:-1]} does not exist; {hint}; did you mean {place.raw}?",
+        f"{told} topics: topic quite-another does not exist; {hint}",
+        f"{told} output.topic: topic {place.orders}x does not exist; {created}; did you mean {place.orders}?",
+    ]
+    sent = wideload("produce", place.raw[:-1], "-", "-b", place.broker)
+    assert sent.stderr.endswith(f"create it first; did you mean {place.raw}?\n")
 
 
 def test_check_refuses_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def check_replayed_again(desk: Desk) -> None:
     assert [line["replays"] for line in again] == [1] * 6
     left = desk.replay("--max-replays", 1, "--yes")
     assert (left["replayed"], sum(left["skipped"].values())) == (0, 6)
+    told = run("dlq", "replay", "--max-replays", 1, "-c", desk.config)[2]
+    assert told.startswith("wideload: nothing would be replayed: all 6 letters were skipped: replayed 1 times already")
     to = desk.replay("--max-replays", 2, "--to", desk.orders, "--partition", 0, "--limit", 1, "--yes")
     assert (to["replayed"], to["targets"]) == (1, [{"topic": desk.orders, "partition": 0, "letters": 1}])
     (record,) = read_all(desk.broker, desk.orders)[0]
@@ -204,6 +206,42 @@ def letter(offset: int, topic: str, partition: int, error: str = "PayloadNotFoun
     context = {"topic": topic, "partition": partition, "offset": offset, "exception.class.name": f"x.{error}"}
     headers: list[Header] = [("__connect.errors." + name, str(value).encode()) for name, value in context.items()]
     return (0, b"%d" % offset, b"v", headers, STAMP + offset)
+
+
+def test_pipelines_of_one_dead_letter_topic(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """All their letters are listed; with a pipeline only its own, and only these are replayed."""
+    desk = Desk(broker, make_topic, tmp_path, store=True)
+    other = make_topic(1, **FOREVER)
+    pipelines = {
+        "a": desk.keys,
+        "b": {**desk.keys, "topics": [other], "output.topic": f"{desk.orders}-b", "group.id": f"{other}-group"},
+        "c": {**desk.keys, "output.topic": f"{desk.orders}-c", "group.id": f"{other}-group-c"},
+    }
+    desk.config = str(WorkerProcess(tmp_path, {"bootstrap.servers": broker}, pipelines).config)
+    letters = [(letter(0, desk.raw, 0), b"a"), (letter(1, other, 0), b"b"), (letter(2, desk.raw, 0), b"before")]
+    send(
+        broker,
+        desk.dead,
+        [(*each[:3], [*each[3], ("__connect.errors.connector.name", name)], each[4]) for each, name in letters],
+    )
+    assert [line["pipeline"] for line in desk.dlq("list")] == ["a", "b", "before"]
+    assert [line["pipeline"] for line in desk.dlq("list", "--pipeline", "a")] == ["a", "before"]
+    assert [line["pipeline"] for line in desk.dlq("list", "--pipeline", "b")] == ["b"]
+    status, _, err = run("dlq", "replay", "-c", desk.config)
+    assert (status, err) == (2, "wideload: --pipeline: is missing; name one of: a, b, c\n")
+    done = desk.replay("--pipeline", "b", "--yes")
+    assert (done["replayed"], done["targets"][0]["topic"]) == (1, other)
+    assert done["skipped"] == {"of pipeline a (--pipeline)": 1, "of pipeline before (--pipeline)": 1}
+    assert desk.replay("--pipeline", "b", "--yes")["skipped"]["replayed before"] == 1
+    status, _, err = run("dlq", "replay", "--pipeline", "c", "--error", "PayloadNotFoundError", "--to-offset", 1,
+                         "--partition", 0, "-c", desk.config)  # fmt: skip
+    assert (status, err) == (
+        1,
+        (
+            "wideload: nothing would be replayed: all 2 letters were skipped: of pipeline a (--pipeline); of pipeline "
+            "b (--pipeline)\n"
+        ),
+    )
 
 
 def test_replay_that_is_cut_short_goes_on(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
@@ -396,7 +434,7 @@ def test_dlq_refuses(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None
         ),
         (["list", "--since", "yesterday"], "--since: found 'yesterday', allowed is a time such as"),
         (["replay", "--partition", 9], "--partition: found 9, topic "),
-        (["replay", "--pipeline", "x"], "--pipeline: found 'x'; the pipelines with a dead-letter topic are: p"),
+        (["replay", "--pipeline", "x"], "--pipeline: found 'x', the pipelines with a dead-letter topic are: p"),
         (["replay", "--group", "g" * 300], "--group: the group id has 300"),
         (["replay", "--to", "nowhere"], "--to: topic nowhere does not exist at "),
     ]

@@ -18,6 +18,7 @@ import pytest
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import ClientError, ReadTimeoutError
 
+from app.config.secret import Secret
 from stores.s3 import S3Store
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
@@ -101,6 +102,73 @@ def test_wrong_credentials_are_final_and_say_which(server: S3Server, key: str, c
             assert not caught.value.retriable
             assert server.secret_key not in str(caught.value)
             assert not (key == "s3.secret.key" and "wrong-credential" in str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "blamed"),
+    [
+        ({"s3.bucket": "nowhere"}, "s3.bucket"),
+        ({"s3.access.key": "wrong"}, "s3.access.key"),
+        ({"s3.secret.key": "wrong"}, "s3.secret.key"),
+        ({"s3.endpoint": "http://127.0.0.1:1"}, "s3.endpoint"),
+        ({"s3.endpoint": "http://no.such.host.invalid"}, "s3.endpoint"),
+        ({"s3.endpoint": "https"}, "s3.endpoint"),
+    ],
+)
+def test_the_key_that_is_wrong_is_blamed(versitygw: S3Server, wrong: dict[str, str], blamed: str) -> None:
+    """Not the bucket, whatever is wrong: `wideload check` names the key to change."""
+    config = {**versitygw.config(), "s3.retry.attempts": 1, **wrong}
+    if wrong.get("s3.endpoint") == "https":
+        config["s3.endpoint"] = str(versitygw.config()["s3.endpoint"]).replace("http:", "https:")
+    with opened(config) as store, pytest.raises(PayloadStoreError) as caught:
+        store.check()
+    assert caught.value.key == blamed
+    assert ("begin s3.endpoint with http://" in str(caught.value)) == (wrong.get("s3.endpoint") == "https")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 4\r\n\r\nHTTP",
+        b"",
+    ],
+)
+def test_what_is_no_s3_server_blames_the_endpoint(answer: bytes) -> None:
+    """A web server, a server that wants TLS, and one that hangs up: the port is wrong, and not the bucket."""
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(answer)
+        return False
+
+    with (
+        scripted_server(script) as broken,
+        opened(broken.config()) as store,
+        pytest.raises(PayloadStoreError) as caught,
+    ):
+        store.check()
+    assert caught.value.key == "s3.endpoint"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "quoted"),
+    [
+        ("localhost:9000", "'localhost:9000'"),
+        ("http://localhost:9000/bucket", "'http://localhost:9000/bucket'"),
+        ("http://me:hunter2@localhost", "'http://***@localhost'"),
+        ("http://hunter2@localhost", "'http://***@localhost'"),
+        (Secret("http://hunter2/x"), "***"),
+    ],
+)
+def test_a_bad_endpoint_is_quoted(endpoint: str, quoted: str) -> None:
+    """Without the user and the password in it, and not if it comes from elsewhere."""
+    with pytest.raises(ConfigurationError) as caught, opened({"s3.bucket": "bbb", "s3.endpoint": endpoint}):
+        pass
+    assert str(caught.value) == (
+        f"s3.endpoint: found {quoted}, allowed is http:// or https://, host and port, and nothing else"
+    )
 
 
 def test_a_refused_put_of_a_large_payload_is_still_read_as_a_refusal(server: S3Server) -> None:

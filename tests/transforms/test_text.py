@@ -1,4 +1,4 @@
-from transforms.text import bytes_text, printable
+from transforms.text import bytes_text, did_you_mean, printable
 
 
 def test_printable_harms_no_terminal() -> None:
@@ -15,3 +15,9 @@ def test_bytes_text() -> None:
     assert [bytes_text(n) for n in (0, 999, 1000, 999_949, 999_950, 1_500_000, 2 * 10**12)] == [
         "0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "2.0 TB",
     ]  # fmt: skip
+
+
+def test_did_you_mean() -> None:
+    """A name that is nearly right gets the right one; another one gets nothing."""
+    assert did_you_mean("raw-larg", ["orders", "raw-large", "raw"]) == "; did you mean raw-large?"
+    assert did_you_mean("payments", ["orders", "raw-large"]) == ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.cluster.preflight import check_stores
+from app.config.handover import root_errors, store_doubts
 from tests.app.configurations import HEAD, STORE, refusal_of, settings_of
 from transforms.errors import ConfigurationError
 
@@ -127,7 +128,49 @@ async def test_roots(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         await check_stores(settings_of(text(*folders)).pipelines)
     assert str(caught.value) == (
-        f"[pipeline.b] large.message.payload.store.class: found a store at file://{tmp_path}/other/, and pipeline a, "
+        f"[pipeline.b] filesystem.root: found a store at file://{tmp_path}/other/, and pipeline a, "
         f"which writes topic mid for this one, puts its payloads into file://{tmp_path}/one/; inflate would refuse "
         "each of its references. Use the same store"
     )
+
+
+S3_A = "large.message.payload.store.class = 's3'\ns3.bucket = 'b'\ns3.endpoint = 'http://a:9000'\n"
+OWN = "large.message.payload.store.class = 'shop.store.ShopStore'\n"
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        (S3_A, None),
+        (
+            S3_A.replace("//a", "//b"),
+            (
+                "s3.endpoint: found 'http://b:9000', and pipeline a, which writes topic mid for this one, puts its "
+                "payloads into the store at s3.endpoint 'http://a:9000'; inflate would find none of them, unless both "
+                "lead to one server"
+            ),
+        ),
+        (
+            OWN,
+            (
+                "large.message.payload.store.class: found 'shop.store.ShopStore', and pipeline a, which writes topic "
+                "mid for this one, puts its payloads into a store of class 's3'; inflate would find none of them, "
+                "unless the one reads what the other writes"
+            ),
+        ),
+    ],
+)
+def test_stores_that_may_be_one(reader: str, told: str | None) -> None:
+    """What may be one store or two is a warning: another endpoint, or a class of which only its owner knows."""
+    settings = settings_of(row(OFFLOAD + S3_A, INFLATE + reader, store=""))
+    expected = [] if told is None else [f"[pipeline.b] {told}"]
+    assert [str(doubt) for doubt in store_doubts(settings.pipelines)] == expected
+
+
+@pytest.mark.parametrize(("more", "key"), [("s3.prefix = 'p'\n", "s3.prefix"), ("s3.bucket = 'other'\n", "s3.bucket")])
+def test_roots_name_the_key_that_differs(more: str, key: str) -> None:
+    """Another bucket, or another prefix, is said of the key that differs."""
+    ours = S3_A.replace("s3.bucket = 'b'\n", "") + more if "bucket" in more else S3_A + more
+    pipelines = settings_of(row(OFFLOAD + S3_A, INFLATE + ours, store="")).pipelines
+    (error,) = root_errors(pipelines, {"a": "s3://one/", "b": "s3://other/"})
+    assert (error.pipeline, error.key) == ("b", key)

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS, SECURITY_KEYS
+from app.config.secret import Secret
 from app.config.settings import PIPELINE_KEYS, WORKER_KEYS
 from stores.keys import REQUIRED, Key, Value, read
 from stores.registry import STORE_NAMES, store_keys
@@ -68,7 +69,9 @@ def test_doc_is_whole_sentences(key: Key) -> None:
     assert re.fullmatch(r"[A-Z`][^\n]{8,}\.", key.doc)
 
 
-@pytest.mark.parametrize("key", [key for key in ALL_KEYS if key.kind in ("int", "float")], ids=lambda key: key.name)
+@pytest.mark.parametrize(
+    "key", [key for key in ALL_KEYS if key.kind in ("int", "bytes", "float")], ids=lambda key: key.name
+)
 def test_number_has_a_least_value(key: Key) -> None:
     """No number may be negative by accident, and the one below the least is refused."""
     assert key.minimum is not None
@@ -89,7 +92,7 @@ def test_number_has_a_greatest_value(key: Key) -> None:
 @pytest.mark.parametrize("key", [*CONSUMER_KEYS, *PRODUCER_KEYS], ids=lambda key: key.name)
 def test_number_of_a_client_fits_the_protocol(key: Key) -> None:
     """The clients send these as 32 bits."""
-    assert key.kind != "int" or key.maximum == 2**31 - 1
+    assert key.kind not in ("int", "bytes") or key.maximum == 2**31 - 1
 
 
 @pytest.mark.parametrize("name", KAFKA)
@@ -125,3 +128,70 @@ def test_read_fills_in_defaults_and_leaves_other_keys() -> None:
     keys = [Key("a", "int", "A.", default=1), Key("b", "string", "B.")]
     assert read(keys, {"a": 2, "c": 3}) == {"a": 2, "b": None}
     assert read(keys, {}) == {"a": 1, "b": None}
+
+
+SIZE = Key("a.bytes", "bytes", "A.", minimum=0, maximum=2**31)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1KB", 1_000),
+        ("1kB", 1_000),
+        ("1MB", 1_000_000),
+        ("2GB", 2_000_000_000),
+        ("64KiB", 65_536),
+        ("1 MiB", 1_048_576),
+        ("2GiB", 2**31),
+        ("1.5KiB", 1_536),
+        ("0.001KB", 1),
+        (" 1MB ", 1_000_000),
+    ],
+)
+def test_size_is_a_text_with_a_unit(text: str, size: int) -> None:
+    """Decimal and binary units, from a file and from a map of strings alike."""
+    assert (SIZE.check(text), SIZE.coerce(text), SIZE.check(size)) == (size, size, size)
+    assert (SIZE.coerce(str(size)), SIZE.coerce(Secret(text))) == (size, size)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("1 megabyte", "'1 megabyte'"),
+        ("1mb", "'1mb'"),
+        ("1Mb", "'1Mb'"),
+        ("1M", "'1M'"),
+        ("-1MB", "'-1MB'"),
+        ("1e6", "'1e6'"),
+        ("1000000", "'1000000'"),
+        ("MB", "'MB'"),
+        ("", "''"),
+        ("0.0001KB", "'0.0001KB'"),
+        ("\u0661MB", "'\u0661MB'"),
+        (1e6, "1000000.0"),
+        (True, "true"),
+        (Secret("1 megabyte"), "***"),
+    ],
+)
+def test_size_of_another_form_is_refused(found: object, told: str) -> None:
+    """The message shows the form that is allowed."""
+    with pytest.raises(ConfigurationError) as refused:
+        SIZE.check(found)
+    assert str(refused.value) == (
+        f'a.bytes: found {told}, allowed is a number of bytes, or a text such as "1MB" or "64KiB"'
+    )
+
+
+def test_size_has_limits() -> None:
+    """A text is as limited as a number, and is told as it was written."""
+    with pytest.raises(ConfigurationError, match=r"^a\.bytes: found '3GiB', allowed is 0 to 2,147,483,648$"):
+        SIZE.check("3GiB")
+
+
+def test_only_sizes_take_units() -> None:
+    """Every key that counts bytes takes a unit, but those that clients of other projects read too; no time does."""
+    assert {key.name for key in ALL_KEYS if key.kind == "bytes"} == {
+        key.name for key in ALL_KEYS if key.name.endswith("bytes") or key.name == "producer.batch.size"
+    }
+    with pytest.raises(ConfigurationError, match="allowed is a value of type int"):
+        Key("a.ms", "int", "A.").check("1KB")

@@ -120,6 +120,87 @@ def test_client_keys_at_the_top_hold_for_all_pipelines() -> None:
     assert (read, sent) == ([9, 7], [8, 8])
 
 
+CHUNK = """
+[pipeline.chunk]
+topics = ["raw"]
+output.topic = "chunks"
+transforms = ["chunk"]
+"""
+DEFAULTS = """
+bootstrap.servers = "localhost:9092"
+processing.guarantee = "exactly_once"
+errors.tolerance = "all"
+errors.deadletterqueue.topic.name = "dead"
+large.message.payload.store.class = "s3"
+large.message.threshold.bytes = 7
+large.message.max.bytes = 1000
+'large.message.root' = "topic"
+large.message.root.topics = ["mirrored"]
+large.message.strategy = "auto"
+s3.bucket = "payloads"
+s3.secret.key = "${env:SECRET}"
+s3.access.key = "a"
+wrapper.header.7 = "seven"
+transforms = ["inflate"]
+[pipeline.a]
+topics = ["x"]
+output.topic = "y"
+[pipeline.b]
+topics = ["x"]
+output.topic = "z"
+errors.tolerance = "none"
+processing.guarantee = "at_least_once"
+transforms = ["offload"]
+s3.bucket = "other"
+"""
+
+
+def test_any_key_of_a_pipeline_may_be_a_default() -> None:
+    """Before the first table it holds for all pipelines; a pipeline's own value goes before it."""
+    a, b = settings_of(DEFAULTS, {"SECRET": "hunter2"}).pipelines
+    assert [each.guarantee.name for each in (a, b)] == ["exactly_once", "at_least_once"]
+    assert [each.dead_letter_topic for each in (a, b)] == ["dead", None]
+    assert [each.transforms for each in (a, b)] == [("inflate",), ("offload",)]
+    assert [each.store["s3.bucket"] for each in (a, b)] == ["payloads", "other"]
+    assert [each.store["s3.secret.key"] for each in (a, b)] == ["hunter2", "hunter2"]
+    assert [(each.threshold_bytes, each.max_bytes, each.chunks.strategy) for each in (a, b)] == [(7, 1000, "auto")] * 2
+    assert [each.wrapper.headers for each in (a, b)] == [{"wrapper.header.7": "seven"}] * 2
+
+
+def test_default_is_passed_over_where_it_is_of_no_use() -> None:
+    """What would be an error in the table of a pipeline without store or threshold may be meant for the others."""
+    b, chunk, memory = settings_of(
+        DEFAULTS.replace('transforms = ["inflate"]\n[pipeline.a]\ntopics = ["x"]\noutput.topic = "y"\n', "")
+        + CHUNK
+        + ORDERS,
+        {"SECRET": "s"},
+    ).pipelines
+    assert b.reference_scope.topics == ()
+    assert (chunk.store, chunk.chunks.strategy, chunk.threshold_bytes) == ({}, "offload", 1_048_576)
+    assert memory.store == {"large.message.payload.store.class": "memory", "large.message.max.bytes": 1000}
+
+
+def test_default_of_a_users_own_store_is_handed_to_it() -> None:
+    """Where the class is a default, so may be any key; a pipeline with another store does not get them."""
+    text = HEAD + 'large.message.payload.store.class = "shop.store.ShopStore"\nshop.url = "u"\n' + ORDERS
+    own = text + ORDERS.replace("pipeline.orders", "pipeline.own").replace(STORE, "")
+    orders, shop = settings_of(own).pipelines
+    assert "shop.url" not in orders.store
+    assert shop.store["shop.url"] == "u"
+
+
+def test_wrong_default_is_one_error() -> None:
+    """It is told once, where it stands, and not for each pipeline; nor is it missing anywhere."""
+    text = f"{HEAD}s3.bucket = 7\ntransforms = ['deflate']\n"
+    for name in ("a", "b"):
+        text += f"[pipeline.{name}]\ntopics = ['raw']\noutput.topic = '{name}'\n"
+        text += "large.message.payload.store.class = 's3'\n"
+    assert refusal_of(text).splitlines() == [
+        "s3.bucket: found 7, allowed is a value of type string",
+        "transforms: found 'deflate', allowed are: offload, inflate, chunk, assemble, unwrap, wrap",
+    ]
+
+
 def test_dead_letter_topic_counts_only_with_tolerance() -> None:
     """Under `errors.tolerance = "none"` a record that can never succeed stops the pipeline, as in Connect."""
     pipeline = only_pipeline(HEAD + ORDERS + 'errors.deadletterqueue.topic.name = "dead"')
@@ -181,7 +262,10 @@ BAD_WORKERS = [
     ),
     (
         HEAD + "security.protocol = 'SASL_SSL'",
-        "sasl.username: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN",
+        (
+            "sasl.username: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN\n"
+            "sasl.password: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism PLAIN"
+        ),
     ),
     (
         HEAD + "security.protocol = 'SASL_PLAINTEXT'\nsasl.username = 'u'",
@@ -191,7 +275,11 @@ BAD_WORKERS = [
         HEAD + "security.protocol = 'SASL_SSL'\nsasl.mechanism = 'OAUTHBEARER'",
         (
             "sasl.oauthbearer.token.endpoint.url: is missing; security.protocol SASL_SSL needs it, with sasl.mechanism "
-            "OAUTHBEARER"
+            "OAUTHBEARER\n"
+            "sasl.oauthbearer.client.credentials.client.id: is missing; security.protocol SASL_SSL needs it, with "
+            "sasl.mechanism OAUTHBEARER\n"
+            "sasl.oauthbearer.client.credentials.client.secret: is missing; security.protocol SASL_SSL needs it, with "
+            "sasl.mechanism OAUTHBEARER"
         ),
     ),
     (
@@ -227,7 +315,17 @@ BAD_WORKERS = [
         HEAD + "producer.lingr.ms = 1",
         "producer.lingr.ms: is not a key that is known here; did you mean producer.linger.ms?",
     ),
-    (HEAD + "topics = ['a']", "topics: belongs to a pipeline: it goes below the line [pipeline.NAME]"),
+    *(
+        (HEAD + f"{name} = {value}", f"{name}: belongs to a pipeline: it goes below the line [pipeline.NAME]")
+        for name, value in (("topics", "['a']"), ("output.topic", "'a'"), ("group.id", "'a'"))
+    ),
+    (
+        HEAD + "errors.tolerence = 'all'",
+        "errors.tolerence: is not a key that is known here; did you mean errors.tolerance?",
+    ),
+    (HEAD + "s3.bukket = 'b'", "s3.bukket: is not a key that is known here; did you mean s3.bucket?"),
+    (HEAD + "errors.tolerance = 'some'", "errors.tolerance: found 'some', allowed is one of: none, all"),
+    (HEAD + "consumer.group.id = 'g'", "consumer.group.id: is not a key that is known here; use instead: group.id"),
     (
         HEAD + "[pipelines.a]\ntopics = ['a']",
         "pipelines.a.topics: is not a key that is known here; a pipeline is a table [pipeline.NAME]",
@@ -250,7 +348,8 @@ BAD_WORKERS = [
 @pytest.mark.parametrize(("text", "expected"), BAD_WORKERS)
 def test_worker_that_cannot_work(text: str, expected: str) -> None:
     """The message has the key, what was found and what is allowed."""
-    assert refusal_of(text) == expected
+    complete = text == HEAD or "pipeline" in text
+    assert refusal_of(text if complete else text + ORDERS) == expected
 
 
 TOLERANT = 'errors.tolerance = "all"\nerrors.deadletterqueue.topic.name = '
@@ -258,10 +357,10 @@ TOPIC_RULE = "allowed are 1 to 249 characters of [a-zA-Z0-9._-]"
 
 BAD_PIPELINES = [
     (
-        "[pipeline.orders]",
+        ORDERS.replace('topics = ["raw"]\n', ""),
         "topics: is missing; it is required: The topics to read.",
     ),
-    ("[pipeline.orders]\ntopic = ['a']", "topic: is not a key that is known here; did you mean topics?"),
+    (ORDERS.replace("topics =", "topic ="), "topic: is not a key that is known here; did you mean topics?"),
     (ORDERS.replace('["raw"]', '"raw"'), "topics: found 'raw', allowed is a list of strings"),
     (ORDERS.replace('["raw"]', "[1]"), "topics: found [1], allowed is a list of strings"),
     (ORDERS.replace('["raw"]', "[]"), "topics: found an empty list, allowed is one topic or more"),
@@ -408,6 +507,77 @@ def test_pipeline_that_cannot_work(table: str, expected: str) -> None:
     assert refusal_of(HEAD + table) == f"[pipeline.orders] {expected}"
 
 
+def test_all_errors_are_told_in_the_order_of_the_file() -> None:
+    """Errors of the worker, of each pipeline, and between pipelines: a line for each, and none that only follows."""
+    text = """
+        web.prot = 6066
+        in.flight.bytes = -1
+        consumer.max.poll.records = 0
+        [pipeline.a]
+        transforms = ["deflate"]
+        topics = ["raw"]
+        output.topic = "or ders"
+        errors.tolerance = "some"
+        s3.bucket = "${env:NONE}"
+        large.message.payload.store.class = "s3"
+        [pipeline.b]
+        topics = ["raw"]
+        transforms = ["chunk"]
+        errors.tolerance = "all"
+        max.pending.chunked.message = 0
+        [pipeline.c]
+        topics = ["raw"]
+        output.topic = "x"
+        transforms = ["chunk"]
+        group.id = "g"
+        [pipeline.d]
+        topics = ["y"]
+        output.topic = "raw"
+        transforms = ["chunk"]
+        group.id = "g"
+        zzz = 1
+        [pipeline.e]
+        topics = ["y"]
+        output.topic = "raw"
+        transforms = ["chunk"]
+        group.id = "g"
+        consumer.request.timeout.ms = 500
+        consumer.session.timeout.ms = 3000
+    """
+    assert [each.split(": ")[0] for each in refusal_of(text).splitlines()] == [
+        "web.prot",
+        "in.flight.bytes",
+        "consumer.max.poll.records",
+        "bootstrap.servers",
+        "[pipeline.a] transforms",
+        "[pipeline.a] output.topic",
+        "[pipeline.a] errors.tolerance",
+        "[pipeline.a] s3.bucket",
+        "[pipeline.b] max.pending.chunked.message",
+        "[pipeline.b] output.topic",
+        "[pipeline.b] errors.deadletterqueue.topic.name",
+        "[pipeline.d] zzz",
+        "[pipeline.e] consumer.heartbeat.interval.ms",
+        "[pipeline.e] consumer.fetch.max.wait.ms",
+    ]
+
+
+def test_errors_between_pipelines_are_told_with_the_rest() -> None:
+    """Pipelines that are right by themselves are compared, whatever else is wrong."""
+    chunk = "topics = ['x']\noutput.topic = 'y'\ntransforms = ['chunk']\ngroup.id = 'g'\n"
+    whole = "topics = ['y']\noutput.topic = 'x'\ntransforms = ['unwrap']\ngroup.id = 'g'\n"
+    text = f"{HEAD}web.port = 0\n[pipeline.a]\n{chunk}[pipeline.b]\n{whole}[pipeline.c]\ntopics = 1\n{STORE}"
+    assert [each.split(": ")[0] for each in refusal_of(text).splitlines()] == [
+        "web.port",
+        "[pipeline.b] output.topic",
+        "[pipeline.b] transforms",
+        "[pipeline.b] group.id",
+        "[pipeline.c] topics",
+        "[pipeline.c] output.topic",
+        "[pipeline.c] transforms",
+    ]
+
+
 @pytest.mark.parametrize("name", ["", "a b", "ä", "a/b", "x" * 201])
 def test_pipeline_name_is_of_the_alphabet_of_groups_and_ids(name: str) -> None:
     """A name becomes part of a group, of a client id and of labels."""
@@ -426,6 +596,23 @@ def test_typed_keys_take_strings_from_placeholders() -> None:
     (pipeline,) = settings.pipelines
     assert (settings.web_port, pipeline.topics, pipeline.topic_creation) == (8080, ("a", "b"), True)
     assert (pipeline.max_bytes, pipeline.store["large.message.max.bytes"]) == (5, 5)
+
+
+def test_sizes_have_units() -> None:
+    """Sizes of the worker, a pipeline, its clients and its store may have a unit, also in what comes from elsewhere."""
+    keys = """
+        large.message.threshold.bytes = "64KiB"
+        large.message.max.bytes = "100 MB"
+        consumer.fetch.max.bytes = "${env:SIZE}"
+        producer.batch.size = 1000
+    """
+    settings = settings_of(HEAD + 'in.flight.bytes = "128MiB"\n' + ORDERS + keys, {"SIZE": "1.5MB"})
+    (pipeline,) = settings.pipelines
+    assert settings.in_flight_bytes == 134_217_728
+    assert (pipeline.threshold_bytes, pipeline.max_bytes) == (65_536, 100_000_000)
+    assert pipeline.store["large.message.max.bytes"] == 100_000_000
+    assert pipeline.consumer["consumer.fetch.max.bytes"] == 1_500_000
+    assert pipeline.producer["producer.batch.size"] == 1_000
 
 
 def test_keys_of_a_store_take_strings_from_placeholders() -> None:

@@ -271,7 +271,7 @@ def changed(settings: Settings, prefix: str) -> tuple[Settings, dict[str, object
     keys = CONSUMER_KEYS if prefix == "consumer." else PRODUCER_KEYS
     values: dict[str, object] = {}
     for number, key in enumerate(keys):
-        if key.kind == "int":
+        if key.kind in ("int", "bytes"):
             assert isinstance(key.default, int)
             values[key.name] = key.default + number + 1
         else:

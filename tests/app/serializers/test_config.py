@@ -257,7 +257,11 @@ def test_the_store_class_is_required(found: object) -> None:
     ("key", "value", "message"),
     [
         ("large.message.threshold.bytes", "-1", "found -1, allowed is 0 or more"),
-        ("large.message.threshold.bytes", "1 MB", "found '1 MB', allowed is a value of type int"),
+        (
+            "large.message.threshold.bytes",
+            "1 megabyte",
+            'found \'1 megabyte\', allowed is a number of bytes, or a text such as "1MB" or "64KiB"',
+        ),
         (
             "large.message.compression.type",
             "brotli",

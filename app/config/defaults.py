@@ -1,0 +1,78 @@
+"""Keys of pipelines before the first table: which may stand there, and which of them a pipeline takes as defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from app.config.keys import CONSUMER_KEYS, PRODUCER_KEYS
+from app.config.settings import PIPELINE_KEYS
+from app.config.wrapping import is_header_key
+from stores.keys import Key
+from stores.registry import STORE_CLASS, STORE_NAMES, store_keys
+from stores.store import COMMON_KEYS
+
+__all__ = ["OWN_KEYS", "default_keys", "defaults_of"]
+
+OWN_KEYS = ("topics", "output.topic", "group.id")
+"""The keys of a pipeline that can be no defaults: with one source, sink or group, pipelines would do one work twice."""
+
+_TRANSFORMS = "transforms"
+_STRATEGY = "large.message.strategy"
+_THRESHOLD = "large.message.threshold.bytes"
+_ROOT = "large.message.root"
+_ROOT_TOPICS = "large.message.root.topics"
+_LIST = Key(_TRANSFORMS, "list", "")
+_KEYS = tuple(key for key in (*PIPELINE_KEYS, *CONSUMER_KEYS, *PRODUCER_KEYS, *COMMON_KEYS) if key.name not in OWN_KEYS)
+_STORE = frozenset((STORE_CLASS, *(key.name for key in COMMON_KEYS)))
+_OURS = frozenset(key.name for key in _KEYS)
+
+
+def default_keys(names: Sequence[str]) -> Sequence[Key]:
+    """The keys that may be defaults, with those of the built-in stores to which some of the names belong.
+
+    Raises:
+        ConfigurationError: a package that such a store needs is not installed.
+    """
+    stores = dict.fromkeys(name.partition(".")[0] for name in names)
+    return (*_KEYS, *(key for store in stores if store in STORE_NAMES for key in store_keys(store) or ()))
+
+
+def defaults_of(shared: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """The defaults that a pipeline takes: those that its table does not give, and that its transforms can use.
+
+    A key that is of no use to a pipeline is an error in its table. As a default it may be meant for others.
+
+    Args:
+        shared: the values before the first table, without keys of the worker.
+        given: the values in the table.
+    """
+    merged = {**shared, **given}
+    found = _LIST.coerce(merged.get(_TRANSFORMS))
+    transforms = found if isinstance(found, list) else []
+    store_class = merged.get(STORE_CLASS)
+    splits_all = merged.get(_STRATEGY) == "chunk"
+    of_no_use: set[str] = set()
+    if "inflate" not in transforms and ("offload" not in transforms or splits_all):
+        of_no_use |= _STORE
+    if "inflate" not in transforms:
+        of_no_use |= {_ROOT}
+    if "inflate" not in transforms or merged.get(_ROOT) != "topic":
+        of_no_use |= {_ROOT_TOPICS}
+    if ("chunk" in transforms and "offload" not in transforms) or ("offload" in transforms and splits_all):
+        of_no_use |= {_THRESHOLD}
+    if "chunk" in transforms or not {"offload", "inflate"} & {str(name) for name in transforms}:
+        of_no_use |= {_STRATEGY}
+    defaults = {name: value for name, value in shared.items() if name not in given and name not in of_no_use}
+    if STORE_CLASS in of_no_use and STORE_CLASS not in given:
+        store_class = None
+    return {name: value for name, value in defaults.items() if _is_for(name, store_class, shared)}
+
+
+def _is_for(name: str, store_class: object, shared: Mapping[str, object]) -> bool:
+    """Whether a key is for a pipeline with this store: its own, or none of a store."""
+    store = name.partition(".")[0]
+    if name in _OURS:
+        return True
+    if store in STORE_NAMES:
+        return store == store_class
+    return is_header_key(name) or store_class == shared.get(STORE_CLASS)

@@ -1,0 +1,59 @@
+"""The address of the pages: whether it can be used, and whether this worker's pages are there already."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import socket
+from http import HTTPStatus
+
+from app.config.settings import Settings
+from transforms.errors import ConfigurationError
+
+__all__ = ["check_address", "runs_already"]
+
+_NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_ANSWER_S = 3.0
+_ANSWER_BYTES = 16 * 1024 * 1024
+
+
+def check_address(settings: Settings) -> None:
+    """Checks that the pages can be served.
+
+    Raises:
+        ConfigurationError: `web.bind` is no address of this machine, or `web.port` cannot be used.
+    """
+    try:
+        found = socket.getaddrinfo(settings.web_bind, settings.web_port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        with socket.create_server(address, family=family):
+            pass
+    except (OSError, UnicodeError) as exc:
+        # All other reasons concern the port: another process uses it, or this user may not.
+        if not isinstance(exc, OSError) or isinstance(exc, socket.gaierror) or exc.errno in _NO_ADDRESS:
+            raise ConfigurationError(
+                "web.bind",
+                f"found {settings.web_bind!r}, which is no address of this machine; 127.0.0.1 serves this machine "
+                "only, 0.0.0.0 all machines that can reach it",
+            ) from exc
+        raise ConfigurationError(
+            "web.port",
+            f"{settings.web_bind}:{settings.web_port} cannot be used: {exc.strerror}; stop the process that uses it, "
+            "or choose another port",
+        ) from exc
+
+
+def runs_already(settings: Settings) -> bool:
+    """Whether a worker answers at the address that has the pipelines and the groups of these settings. Blocks."""
+    connection = http.client.HTTPConnection(settings.web_bind, settings.web_port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", "/pipelines")
+        response = connection.getresponse()
+        answer = json.loads(response.read(_ANSWER_BYTES)) if response.status == HTTPStatus.OK else []
+        found = {(each["name"], each["group_id"]) for each in answer}
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, RecursionError):
+        return False
+    finally:
+        connection.close()
+    return found == {(each.name, each.group_id) for each in settings.pipelines}
