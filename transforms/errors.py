@@ -409,9 +409,11 @@ class PayloadStoreError(WideloadError):
     Attributes:
         retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
             act first (access denied, no such bucket).
+        operation: what the store was asked to do, as metrics name it; None if nobody has noted that.
     """
 
     retriable: bool = False
+    operation: str | None = None
 
     def __init__(self, message: str, *, retriable: bool | None = None) -> None:
         super().__init__(message)
