@@ -10,12 +10,14 @@ import socket
 import sys
 import threading
 import time
+from typing import Literal
 
 import faust
 
 from app.application import Application, PipelinesFailedError
 from app.cluster.preflight import check
 from app.config.settings import Settings
+from app.json_log import log_as_json
 from app.log_filters import RepeatFilter, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
@@ -53,7 +55,7 @@ def run_worker(settings: Settings, log_level: str) -> int:
     _check_port(settings)
     keep_freed(settings.in_flight_bytes)
     plans = asyncio.run(check(settings))  # before logging is set up: the caller prints an error as one line
-    set_up_logging(log_level)
+    set_up_logging(log_level, settings.log_format)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     application = _Application(settings, plans)
@@ -70,7 +72,11 @@ def run_worker(settings: Settings, log_level: str) -> int:
             return 1
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
-        print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)
+        told = f"[pipeline.{pipeline.settings.name}] {pipeline.last_error}"
+        if settings.log_format == "json":
+            log.error(told)
+        else:
+            print(f"wideload: {told}", file=sys.stderr)
     status = 1 if failed else 0
     _leave(status)
     return status
@@ -90,12 +96,15 @@ def _leave(status: int) -> None:
         os._exit(status)
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG."""
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter("aiokafka"))
     hide_secrets(logging.getLogger())
+    if form == "json":
+        log_as_json(logging.getLogger())
+        logging.captureWarnings(capture=True)
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.

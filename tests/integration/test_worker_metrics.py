@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -31,7 +32,8 @@ def value(worker: WorkerProcess, name: str, **labels: str) -> float | None:
 def test_worker_keeps_the_series_of_a_failed_pipeline(make_way: Callable[..., Way]) -> None:
     """A failed pipeline keeps its lag and offsets, and counts the one record that has ended it, of six like it."""
     way = make_way(partitions=2)
-    with WorkerProcess(way.folder, way.settings(), {**way.offload(), **way.inflate()}) as worker:
+    settings = {**way.settings(), "log.format": "json"}
+    with WorkerProcess(way.folder, settings, {**way.offload(), **way.inflate()}) as worker:
         worker.wait_ready()
         empty = {"pipeline": "inflate", "topic": way.orders, "partition": "1"}
         until(lambda: value(worker, "wideload_lag_records", **empty) == 0, "a partition without records has a lag")
@@ -45,6 +47,11 @@ def test_worker_keeps_the_series_of_a_failed_pipeline(make_way: Callable[..., Wa
         assert value(worker, "wideload_failed_records_total", pipeline="inflate") == 1
         page = next(each for each in worker.get("/pipelines")[1] if each["name"] == "inflate")
         assert [each["lag"] for each in page["partitions"]] == [6, 0]
+        assert worker.terminate() == 1
+    lines = [json.loads(line) for line in worker.log.read_text().splitlines()]
+    (stopped,) = [line for line in lines if "has stopped" in line["message"]]
+    assert (stopped["level"], stopped["pipeline"]) == ("ERROR", "inflate")
+    assert lines[-1]["message"].startswith(f"[pipeline.inflate] topic {way.orders}, partition 0, offset 0")
 
 
 def test_worker_tells_what_waits(make_way: Callable[..., Way]) -> None:
