@@ -14,6 +14,7 @@ from mode import ServiceT
 
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, Settings
+from app.json_log import log_as_json
 from app.kafka.clients import security_arguments
 from app.log_filters import hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
@@ -54,6 +55,7 @@ class Application(faust.App):
 
     def __init__(self, settings: Settings, plans: Sequence[Plan] = ()) -> None:
         self.web_hosts = settings.web_hosts or ()
+        self.log_format = settings.log_format
         super().__init__(
             "wideload",
             broker=[f"kafka://{address.strip()}" for address in settings.client.bootstrap_servers.split(",")],
@@ -95,6 +97,8 @@ class Application(faust.App):
     async def on_first_start(self) -> None:
         """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
         hide_secrets(logging.getLogger())
+        if self.log_format == "json":
+            log_as_json(logging.getLogger())
         if self.agents:
             await super().on_first_start()
 

@@ -16,6 +16,7 @@ import click
 
 from app.commands.connection import config_option
 from app.config.secret import without_secrets
+from app.config.version import VERSION
 from app.kafka.clients import ClusterError
 from transforms.errors import ConfigurationError, WideloadError
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_VERSION = "0.1.0"
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _PIPE_CLOSED = 141  # 128 + SIGPIPE
 _USAGE = 2
@@ -108,7 +108,7 @@ class _Group(click.Group):
     params=[_debug_option],
     epilog="Exit status: 0 success; 1 the command failed or found a problem; 2 you must correct something first.",
 )
-@click.version_option(_VERSION, prog_name="wideload", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="wideload", message="%(prog)s %(version)s")
 def cli() -> None:
     """Oversized messages travel through Kafka.
 

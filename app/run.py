@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from typing import Literal
 
 import faust
 
@@ -16,6 +17,7 @@ from app.cluster.preflight import check
 from app.config.findings import Findings
 from app.config.handover import store_doubts
 from app.config.settings import Settings
+from app.json_log import log_as_json
 from app.log_filters import RepeatFilter, hide_secrets
 from app.malloc import keep_freed
 from app.pipeline.service import STORE_THREADS
@@ -54,7 +56,7 @@ def run_worker(settings: Settings, log_level: str) -> int:
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
     plans = asyncio.run(check(settings, findings))  # before logging is set up: the caller prints an error as one line
-    set_up_logging(log_level)
+    set_up_logging(log_level, settings.log_format)
     for doubt in store_doubts(settings.pipelines):
         log.warning("%s", doubt)
     loop = asyncio.new_event_loop()
@@ -73,7 +75,11 @@ def run_worker(settings: Settings, log_level: str) -> int:
             return 1
     failed = [pipeline for pipeline in application.pipelines if pipeline.status == "FAILED"]
     for pipeline in failed:
-        print(f"wideload: [pipeline.{pipeline.settings.name}] {pipeline.last_error}", file=sys.stderr)
+        told = f"[pipeline.{pipeline.settings.name}] {pipeline.last_error}"
+        if settings.log_format == "json":
+            log.error(told)
+        else:
+            print(f"wideload: {told}", file=sys.stderr)
     status = 1 if failed else 0
     _leave(status)
     return status
@@ -93,12 +99,15 @@ def _leave(status: int) -> None:
         os._exit(status)
 
 
-def set_up_logging(level: str) -> None:
+def set_up_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Logs to standard error; aiokafka and Faust log only warnings and errors, except at DEBUG."""
     logging.basicConfig(stream=sys.stderr, level=level, format=_FORMAT, force=True)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter("aiokafka"))
     hide_secrets(logging.getLogger())
+    if form == "json":
+        log_as_json(logging.getLogger())
+        logging.captureWarnings(capture=True)
     for name in ("aiokafka", "asyncio", "faust", "mode"):
         logging.getLogger(name).setLevel(logging.NOTSET if level == "DEBUG" else logging.WARNING)
     # It logs a traceback for each malformed request, so anyone who reaches the port could fill the log.

@@ -428,10 +428,12 @@ class PayloadStoreError(WideloadError):
         retriable: True if a retry may succeed (throttling, 5xx, time-outs, cut connections), False if somebody must
             act first (access denied, no such bucket).
         key: the key of the configuration that is probably wrong; None if the store does not say.
+        operation: what the store was asked to do, as metrics name it; None if nobody has noted that.
     """
 
     retriable: bool = False
     key: str | None = None
+    operation: str | None = None
 
     def __init__(self, message: str, *, retriable: bool | None = None, key: str | None = None) -> None:
         super().__init__(message)

@@ -218,6 +218,15 @@ class Settings:
     store_threads: int = keyed(
         "store.threads", "int", "How many store calls each pipeline may make at the same time.", default=8, minimum=1
     )
+    log_format: Literal["text", "json"] = keyed(
+        "log.format",
+        "string",
+        "The form of log lines. `json`: one object a line, with `time`, `level`, `logger`, `message`, and with "
+        "`pipeline`, `topic`, `partition`, `offset` and `exception` where there are such. What ends the worker before "
+        "it starts is one line of text in any case.",
+        default="text",
+        allowed=("text", "json"),
+    )
     web_bind: str = keyed("web.bind", "string", "The address on which the pages are served.", default="127.0.0.1")
     web_port: int = keyed(
         "web.port",

@@ -143,6 +143,13 @@ class SourceBatch:
         return self.batch is not None and self.batch.appendable and self.offset <= self.batch.base_offset
 
     @property
+    def timestamp(self) -> int | None:
+        """The timestamp of the first record, in milliseconds since 1970; None if there is none."""
+        if self.batch is None:
+            return self._records[0].timestamp if self._records else None
+        return self.batch.latest_timestamp if self.batch.broker_time else self.batch.first_timestamp
+
+    @property
     def worth_a_request(self) -> bool:
         """True if to send the batch by itself costs less than to merge it with others."""
         if self.batch is None:

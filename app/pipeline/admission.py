@@ -127,6 +127,11 @@ class Admission:
         read = self._waiting.get(lane)
         return None if read is None else read.first
 
+    def timestamp(self, lane: Lane) -> int | None:
+        """The timestamp of the first record of a lane that waits; None if there is none, or it is not known."""
+        read = self._waiting.get(lane)
+        return None if read is None else read.timestamp
+
     def let_go(self, lane: Lane) -> int | None:
         """Forgets the records of a lane that wait.
 

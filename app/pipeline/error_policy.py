@@ -79,7 +79,7 @@ class ErrorPolicy:
             try:
                 yield
             except (TransformError, PayloadNotFoundError, PayloadUnfitError, ReferenceRefusedError) as exc:
-                self._count(exc)
+                self._count(slot.source, exc)
                 cause = self._cause(slot.source, exc)
                 assert self._letters is not None
                 letter = self._letters.whole(slot.source, cause)
@@ -112,10 +112,10 @@ class ErrorPolicy:
             The cause for the letters; None if there is no topic for them, and the flow ends.
         """
         error = DiscardedChunkError(event.uuid, event.reason, event.detail)
-        self._count(error)
+        first, *others = chunks_of(event)
+        self._count(first, error)
         cause = None
         with self.of(slots[0]):
-            first, *others = chunks_of(event)
             cause = self._cause(first, error)
             # One line: a message may have a hundred thousand chunks.
             what = f"and {len(others)} other chunks go" if others else "goes"
@@ -191,9 +191,10 @@ class ErrorPolicy:
             error, pipeline=settings.name, stage=stage, context=settings.dead_letter_context, mask=without_secrets
         )
 
-    def _count(self, error: WideloadError) -> None:
-        reason = reason_of(error)
-        self._stats.failed[reason] = self._stats.failed.get(reason, 0) + 1
+    def _count(self, source: SourceRecord, error: WideloadError) -> None:
+        # Where the first error ends the flow, nothing is decided on the records behind it: they are read again.
+        if self._letters is not None or self._termination.error is None:
+            self._stats.count_failed(source, reason_of(error))
 
     def _log(self, source: SourceRecord, what: str, error: BaseException) -> None:
         log.warning(

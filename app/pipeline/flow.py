@@ -36,13 +36,13 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import ExactlyOnce
-from app.pipeline.lane import Lane
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.output import Destination
 from app.pipeline.poll_loop import PollLoop
+from app.pipeline.progress import Position, Progress
 from app.pipeline.retries import Retries
 from app.pipeline.stats import PipelineStats
 from app.pipeline.termination import RecordError, Termination
@@ -63,7 +63,10 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     """One life of a pipeline. Belongs to one event loop; `run` once.
 
     `joined` is called when the group has assigned partitions, or none. `renewed` are the source topics that were
-    created anew since the last flow began.
+    created anew since the last flow began. `before` is the progress of that flow.
+
+    Attributes:
+        progress: how far the flow has come in each partition.
 
     Raises:
         ConfigurationError: a certificate or key cannot be used, or a package is missing.
@@ -85,6 +88,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         graceful_timeout_s: float,
         joined: Callable[[], None],
         renewed: Collection[str] = (),
+        before: Progress | None = None,
     ) -> None:
         self.settings = settings
         self._plan = plan
@@ -127,6 +131,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             codec=codec_number(settings),
             turn=cast("int", settings.consumer["consumer.max.poll.records"]),
         )
+        self.progress = Progress(lanes, self._consumer, self._admission, before)
         self._offset_reset = OffsetReset(self._consumer, settings, lanes, stats=stats, renewed=renewed)
         self._poll_loop = PollLoop(
             self._consumer,
@@ -161,22 +166,16 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def pending_bytes(self) -> int:
         return self._assembler.pending_bytes if self._assembler is not None else 0
 
-    def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:
-        ends = self._consumer.ends()
-        return {lane.partition: self._position(lane, ends) for lane in self._lanes if lane.partition in ends}
+    @property
+    def paused(self) -> Collection[TopicPartition]:
+        return self._poll_loop.paused
 
-    def _position(
-        self, lane: Lane, ends: Mapping[TopicPartition, int | None]
-    ) -> tuple[int | None, int | None, int | None]:
-        position = lane.tracker.released if lane.tracker else lane.committed
-        committed = lane.tracker.committed if lane.tracker else lane.committed
-        end = ends[lane.partition]
-        if end is not None and position == committed and not lane.busy and not self._admission.waits:
-            read = self._consumer.position(lane.partition)
-            if read is not None and read >= end:
-                # The offsets that are left are no records: marks of transactions, and gaps of compaction.
-                end = committed
-        return position, committed, end
+    @property
+    def oldest_ms(self) -> int | None:
+        return self.progress.oldest_ms
+
+    def positions(self) -> Mapping[TopicPartition, Position]:
+        return self.progress.positions()
 
     @property
     def renewing(self) -> bool:
@@ -218,6 +217,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             for task in watching:
                 task.cancel()
             await self._delivery.offsets.close()
+            self.progress.hold()
             self._lanes.discard_all()
             await self._quietly("producer", self._delivery.stop)
             await self._quietly("consumer", self._consumer.stop)
@@ -268,6 +268,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         left_s = self._rebalance_s - (time.monotonic() - began)
         with contextlib.suppress(KafkaError, TimeoutError):
             await asyncio.wait_for(self._delivery.commit(), min(_STOP_CLIENT_S, left_s))
+        self.progress.hold()
         self._discard(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
@@ -283,6 +284,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 return
             # A sink with one partition leaves the key nothing to decide.
             self._lanes.open(partition, 0 if self._plan.sink.partitions == 1 else sink_partition)
+        self.progress.begin()
         # Not awaited: without a broker the answer never comes, and aiokafka waits for this method before it stops.
         self._offset_reset.assigned(assigned)
         if not self._offset_reset.fresh:

@@ -79,6 +79,9 @@ class PausedPartitions:
     def __len__(self) -> int:
         return len(self._paused)
 
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(tuple(self._paused))
+
     def __contains__(self, lane: Lane) -> bool:
         return lane in self._paused
 

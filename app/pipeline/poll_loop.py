@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from enum import Enum
 
 from aiokafka import TopicPartition
@@ -63,6 +63,12 @@ class PollLoop:
         self._offset_reset = offset_reset
         self._termination = termination
         self._changed = changed
+
+    @property
+    def paused(self) -> Collection[TopicPartition]:
+        """The partitions that are not read: they wait for the store, or for memory."""
+        paused = {lane.partition for lane in self._paused if self._lanes.holds(lane)}
+        return paused | {lane.partition for lane in self._lanes if lane.stalled}
 
     @property
     def mode(self) -> Mode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from aiokafka import TopicPartition
@@ -10,7 +10,10 @@ from aiokafka import TopicPartition
 from app.config.settings import PipelineSettings
 from app.pipeline.stats import PipelineStats
 
-__all__ = ["FlowReport", "PipelineReport"]
+__all__ = ["STATES", "FlowReport", "PipelineReport", "lag_of", "state_of"]
+
+STATES = ("starting", "running", "degraded", "restarting", "failed", "stopped")
+"""The states of a pipeline: those of `PipelineReport.status`, and `degraded`, of one that runs."""
 
 
 class FlowReport(Protocol):
@@ -22,6 +25,9 @@ class FlowReport(Protocol):
         pending_messages: messages that the commit waits for: chunks are missing, or come again after they were
             delivered.
         pending_bytes: bytes of the chunks of messages that are not whole; the budget does not count them.
+        paused: the assigned partitions that are not read, because they wait for the store or for memory.
+        oldest_ms: the timestamp of the oldest record that was read and waits, in milliseconds since 1970; None if none
+            does. It waits for the store, or for room in the budget, or behind such a record.
     """
 
     @property
@@ -32,8 +38,15 @@ class FlowReport(Protocol):
     def pending_messages(self) -> int: ...
     @property
     def pending_bytes(self) -> int: ...
+    @property
+    def paused(self) -> Collection[TopicPartition]: ...
+    @property
+    def oldest_ms(self) -> int | None: ...
     def positions(self) -> Mapping[TopicPartition, tuple[int | None, int | None, int | None]]:
-        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read."""
+        """For each assigned partition: the offset read up to, the committed one, and the end of what can be read.
+
+        Of a flow that has ended, and while the group gives out its partitions, what was known last.
+        """
 
 
 class PipelineReport(Protocol):
@@ -62,3 +75,16 @@ class PipelineReport(Protocol):
     def failing_since(self) -> float | None: ...
     @property
     def flow(self) -> FlowReport | None: ...
+
+
+def state_of(pipeline: PipelineReport) -> str:
+    """The state of a pipeline, one of `STATES`."""
+    if pipeline.status == "RUNNING" and pipeline.degraded is not None:
+        return "degraded"
+    return pipeline.status.lower()
+
+
+def lag_of(position: int | None, committed: int | None, end: int | None) -> int | None:
+    """The records from the committed offset, or else from where reading begins, to the end; None if it is not known."""
+    begin = position if committed is None else committed
+    return None if begin is None or end is None else max(0, end - begin)

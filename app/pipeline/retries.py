@@ -122,7 +122,7 @@ class Retries:
                 except (PayloadNotFoundError, ReferenceRefusedError):
                     raise  # the store is as it should be
                 except PayloadStoreError as exc:
-                    self._stats.store_errors += 1
+                    self._stats.count_store_error(exc)
                     if not self._may_pass(exc):
                         raise
                     self._stats.retries += 1
@@ -250,7 +250,7 @@ class Retries:
         self._loop.call_soon_threadsafe(self._fell_back, error)
 
     def _fell_back(self, error: PayloadStoreError) -> None:
-        self._stats.store_errors += 1
+        self._stats.count_store_error(error)
         self._fallen_back = str(error)
         self._log(f"the store failed, large values go as chunks: {error}")
 

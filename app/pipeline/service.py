@@ -186,6 +186,8 @@ class Pipeline(Service):
         if self._stop_asked.is_set():
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
+        if renewed:
+            self.stats.forget_failed()
         self.flow = Flow(
             self._worker.client,
             self.settings,
@@ -206,6 +208,7 @@ class Pipeline(Service):
             graceful_timeout_s=self._worker.graceful_timeout_ms / 1000,
             joined=self._joined,
             renewed=renewed,
+            before=None if self.flow is None else self.flow.progress,
         )
         try:
             await self.flow.run()

@@ -130,7 +130,7 @@ class OffloadStage:
         self._offload.check(record)
         assert record.value is not None
         payload = self._offload.payload(record.value)
-        with self._stats.publish.timed():
+        with self._stats.store_call("publish"):
             reference = publish(self._store, self._topic, payload, by_digest=self._by_digest)
         return (self._offload.refer(record, reference),)
 
@@ -221,7 +221,7 @@ class InflateStage(_NoLimit):
         inflation = self._inflate.begin(record)
         if self._reference_scope is not None:
             self._reference_scope.check(inflation.reference.path, source)
-        with self._stats.download.timed():
+        with self._stats.store_call("download"):
             stored = download(self._store, inflation.reference, self._inflate)
         return (self._inflate.finish(record, inflation, stored),)
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Literal
 
 from app.kafka.average import Average
 from app.kafka.batches.numbers import BatchNumbers
+from transforms.errors import PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
+from transforms.record import SourceRecord
 
-__all__ = ["STORE_SECONDS", "Latency", "PipelineStats"]
+__all__ = ["STORE_OPERATIONS", "STORE_REASONS", "STORE_SECONDS", "Latency", "PipelineStats", "StoreOperation"]
+
+StoreOperation = Literal["publish", "download"]
+
+STORE_OPERATIONS: tuple[StoreOperation, ...] = ("publish", "download")
+"""What a pipeline asks of its store."""
+
+STORE_REASONS = ("access", "payload-unfit", "unavailable", "refused")
+"""Why a store call fails: the caller is refused; the payload is; it may pass by itself; it will not."""
+
+_REMEMBERED = 20_000  # failed records: more than a pipeline reads again after a restart, unless most records fail
 
 # Upper bounds in seconds: from a memory store to the default time-out of a call, a factor of about 2.5 apart.
 STORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -42,6 +56,14 @@ class Latency:
             self.observe(time.perf_counter() - start)
 
 
+def _reason_of(error: PayloadStoreError) -> str:
+    if isinstance(error, PayloadStoreAccessError):
+        return "access"
+    if isinstance(error, PayloadUnfitError):
+        return "payload-unfit"
+    return "unavailable" if error.retriable else "refused"
+
+
 @dataclass(slots=True)
 class PipelineStats:
     """Counters since the worker started. Bytes are those of keys and values; in the sink, as batches carry them.
@@ -57,7 +79,8 @@ class PipelineStats:
         evicted_messages: those of `discarded` that `auto.ack.oldest.chunked.message.on.queue.full` has dropped.
         late_chunks: chunks of discarded messages that came after the messages were discarded.
         failed: records that can never succeed, by reason (`app.pipeline.error_policy.reason_of`); a discarded message
-            counts as one.
+            counts as one. A record that is read again, because the pipeline begins again, is not counted again.
+        store_failures: store calls that failed, by operation and reason.
         published_rate: the rate of messages that were written as chunks.
         consumed_rate: the rate of messages that were assembled.
         batches: the numbers of the producer, with those of the dead-letter topic.
@@ -75,7 +98,6 @@ class PipelineStats:
     inflated_records: int = 0
     inflated_bytes: int = 0
     dead_letters: int = 0
-    store_errors: int = 0
     retries: int = 0
     commits: int = 0
     transactions: int = 0
@@ -92,8 +114,45 @@ class PipelineStats:
     wrapped_records: int = 0
     discarded: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    store_failures: dict[tuple[str, str], int] = field(default_factory=dict)
     published_rate: Average = field(default_factory=lambda: Average(time.monotonic))
     consumed_rate: Average = field(default_factory=lambda: Average(time.monotonic))
     batches: BatchNumbers = field(default_factory=BatchNumbers)
     publish: Latency = field(default_factory=Latency)
     download: Latency = field(default_factory=Latency)
+    _failed_places: OrderedDict[tuple[str, int, int], None] = field(default_factory=OrderedDict)
+
+    @property
+    def store_errors(self) -> int:
+        """Store calls that failed."""
+        return sum(self.store_failures.values())
+
+    @contextmanager
+    def store_call(self, operation: StoreOperation) -> Iterator[None]:
+        """Counts the time of the body, a store call; an error of the store notes the operation. On any thread."""
+        latency = self.publish if operation == "publish" else self.download
+        with latency.timed():
+            try:
+                yield
+            except PayloadStoreError as exc:
+                exc.operation = operation
+                raise
+
+    def count_store_error(self, error: PayloadStoreError) -> None:
+        """Counts a store call that failed."""
+        place = (error.operation or "unknown", _reason_of(error))
+        self.store_failures[place] = self.store_failures.get(place, 0) + 1
+
+    def count_failed(self, record: SourceRecord, reason: str) -> None:
+        """Counts a record that can never succeed, unless it was counted before."""
+        place = (record.topic, record.partition, record.offset)
+        if place in self._failed_places:
+            return
+        self._failed_places[place] = None
+        if len(self._failed_places) > _REMEMBERED:
+            self._failed_places.popitem(last=False)
+        self.failed[reason] = self.failed.get(reason, 0) + 1
+
+    def forget_failed(self) -> None:
+        """Forgets which records were counted: the offsets of a topic that was created anew begin again."""
+        self._failed_places.clear()

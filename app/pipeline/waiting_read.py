@@ -66,6 +66,13 @@ class WaitingRead:
         return bool(self.records)
 
     @property
+    def timestamp(self) -> int | None:
+        """The timestamp of the first record that waits, in milliseconds since 1970; None if it is not known."""
+        if self.records:
+            return self.records[0].timestamp
+        return self.batches[0].timestamp if self.batches and not self.opened else None
+
+    @property
     def first(self) -> int | None:
         """The offset of the first record that waits; None if there is none."""
         if self.opened and not self.records:

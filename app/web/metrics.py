@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.pipeline.report import PipelineReport
-from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
+from app.config.version import VERSION
+from app.pipeline.report import STATES, PipelineReport, lag_of, state_of
+from app.pipeline.stats import STORE_OPERATIONS, STORE_REASONS, STORE_SECONDS, Latency, PipelineStats
 
 __all__ = ["COUNTERS", "Metrics"]
 
 # name of the metric, attribute of PipelineStats, help text
 COUNTERS: Sequence[tuple[str, str, str]] = (
-    ("wideload_records_in", "records_in", "Records read."),
-    ("wideload_bytes_in", "bytes_in", "Bytes read: of keys and values, or of a batch that was not taken apart."),
-    ("wideload_records_out", "records_out", "Records acknowledged by the sink or the dead-letter topic."),
-    ("wideload_bytes_out", "bytes_out", "Bytes of acknowledged records, as they were read or before compression."),
-    ("wideload_batches_whole", "batches_whole", "Batches that went to the sink as they were."),
+    ("wideload_in_records", "records_in", "Records read."),
+    ("wideload_in_bytes", "bytes_in", "Bytes read: of keys and values, or of a batch that was not taken apart."),
+    ("wideload_out_records", "records_out", "Records acknowledged by the sink or the dead-letter topic."),
+    ("wideload_out_bytes", "bytes_out", "Bytes of acknowledged records, as they were read or before compression."),
+    ("wideload_whole_batches", "batches_whole", "Batches that went to the sink as they were."),
     (
-        "wideload_batches_read_anew",
+        "wideload_read_anew_batches",
         "batches_read_anew",
         "Batches whose records went on in other batches.",
     ),
-    ("wideload_batches_taken_apart", "batches_taken_apart", "Batches whose records were looked at one by one."),
+    ("wideload_taken_apart_batches", "batches_taken_apart", "Batches whose records were looked at one by one."),
     ("wideload_offloaded_records", "offloaded_records", "Records whose value was moved to the store."),
     ("wideload_offloaded_bytes", "offloaded_bytes", "Bytes of values moved to the store."),
     ("wideload_inflated_records", "inflated_records", "References replaced by their payload."),
     ("wideload_inflated_bytes", "inflated_bytes", "Bytes of payloads that replaced references."),
     ("wideload_dead_letters", "dead_letters", "Records sent to the dead-letter topic."),
-    ("wideload_store_errors", "store_errors", "Store calls that failed."),
     ("wideload_retries", "retries", "Retries of store calls."),
     ("wideload_commits", "commits", "Offset commits."),
     ("wideload_transactions", "transactions", "Committed transactions."),
@@ -51,7 +52,11 @@ COUNTERS: Sequence[tuple[str, str, str]] = (
 # name of the metric, attribute of PipelineStats, help text; one value for each reason
 _COUNTERS_BY_REASON: Sequence[tuple[str, str, str]] = (
     ("wideload_discarded_messages", "discarded", "Messages discarded because their chunks could not be assembled."),
-    ("wideload_failed_records", "failed", "Records that can never succeed: dead letters, or the end of the pipeline."),
+    (
+        "wideload_failed_records",
+        "failed",
+        "Records that can never succeed, each once: dead letters, or the end of the pipeline.",
+    ),
 )
 
 # name of the metric, attribute of FlowReport, help text
@@ -89,11 +94,15 @@ class Metrics(Collector):
     Args:
         pipelines: all pipelines of the worker.
         limit_bytes: `in.flight.bytes`.
+        clock: for tests, in seconds since 1970.
     """
 
-    def __init__(self, pipelines: Sequence[PipelineReport], limit_bytes: int) -> None:
+    def __init__(
+        self, pipelines: Sequence[PipelineReport], limit_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self._pipelines = pipelines
         self._limit_bytes = limit_bytes
+        self._clock = clock
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -121,14 +130,7 @@ class Metrics(Collector):
                 for reason, count in sorted(getattr(pipeline.stats, attribute).items()):
                     counter.add_metric([pipeline.settings.name, reason], count)
             yield counter
-        up = GaugeMetricFamily("wideload_pipeline_running", "1 while the pipeline runs.", labels=["pipeline"])
-        degraded = GaugeMetricFamily(
-            "wideload_pipeline_degraded", "1 while the pipeline runs degraded; /health says why.", labels=["pipeline"]
-        )
-        for pipeline in self._pipelines:
-            up.add_metric([pipeline.settings.name], float(pipeline.status == "RUNNING"))
-            degraded.add_metric([pipeline.settings.name], float(pipeline.degraded is not None))
-        yield from (up, degraded)
+        yield from self._states()
         for name, attribute, text in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=["pipeline"])
             for pipeline in self._pipelines:
@@ -137,9 +139,37 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "wideload_in_flight_limit_bytes", "The configured in.flight.bytes.", value=self._limit_bytes
         )
-        yield self._store_seconds()
+        build = GaugeMetricFamily(
+            "wideload_build_info", "1; the label is the version of the worker.", labels=["version"]
+        )
+        build.add_metric([VERSION], 1)
+        yield build
+        yield from self._store()
         yield from self._partitions()
         yield from self._producers()
+
+    def _states(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "wideload_pipeline_state", "1 for the state of the pipeline, 0 for others.", labels=["pipeline", "state"]
+        )
+        paused = GaugeMetricFamily(
+            "wideload_paused_partitions",
+            "Partitions that are not read, because they wait for the store or for memory.",
+            labels=["pipeline"],
+        )
+        oldest = GaugeMetricFamily(
+            "wideload_oldest_waiting_record_age_seconds",
+            "Age, by its timestamp, of the oldest record that was read and waits for the store or for room; else 0.",
+            labels=["pipeline"],
+        )
+        for pipeline in self._pipelines:
+            name, flow, found = pipeline.settings.name, pipeline.flow, state_of(pipeline)
+            for each in dict.fromkeys((*STATES, found)):
+                state.add_metric([name, each], float(each == found))
+            paused.add_metric([name], 0 if flow is None else len(flow.paused))
+            since_ms = None if flow is None else flow.oldest_ms
+            oldest.add_metric([name], 0 if since_ms is None else max(0.0, self._clock() - since_ms / 1000))
+        yield from (state, paused, oldest)
 
     def _producers(self) -> Iterator[Metric]:
         """The metrics of the producers, with Kafka's names."""
@@ -174,32 +204,45 @@ class Metrics(Collector):
                     compression.add_metric([pipeline, topic], average)
         yield from (errors, rate, compression)
 
-    def _store_seconds(self) -> Metric:
+    def _store(self) -> Iterator[Metric]:
         histogram = HistogramMetricFamily(
-            "wideload_store_seconds", "Duration of store calls.", labels=["pipeline", "operation"]
+            "wideload_store_duration_seconds", "Duration of store calls.", labels=["pipeline", "operation"]
         )
+        errors = CounterMetricFamily(
+            "wideload_store_errors", "Store calls that failed.", labels=["pipeline", "operation", "reason"]
+        )
+        none: Mapping[tuple[str, str], int] = {
+            (operation, reason): 0 for operation in STORE_OPERATIONS for reason in STORE_REASONS
+        }
         for pipeline in self._pipelines:
+            # All from the start: `increase` does not see the first error of a series that begins with it.
+            for (operation, reason), count in {**none, **pipeline.stats.store_failures}.items():
+                errors.add_metric([pipeline.settings.name, operation, reason], count)
             for operation, latency in (("publish", pipeline.stats.publish), ("download", pipeline.stats.download)):
                 labels = [pipeline.settings.name, operation]
                 histogram.add_metric(labels, _buckets(latency), sum_value=latency.total_seconds)
-        return histogram
+        yield from (histogram, errors)
 
     def _partitions(self) -> Iterator[Metric]:
         labels = ["pipeline", "topic", "partition"]
         lag = GaugeMetricFamily(
-            "wideload_lag_records", "Records between the committed offset and the end of the partition.", labels=labels
+            "wideload_lag_records",
+            "Records between the committed offset, or else where reading begins, and the end of the partition.",
+            labels=labels,
         )
+        ends = GaugeMetricFamily("wideload_end_offset", "The end of what can be read of the partition.", labels=labels)
         committed = GaugeMetricFamily("wideload_committed_offset", "The committed offset.", labels=labels)
         for pipeline in self._pipelines:
             positions = pipeline.flow.positions() if pipeline.flow else {}
-            for partition, (_, offset, end) in positions.items():
+            for partition, (position, offset, end) in positions.items():
                 values = [pipeline.settings.name, partition.topic, str(partition.partition)]
                 if offset is not None:
                     committed.add_metric(values, offset)
-                    if end is not None:
-                        lag.add_metric(values, max(0, end - offset))
-        yield lag
-        yield committed
+                if end is not None:
+                    ends.add_metric(values, end)
+                if (behind := lag_of(position, offset, end)) is not None:
+                    lag.add_metric(values, behind)
+        yield from (lag, committed, ends)
 
 
 def _buckets(latency: Latency) -> list[tuple[str, float]]:

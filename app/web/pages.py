@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
-from app.pipeline.report import PipelineReport
+from app.pipeline.report import PipelineReport, lag_of
 from app.web.metrics import Metrics
 from transforms.identifiers import transactional_id
 
@@ -62,6 +62,7 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
     settings, stats = pipeline.settings, pipeline.stats
     partitions = []
     if pipeline.flow is not None:
+        paused = pipeline.flow.paused
         for partition, (position, committed, end) in sorted(pipeline.flow.positions().items()):
             partitions.append(
                 {
@@ -71,7 +72,8 @@ def pipeline_page(pipeline: PipelineReport) -> dict[str, Any]:
                     "committed": committed,
                     "end": end,
                     **_transaction(settings, partition),
-                    "lag": None if end is None or committed is None else max(0, end - committed),
+                    "lag": lag_of(position, committed, end),
+                    "paused": partition in paused,
                 }
             )
     error_at = pipeline.last_error_at

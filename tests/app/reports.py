@@ -28,6 +28,8 @@ class Flow:
     read_ahead_bytes: int = 0
     pending_messages: int = 0
     pending_bytes: int = 0
+    paused: frozenset[TopicPartition] = frozenset()
+    oldest_ms: int | None = None
     partitions: dict[TopicPartition, tuple[int | None, int | None, int | None]] = field(default_factory=dict)
 
     def positions(self) -> dict[TopicPartition, tuple[int | None, int | None, int | None]]:

@@ -132,6 +132,21 @@ def test_error_policy_is_counted_by_reason(error: Exception, reason: str) -> Non
         assert bench.stats.failed == {reason: 1}
 
 
+def test_error_policy_counts_a_record_once() -> None:
+    """A record that is read again after a restart is the same one, and those behind the last error are not decided."""
+    bench = Bench(LETTERS)
+    for _ in range(6):
+        bench.failed(ChunkError(5, 3, "so"))
+    stopped = Bench(None)
+    for _ in range(6):
+        with stopped.error_policy.of(Slot(Read(7 + len(stopped.stats.failed)), 0)):
+            fail(ChunkError(5, 3, "so"))
+    assert (bench.stats.failed, stopped.stats.failed) == ({"chunk": 1}, {"chunk": 1})
+    bench.stats.forget_failed()
+    bench.failed(ChunkError(5, 3, "so"))
+    assert bench.stats.failed == {"chunk": 2}
+
+
 def test_error_policy_on_discarded_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Each chunk has a dead letter of its own, in order, in one slot; the log has one line for the message."""
     bench = Bench(LETTERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.kafka.batches.numbers import BatchNumbers
-from app.pipeline.stats import STORE_SECONDS, Latency, PipelineStats
+from app.pipeline.report import STATES
+from app.pipeline.stats import STORE_OPERATIONS, STORE_REASONS, STORE_SECONDS, Latency, PipelineStats
 from app.web.metrics import COUNTERS, Metrics
 from tests.app.reports import Flow, Pipeline
+from transforms.errors import PayloadStoreAccessError, PayloadStoreError, PayloadUnfitError
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+OTHER_COUNTERS = ("wideload_producer_batch_split_total", "wideload_store_errors_total")
 
 
 def families_of(*pipelines: Pipeline, limit: int = 1_000) -> dict[str, Metric]:
@@ -46,12 +51,12 @@ def test_every_number_of_the_stats_is_a_metric() -> None:
         assert samples_of(family) == {("p",): getattr(stats, attribute)}
 
 
-def test_store_seconds_is_a_histogram() -> None:
+def test_store_duration_is_a_histogram() -> None:
     """Buckets are cumulative, the last one counts all, and a value on a bound belongs to the lower bucket."""
     stats = PipelineStats()
     for seconds in (0.0, 0.001, 0.0011, 59.9, 60.0, 61.0, 0.2):
         stats.publish.observe(seconds)
-    family = families_of(Pipeline(stats=stats))["wideload_store_seconds"]
+    family = families_of(Pipeline(stats=stats))["wideload_store_duration_seconds"]
     published = [sample for sample in family.samples if sample.labels["operation"] == "publish"]
     buckets = [(float(s.labels["le"]), s.value) for s in published if s.name.endswith("_bucket")]
     assert [bound for bound, _ in buckets] == [*STORE_SECONDS, math.inf]
@@ -59,30 +64,39 @@ def test_store_seconds_is_a_histogram() -> None:
     assert counts == sorted(counts)
     assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 3, 6, 7)
     assert {s.name: s.value for s in published if "le" not in s.labels} == {
-        "wideload_store_seconds_count": 7,
-        "wideload_store_seconds_sum": pytest.approx(0.001 + 0.0011 + 59.9 + 60 + 61 + 0.2),
+        "wideload_store_duration_seconds_count": 7,
+        "wideload_store_duration_seconds_sum": pytest.approx(0.001 + 0.0011 + 59.9 + 60 + 61 + 0.2),
     }
 
 
 def test_latency_before_the_first_call() -> None:
     """An empty histogram is valid."""
     assert sum(Latency().counts) == 0
-    family = families_of(Pipeline())["wideload_store_seconds"]
+    family = families_of(Pipeline())["wideload_store_duration_seconds"]
     assert {sample.value for sample in family.samples} == {0}
 
 
 @pytest.mark.parametrize(
     ("position", "lag", "committed"),
-    [((9, 5, 12), 7, 5), ((9, 9, 9), 0, 9), ((9, 9, 8), 0, 9), ((9, 5, None), None, 5), ((9, None, 12), None, None)],
+    [
+        ((9, 5, 12), 7, 5),
+        ((9, 9, 9), 0, 9),
+        ((9, 9, 8), 0, 9),
+        ((9, 5, None), None, 5),
+        ((9, None, 12), 3, None),
+        ((0, None, 0), 0, None),
+        ((None, None, 12), None, None),
+    ],
 )
 def test_lag_is_the_end_less_the_committed_offset(
     position: tuple[int | None, int | None, int | None], lag: int | None, committed: int | None
 ) -> None:
-    """Unknown values are absent, and a lag is never negative."""
+    """Unknown values are absent, no lag is negative; with nothing committed, it counts from where reading begins."""
     families = families_of(Pipeline(flow=Flow(partitions={TopicPartition("raw", 3): position})))
     labels = ("3", "p", "raw")
     assert samples_of(families["wideload_lag_records"]).get(labels) == lag
     assert samples_of(families["wideload_committed_offset"]).get(labels) == committed
+    assert samples_of(families["wideload_end_offset"]).get(labels) == position[2]
 
 
 def test_pipelines_are_told_apart() -> None:
@@ -92,10 +106,48 @@ def test_pipelines_are_told_apart() -> None:
         Pipeline("b", status="RESTARTING"),
         Pipeline("c", status="FAILED"),
     )
-    assert samples_of(families["wideload_pipeline_degraded"]) == {("a",): 1, ("b",): 0, ("c",): 0}
-    assert samples_of(families["wideload_pipeline_running"]) == {("a",): 1, ("b",): 0, ("c",): 0}
+    states = samples_of(families["wideload_pipeline_state"])
+    assert {at for at, value in states.items() if value} == {("a", "degraded"), ("b", "restarting"), ("c", "failed")}
+    assert {at for at in states if at[0] == "a"} == {("a", state) for state in STATES}
     assert samples_of(families["wideload_in_flight_bytes"]) == {("a",): 5, ("b",): 0, ("c",): 0}
     assert samples_of(families["wideload_in_flight_limit_bytes"]) == {(): 1_000}
+
+
+def test_errors_of_the_store_have_operation_and_reason() -> None:
+    """Each pair is there before the first error, which `increase` would not see otherwise; their sum is on the page."""
+    stats = PipelineStats()
+    errors = (
+        PayloadStoreError("down", retriable=True),
+        PayloadStoreError("down", retriable=True),
+        PayloadStoreError("no", retriable=False),
+        PayloadStoreAccessError("denied"),
+        PayloadUnfitError("too large"),
+    )
+    for error in errors:
+        with pytest.raises(PayloadStoreError), stats.store_call("download"):
+            raise error
+        stats.count_store_error(error)
+    found = samples_of(families_of(Pipeline(stats=stats))["wideload_store_errors"])
+    assert set(found) == {(operation, "p", reason) for operation in STORE_OPERATIONS for reason in STORE_REASONS}
+    counts = {reason: found["download", "p", reason] for reason in STORE_REASONS}
+    assert counts == {"unavailable": 2, "refused": 1, "access": 1, "payload-unfit": 1}
+    assert stats.store_errors == sum(found.values()) == sum(stats.download.counts) == 5
+
+
+def test_age_of_the_oldest_record_that_waits() -> None:
+    """It is by the record's timestamp, 0 if none waits, and never negative where a producer's clock is ahead."""
+    ages = {}
+    for name, oldest_ms in (("none", None), ("old", 990_000), ("ahead", 1_001_000)):
+        text = Metrics([Pipeline(flow=Flow(oldest_ms=oldest_ms))], 1, clock=lambda: 1_000.0).text().decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        ages[name] = samples_of(families["wideload_oldest_waiting_record_age_seconds"])["p",]
+    assert ages == {"none": 0, "old": 10, "ahead": 0}
+
+
+def test_version_is_that_of_the_package() -> None:
+    """The metric says which release runs."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert samples_of(families_of(Pipeline())["wideload_build_info"]) == {(version,): 1}
 
 
 def test_labels_are_escaped() -> None:
@@ -114,7 +166,7 @@ def test_names_follow_the_conventions() -> None:
     assert all(family.documentation.endswith(".") for family in ours)
     names = {sample.name for family in ours if family.type == "counter" for sample in family.samples}
     assert all(name.endswith("_total") for name in names)
-    assert names == {f"{name}_total" for name, _, _ in COUNTERS} | {"wideload_producer_batch_split_total"}
+    assert names == {f"{name}_total" for name, _, _ in COUNTERS} | {*OTHER_COUNTERS}
 
 
 def test_names_are_those_of_the_docs() -> None:
@@ -158,6 +210,6 @@ def test_producer_numbers_have_kafkas_names() -> None:
 def test_scrapes_do_not_add_up() -> None:
     """A second scrape gives the same result, and two workers in a process do not share a registry."""
     metrics = Metrics([Pipeline()], 1)
-    first, second = (metrics.text().decode().count("wideload_records_in_total{") for _ in range(2))
+    first, second = (metrics.text().decode().count("wideload_in_records_total{") for _ in range(2))
     assert (first, second) == (1, 1)
     assert b"wideload_lag_records" in Metrics([Pipeline()], 1).text()

@@ -87,7 +87,7 @@ def test_pipeline_page_says_where_it_stands() -> None:
     stats = PipelineStats(records_in=1, records_out=2, offloaded_records=3, inflated_records=4)
     stats.dead_letters, stats.retries, stats.restarts, stats.transactions = 5, 6, 7, 17
     stats.chunked_messages, stats.chunks_published, stats.assembled_messages, stats.duplicate_chunks = 2, 9, 8, 10
-    stats.late_chunks, stats.store_errors = 11, 12
+    stats.late_chunks, stats.store_failures = 11, {("publish", "access"): 12}
     stats.unwrapped_records, stats.wrapped_records = 13, 14
     stats.discarded = {"expired": 1, "corrupt": 2}
     stats.failed = {"reference-refused": 6}
@@ -104,7 +104,12 @@ def test_pipeline_page_says_where_it_stands() -> None:
             last_error_at=0.5,
             degraded=STORE_DOWN,
             flow=Flow(
-                in_flight_bytes=8, read_ahead_bytes=6, pending_messages=3, pending_bytes=4, partitions=partitions
+                in_flight_bytes=8,
+                read_ahead_bytes=6,
+                pending_messages=3,
+                pending_bytes=4,
+                partitions=partitions,
+                paused=frozenset({TopicPartition("raw", 9)}),
             ),
             stats=stats,
         )
@@ -161,10 +166,26 @@ def test_pipeline_page_says_where_it_stands() -> None:
             },
         },
         "partitions": [
-            {"topic": "more", "partition": 11, "position": 9, "committed": 9, "end": None, "lag": None},
-            {"topic": "raw", "partition": 2, "position": None, "committed": None, "end": None, "lag": None},
-            {"topic": "raw", "partition": 9, "position": 9, "committed": 9, "end": 8, "lag": 0},
-            {"topic": "raw", "partition": 10, "position": 7, "committed": 5, "end": 12, "lag": 7},
+            {
+                "topic": "more",
+                "partition": 11,
+                "position": 9,
+                "committed": 9,
+                "end": None,
+                "lag": None,
+                "paused": False,
+            },
+            {
+                "topic": "raw",
+                "partition": 2,
+                "position": None,
+                "committed": None,
+                "end": None,
+                "lag": None,
+                "paused": False,
+            },
+            {"topic": "raw", "partition": 9, "position": 9, "committed": 9, "end": 8, "lag": 0, "paused": True},
+            {"topic": "raw", "partition": 10, "position": 7, "committed": 5, "end": 12, "lag": 7, "paused": False},
         ],
     }
 

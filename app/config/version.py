@@ -1,0 +1,7 @@
+"""The version of this release, as in `pyproject.toml`."""
+
+from __future__ import annotations
+
+__all__ = ["VERSION"]
+
+VERSION = "0.1.0"
