@@ -127,8 +127,7 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: 
     async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
         return view.bytes(metrics.text(), content_type=_PROMETHEUS)
 
-    # Before Faust's own index page, which cannot be turned off and always says OK.
-    app.page("/")(ready)
+    # Faust's own index page cannot be turned off, and always says OK: `Rest` has its path before.
     app.page("/health")(ready)
     app.page("/health/live")(live)
     app.page("/health/ready")(ready)

@@ -234,7 +234,7 @@ async def get(url: str) -> tuple[int, str, bytes]:
 async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_path: Path) -> None:
     """A worker that is not ready answers 503 with the reasons, and 200 on /health/live."""
     async with served([pipeline], free_port, tmp_path) as address:
-        for path in ("/health", "/health/ready", "/"):
+        for path in ("/health", "/health/ready"):
             status, kind, body = await get(address + path)
             assert (status, kind.partition(";")[0]) == (code, "application/json")
             assert json.loads(body) == health([pipeline])
