@@ -42,6 +42,7 @@ def test_page_marks_secrets() -> None:
     assert marked == {
         "large.message.signing.key",
         "large.message.signing.previous.keys",
+        "web.control.token",
         "sasl.password",
         "ssl.key.password",
         "s3.secret.key",

@@ -28,6 +28,7 @@ from app.config.settings import (
     Settings,
 )
 from app.config.topology import check_groups, check_no_circle
+from app.config.web_control import check_web_control
 from app.config.wrapping import check_order as check_wrapper_order
 from app.config.wrapping import is_header_key, wrapper_settings
 from stores.keys import Key, Value, read
@@ -87,6 +88,7 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     check_top_names(own)
     check_client_names(shared)
     worker = _read(WORKER_KEYS, own)
+    check_web_control(worker)
     client = checked_client_settings(own)
     if not tables:
         raise ConfigurationError("pipeline", "there is none; a worker needs at least one table [pipeline.NAME]")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
 from app.pipeline.stats import PipelineStats
 
-__all__ = ["FlowReport", "PipelineReport"]
+__all__ = ["FlowReport", "PipelineControl", "PipelineReport", "Target"]
+
+Target = Literal["STARTED", "PAUSED", "STOPPED"]
+"""What a pipeline is asked to be; the names are those of Connect's target states."""
 
 
 class FlowReport(Protocol):
@@ -40,7 +43,8 @@ class PipelineReport(Protocol):
     """The report of a pipeline.
 
     Attributes:
-        status: `STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`.
+        status: `STARTING`, `RUNNING`, `PAUSED`, `RESTARTING`, `FAILED` or `STOPPED`.
+        target: what it is asked to be; it stays so through failures, until it is asked for something else.
         degraded: the reason why records wait though the pipeline runs; None if they do not.
         last_error_at: in seconds since the epoch.
         failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
@@ -53,6 +57,8 @@ class PipelineReport(Protocol):
     @property
     def status(self) -> str: ...
     @property
+    def target(self) -> Target: ...
+    @property
     def degraded(self) -> str | None: ...
     @property
     def last_error(self) -> str | None: ...
@@ -62,3 +68,13 @@ class PipelineReport(Protocol):
     def failing_since(self) -> float | None: ...
     @property
     def flow(self) -> FlowReport | None: ...
+
+
+class PipelineControl(PipelineReport, Protocol):
+    """A pipeline that can be steered. What is asked for comes about soon after; `status` says when."""
+
+    def steer(self, target: Target) -> None:
+        """Lets it run, pause or stop. Paused, it stays in its group; stopped, it leaves it."""
+
+    def begin_anew(self) -> None:
+        """Finishes, commits, and begins again with new clients, also where it had failed; not where it is stopped."""

@@ -12,8 +12,9 @@ from typing import Any
 from aiohttp.web import Application, HTTPException, Request, Response, StreamResponse, json_response, middleware
 
 from app.config.settings import Settings
-from app.pipeline.report import PipelineReport
+from app.pipeline.report import PipelineControl, PipelineReport, Target
 from app.web import connectors, plugins
+from app.web.access import Access
 from app.web.errors import RestError
 from app.web.loggers import Loggers
 from transforms.text import printable
@@ -27,6 +28,7 @@ MOST_BODY = 65_536
 
 _OURS = {"connectors", "connector-plugins", "admin"}
 _NAME = "/connectors/{name}"
+_HERE = {"Warning": '299 - "this holds for this worker alone, and until it ends"'}
 _UNKNOWN = "unknown"  # as Connect says it where it does not know
 
 _Handler = Callable[[Request], Awaitable[StreamResponse]]
@@ -55,7 +57,7 @@ class Rest:
     def __init__(
         self,
         settings: Settings,
-        pipelines: Sequence[PipelineReport],
+        pipelines: Sequence[PipelineControl],
         cluster_id: Callable[[], Awaitable[str | None]],
         least_levels: Mapping[str, int],
     ) -> None:
@@ -63,6 +65,7 @@ class Rest:
         self._pipelines = {pipeline.settings.name: pipeline for pipeline in pipelines}
         self._cluster_id = cluster_id
         self._loggers = Loggers(least_levels)
+        self._access = Access(settings.web_control_token, enabled=settings.web_control)
         self._worker = connectors.worker_id(settings.web_port)
         self._validating = asyncio.Lock()
 
@@ -87,6 +90,15 @@ class Rest:
         for path, handler in gets.items():
             web.router.add_get(_slashed(path), handler)
         web.router.add_put(_slashed("/connector-plugins/{plugin}/config/validate"), self._validate)
+        for method, path, change in (
+            ("PUT", f"{_NAME}/pause", self._steering("PAUSED", 202)),
+            ("PUT", f"{_NAME}/resume", self._steering("STARTED", 202)),
+            ("PUT", f"{_NAME}/stop", self._steering("STOPPED", 204)),
+            ("POST", f"{_NAME}/restart", self._restart),
+            ("POST", f"{_NAME}/tasks/{{task}}/restart", self._restart_task),
+            ("PUT", "/admin/loggers/{logger}", self._set_level),
+        ):
+            web.router.add_route(method, _slashed(path), self._allowed(change))
         for method, path, allowed, reason in (
             ("POST", "/connectors", "GET", _CREATE),
             ("PUT", f"{_NAME}/config", "GET", _CHANGE),
@@ -145,20 +157,63 @@ class Rest:
     async def _level(self, request: Request) -> Response:
         return json_response(self._loggers.level(request.match_info["logger"]))
 
+    # --- changing ----------------------------------------------------------------------------------------------------
+
+    def _allowed(self, change: _Handler) -> _Handler:
+        async def handler(request: Request) -> StreamResponse:
+            self._access.check(request)
+            return await change(request)
+
+        return handler
+
+    def _steering(self, target: Target, status: int) -> _Handler:
+        async def handler(request: Request) -> Response:
+            self._pipeline(request).steer(target)
+            return Response(status=status, headers=_HERE)
+
+        return handler
+
+    async def _restart(self, request: Request) -> Response:
+        pipeline = self._pipeline(request)
+        only_failed, tasks = (_flag(request, name) for name in ("onlyFailed", "includeTasks"))
+        restarting = pipeline.target != "STOPPED" and (not only_failed or pipeline.status == "FAILED")
+        if restarting:
+            pipeline.begin_anew()
+        if not only_failed and not tasks:
+            return Response(status=204, headers=_HERE)
+        document = connectors.status(pipeline, self._worker, restarting=restarting)
+        return json_response(document, status=202, headers=_HERE)
+
+    async def _restart_task(self, request: Request) -> Response:
+        self._task(request, "Unknown task: ")
+        self._pipeline(request).begin_anew()
+        return Response(status=204, headers=_HERE)
+
+    async def _set_level(self, request: Request) -> Response:
+        scope = request.query.get("scope", "worker")
+        if scope.lower() == "cluster":
+            raise RestError(400, "a worker sets the levels of its own loggers only: ask each worker")
+        level = (await _object(request)).get("level")
+        if not isinstance(level, str):
+            raise RestError(400, "Desired 'level' parameter was not specified in request.")
+        affected = self._loggers.set_level(request.match_info["logger"], level)
+        log.info("loggers %s have the level %s", printable(request.match_info["logger"]), level.upper())
+        return json_response(affected)
+
     # --- what is asked for -------------------------------------------------------------------------------------------
 
-    def _pipeline(self, request: Request) -> PipelineReport:
+    def _pipeline(self, request: Request) -> PipelineControl:
         name = request.match_info["name"]
         if name not in self._pipelines:
             raise RestError(404, f"Connector {printable(name)} not found")
         return self._pipelines[name]
 
-    def _task(self, request: Request) -> dict[str, Any]:
+    def _task(self, request: Request, missing: str = "No status found for task ") -> dict[str, Any]:
         pipeline = self._pipeline(request)
         number = request.match_info["task"]
         state = connectors.task_status(pipeline, self._worker)
         if state is None or number != str(connectors.TASK):
-            raise RestError(404, f"No status found for task {pipeline.settings.name}-{printable(number)}")
+            raise RestError(404, f"{missing}{pipeline.settings.name}-{printable(number)}")
         return state
 
     def _refusing(self, allowed: str, reason: str) -> _Handler:
@@ -170,6 +225,10 @@ class Rest:
             raise RestError(405, reason.format(**values), {"Allow": allowed})
 
         return handler
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query.get(name, "").lower() == "true"
 
 
 def _slashed(path: str) -> str:
