@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.config.effective import pipeline_values, shown_value
+from app.config.secret import without_secrets
 from app.pipeline.report import PipelineReport
 
 __all__ = [
@@ -48,7 +49,8 @@ def config_text(value: object) -> str:
     value = shown_value(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    # A URL may have a password in it that nobody has declared to be one.
+    return without_secrets(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 def config(pipeline: PipelineReport) -> dict[str, str]:
