@@ -16,10 +16,12 @@ from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, Settings
 from app.json_log import log_as_json
 from app.kafka.clients import security_arguments
-from app.log_filters import hide_secrets, keep_secrets
+from app.kafka.cluster_id import ClusterId
+from app.log_filters import LEAST_LEVELS, hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.service import Pipeline
 from app.web.pages import add_pages
+from app.web.rest import Rest
 from app.web.server import WebServer
 from transforms.errors import WideloadError
 
@@ -84,6 +86,9 @@ class Application(faust.App):
             )
             for pipeline in settings.pipelines
         ]
+        self._cluster_id = ClusterId(settings.client)
+        web: Any = self.web  # its type is that of any driver
+        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS).add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes)
 
     def _new_web(self) -> WebServer:
@@ -104,7 +109,7 @@ class Application(faust.App):
 
     async def on_stop(self) -> None:
         """Stops all pipelines at the same time: a pipeline that waits for its broker does not delay the others."""
-        await asyncio.gather(*(pipeline.stop() for pipeline in self.pipelines))
+        await asyncio.gather(self._cluster_id.stop(), *(pipeline.stop() for pipeline in self.pipelines))
         await super().on_stop()
 
     def _pipeline_ended(self, _: Pipeline) -> None:

@@ -10,7 +10,10 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticate
 
 from app.config.secret import without_secrets
 
-__all__ = ["RepeatFilter", "SecretFormatter", "hide_secrets", "keep_secrets"]
+__all__ = ["LEAST_LEVELS", "RepeatFilter", "SecretFormatter", "hide_secrets", "keep_secrets"]
+
+LEAST_LEVELS = {"botocore": logging.INFO}
+"""Levels below which no logger may be set: at DEBUG, botocore logs each request, with the session token."""
 
 _LOGINS = (SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1)
 _SECONDS = 30.0
@@ -19,8 +22,8 @@ _REMEMBERED = 1_000
 
 def keep_secrets() -> None:
     """Keeps passwords and tokens out of the clients' logs, at any log level. May be called again."""
-    # At DEBUG, botocore logs each request, with the session token.
-    logging.getLogger("botocore").setLevel(logging.INFO)
+    for name, level in LEAST_LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     # At DEBUG, aiokafka logs each request, and the login request has the password.
     logger = logging.getLogger("aiokafka.conn")
     if _is_no_login not in logger.filters:

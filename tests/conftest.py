@@ -250,8 +250,21 @@ def make_topic(request: pytest.FixtureRequest, broker: str) -> Iterator[MakeTopi
 
     A config is given by its Kafka name: `make_topic(6, **{"max.message.bytes": 30_000_000})`.
     """
+    with _topic_maker(request.node.name, broker) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_module_topic(request: pytest.FixtureRequest, broker: str) -> Iterator[MakeTopic]:
+    """As `make_topic`, for all tests of a file."""
+    with _topic_maker(Path(request.node.name).stem, broker) as make:
+        yield make
+
+
+@contextlib.contextmanager
+def _topic_maker(test: str, broker: str) -> Iterator[MakeTopic]:
     made: list[str] = []
-    prefix = re.sub(r"[^a-zA-Z0-9._-]+", "-", request.node.name)[:60].strip("-.")
+    prefix = re.sub(r"[^a-zA-Z0-9._-]+", "-", test)[:60].strip("-.")
 
     def make(partitions: int = 1, **configs: object) -> str:
         name = f"{prefix}-{next(_numbers)}-{secrets.token_hex(3)}"

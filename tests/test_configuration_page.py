@@ -43,6 +43,7 @@ def test_page_marks_secrets() -> None:
         "large.message.signing.key",
         "large.message.signing.previous.keys",
         "sasl.oauthbearer.client.credentials.client.secret",
+        "web.control.token",
         "sasl.password",
         "ssl.key.password",
         "s3.secret.key",

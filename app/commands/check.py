@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.cluster.preflight import Plan
+from app.config.effective import pipeline_values, shown_value
 from app.config.fields import values_of
-from app.config.secret import Secret
 from app.config.settings import PipelineSettings, Settings
 from app.kafka.topics import Topic
-from stores.keys import read
-from stores.registry import STORE_CLASS, open_store, store_keys
-from stores.store import COMMON_KEYS, Store
-from transforms.masking import HIDDEN
+from stores.registry import STORE_CLASS, open_store
+from stores.store import Store
 from transforms.text import bytes_text
 
 __all__ = ["TITLES", "effective", "plan_rows", "store_text"]
@@ -30,29 +28,8 @@ def effective(settings: Settings) -> str:
     lines = list(_toml(values_of(settings)))
     for pipeline in settings.pipelines:
         name = pipeline.name if re.fullmatch(r"[A-Za-z0-9_-]+", pipeline.name) else json.dumps(pipeline.name)
-        lines += ["", f"[pipeline.{name}]", *_toml(_pipeline(pipeline))]
+        lines += ["", f"[pipeline.{name}]", *_toml(pipeline_values(pipeline))]
     return "\n".join(lines) + "\n"
-
-
-def _pipeline(pipeline: PipelineSettings) -> dict[str, object]:
-    values = values_of(pipeline)
-    store = {name: values.pop(name) for name in pipeline.store}
-    if not store:
-        del values["large.message.threshold.bytes"], values["large.message.root"]
-        return values
-    items = list(values.items())
-    errors = list(values).index("errors.tolerance")
-    return dict([*items[:errors], *_store(store).items(), *items[errors:]])
-
-
-def _store(config: Mapping[str, object]) -> dict[str, object]:
-    known = (*COMMON_KEYS, *(store_keys(str(config[STORE_CLASS])) or ()))
-    return {**config, **read([key for key in known if key.name not in config], {})}
-
-
-def _is_hidden(value: object) -> bool:
-    items = value if isinstance(value, list | tuple) else (value,)
-    return any(isinstance(item, Secret) for item in items)
 
 
 def _toml(values: Mapping[str, object]) -> Iterator[str]:
@@ -60,8 +37,7 @@ def _toml(values: Mapping[str, object]) -> Iterator[str]:
     for name, value in given.items():
         # In TOML `a = 1` and `a.b = 2` exclude each other; a quoted "a" is a name of its own.
         written = json.dumps(name) if any(other.startswith(f"{name}.") for other in given) else name
-        shown = HIDDEN if _is_hidden(value) else value
-        yield f"{written} = {json.dumps(shown, ensure_ascii=False)}"
+        yield f"{written} = {json.dumps(shown_value(value), ensure_ascii=False)}"
 
 
 def store_text(pipeline: PipelineSettings) -> str:

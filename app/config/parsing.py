@@ -18,6 +18,7 @@ from app.config.naming import check_name, name_errors
 from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
 from app.config.topology import circle_errors, group_errors
+from app.config.web_control import check_web_control
 from transforms.errors import ConfigurationError
 from transforms.identifiers import LIMIT_KEY
 
@@ -68,6 +69,8 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     defaults = check_top_names(flat, top)
     worker = top.read(WORKER_KEYS, flat)
     clients = _client_settings(worker, top)
+    with top.noted():
+        check_web_control(worker)
     shared = {name: value for name, value in flat.items() if name not in _WORKER_NAMES}
     top.read(defaults, shared)  # notes each wrong value, once
     if not tables and "pipeline" not in top.wrong:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from transforms.errors import ConfigurationError
 from transforms.masking import HIDDEN, masked
 
-__all__ = ["Secret", "fill_in", "hidden", "known", "without_secrets"]
+__all__ = ["Secret", "fill_in", "foreign", "hidden", "known", "without_secrets"]
 
 _PLACEHOLDER = re.compile(r"\$\{([a-z]+):([^}]+)\}")
 _MAX_FILE_BYTES = 65_536
 _KNOWN: set[str] = set()
+_FOREIGN: ContextVar[bool] = ContextVar("foreign", default=False)
 
 
 class Secret(str):
@@ -24,6 +27,20 @@ class Secret(str):
 
     def __repr__(self) -> str:
         return HIDDEN
+
+
+@contextmanager
+def foreign() -> Iterator[None]:
+    """In the block, what is parsed comes from somebody who may not be trusted.
+
+    No placeholder is filled in: it could read any file of the worker. No value is hidden from now on: any word could be
+    made to vanish from the logs.
+    """
+    token = _FOREIGN.set(True)
+    try:
+        yield
+    finally:
+        _FOREIGN.reset(token)
 
 
 def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) -> object:
@@ -44,6 +61,8 @@ def fill_in(key: str, value: object, environ: Mapping[str, str] = os.environ) ->
 
     def replacement(match: re.Match[str]) -> str:
         kind, name = match.groups()
+        if _FOREIGN.get():
+            raise ConfigurationError(key, f"found ${{{kind}:…}}, which is filled in from the worker's own file only")
         if kind == "file":
             return _file(key, name)
         if kind != "env":
@@ -83,7 +102,8 @@ def hidden(value: object) -> object:
 def known(value: object) -> object:
     """As `hidden`; `without_secrets` hides each string from now on, in this process."""
     if isinstance(value, str):
-        _KNOWN.add(value)
+        if not _FOREIGN.get():
+            _KNOWN.add(value)
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             known(item)

@@ -243,6 +243,20 @@ class Settings:
         "and names in `.local`, `.internal` or `.svc` always work. Other names are refused (421): a page of another "
         "host in a browser could read the pages by a name of its own that leads here.",
     )
+    web_control: bool = keyed(
+        "web.control.enable",
+        "boolean",
+        "Whether requests may pause, resume, stop and restart pipelines, and set the levels of loggers "
+        "([rest.md](rest.md)). They need `web.control.token`.",
+        default=False,
+    )
+    web_control_token: str | None = keyed(
+        "web.control.token",
+        "string",
+        "Who sends this (`Authorization: Bearer TOKEN`) may steer the pipelines: 16 characters or more at random, such "
+        "as `openssl rand -hex 32` gives.",
+        secret=True,
+    )
     graceful_timeout_ms: int = keyed(
         "task.shutdown.graceful.timeout.ms",
         "int",

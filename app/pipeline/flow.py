@@ -182,6 +182,15 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         """True until topics that were created anew are read from their first record."""
         return self._offset_reset.renewing
 
+    @property
+    def holding(self) -> bool:
+        """True while it is paused, and reads nothing any more."""
+        return self._poll_loop.holding
+
+    def hold(self, *, held: bool) -> None:
+        """Pauses, or goes on. A paused flow finishes and commits what it has admitted, and stays in the group."""
+        self._poll_loop.held = held
+
     def stop(self) -> None:
         """Asks `run` to drain, to commit, and to return."""
         self._termination.ask()

@@ -15,6 +15,7 @@ from app.kafka.source_batch import SourceBatch
 from app.pipeline.admission import Admission
 from app.pipeline.budget import Share
 from app.pipeline.delivery import Delivery
+from app.pipeline.lane import Lane
 from app.pipeline.lanes import Lanes
 from app.pipeline.offset_reset import OffsetReset
 from app.pipeline.paused_partitions import PausedPartitions
@@ -31,6 +32,7 @@ class Mode(Enum):
 
     RENEW = "begins partitions of topics that were created anew at their first record"
     READ = "reads all partitions, but for those whose records have waited too long for the store"
+    HOLD = "reads nothing, and stays in the group: the pipeline is paused"
     AWAIT_OFFSETS = "waits for the committed offsets; no record may be admitted before they are known"
     GO_ON = "goes on with records that were read, after other tasks have had their turn"
     READ_OTHERS = "waits for room in the budget, and reads the partitions of which no record waits for it"
@@ -40,6 +42,11 @@ class PollLoop:
     """Reads, and lets records be admitted. Belongs to the event loop of the flow.
 
     `changed` is set when the termination comes, and when a stalled lane may be read again.
+
+    Attributes:
+        held: whether to read nothing, from the next turn on. What was admitted is finished and committed; what was read
+            ahead is let go.
+        holding: whether that turn has come.
     """
 
     def __init__(
@@ -63,6 +70,10 @@ class PollLoop:
         self._offset_reset = offset_reset
         self._termination = termination
         self._changed = changed
+        self.held = False
+        self.holding = False
+        self._let_go: set[Lane] = set()
+        self._committed = False
 
     @property
     def paused(self) -> Collection[TopicPartition]:
@@ -76,6 +87,8 @@ class PollLoop:
         offsets = self._delivery.offsets
         if self._offset_reset.fresh:
             return Mode.RENEW
+        if self.held:
+            return Mode.HOLD if offsets.may_admit else Mode.AWAIT_OFFSETS
         if offsets.may_read and not self._admission.waits:
             return Mode.READ
         if offsets.may_admit and self._admission.in_turn:
@@ -90,11 +103,15 @@ class PollLoop:
             ClusterError: see `OffsetReset.find`.
         """
         mode = self.mode
+        if not self.held:
+            self._read_again()
         match mode:
             case Mode.RENEW:
                 await self._renew()
             case Mode.READ:
                 await self._poll()
+            case Mode.HOLD:
+                await self._hold()
             case Mode.AWAIT_OFFSETS:
                 await self._await_offsets()
             case Mode.READ_OTHERS:
@@ -149,6 +166,29 @@ class PollLoop:
             return False
         self._admission.add(polled)
         return bool(polled)
+
+    # --- a pause -----------------------------------------------------------------------------------------------------
+
+    async def _hold(self) -> None:
+        self.holding = True
+        self._let_go &= {*self._lanes}
+        for lane in self._lanes:
+            if lane not in self._let_go:
+                self._consumer.pause(lane.partition, self._admission.let_go(lane))
+                self._let_go.add(lane)
+                self._committed = False
+        self._delivery.press()  # nothing comes in that could fill batches
+        if not self._committed and not self._lanes.busy:
+            self._committed = True
+            await self._unless_ended(self._delivery.commit())
+        await self._await_change()
+
+    def _read_again(self) -> None:
+        for lane in self._let_go:
+            if self._lanes.holds(lane) and lane not in self._paused:
+                self._consumer.resume(lane.partition)
+        self._let_go.clear()
+        self._committed = self.holding = False
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
 from app.pipeline.stats import PipelineStats
 
-__all__ = ["STATES", "FlowReport", "PipelineReport", "lag_of", "state_of"]
+__all__ = ["STATES", "FlowReport", "PipelineControl", "PipelineReport", "Target", "lag_of", "state_of"]
 
-STATES = ("starting", "running", "degraded", "restarting", "failed", "stopped")
+STATES = ("starting", "running", "degraded", "paused", "restarting", "failed", "stopped")
 """The states of a pipeline: those of `PipelineReport.status`, and `degraded`, of one that runs."""
+
+Target = Literal["STARTED", "PAUSED", "STOPPED"]
+"""What a pipeline is asked to be; the names are those of Connect's target states."""
 
 
 class FlowReport(Protocol):
@@ -53,7 +56,8 @@ class PipelineReport(Protocol):
     """The report of a pipeline.
 
     Attributes:
-        status: `STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`.
+        status: `STARTING`, `RUNNING`, `PAUSED`, `RESTARTING`, `FAILED` or `STOPPED`.
+        target: what it is asked to be; it stays so through failures, until it is asked for something else.
         degraded: the reason why records wait though the pipeline runs; None if they do not.
         last_error_at: in seconds since the epoch.
         failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
@@ -65,6 +69,8 @@ class PipelineReport(Protocol):
     def stats(self) -> PipelineStats: ...
     @property
     def status(self) -> str: ...
+    @property
+    def target(self) -> Target: ...
     @property
     def degraded(self) -> str | None: ...
     @property
@@ -88,3 +94,13 @@ def lag_of(position: int | None, committed: int | None, end: int | None) -> int 
     """The records from the committed offset, or else from where reading begins, to the end; None if it is not known."""
     begin = position if committed is None else committed
     return None if begin is None or end is None else max(0, end - begin)
+
+
+class PipelineControl(PipelineReport, Protocol):
+    """A pipeline that can be steered. What is asked for comes about soon after; `status` says when."""
+
+    def steer(self, target: Target) -> None:
+        """Lets it run, pause or stop. Paused, it stays in its group; stopped, it leaves it."""
+
+    def begin_anew(self) -> None:
+        """Finishes, commits, and begins again with new clients, also where it had failed; not where it is stopped."""

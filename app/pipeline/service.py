@@ -23,6 +23,7 @@ from app.pipeline.budget import Budget
 from app.pipeline.chain import build
 from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
+from app.pipeline.report import Target
 from app.pipeline.stages import UnfitStage
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
@@ -33,7 +34,7 @@ __all__ = ["STORE_THREADS", "Pipeline", "State"]
 
 log = logging.getLogger(__name__)
 
-State = Literal["STARTING", "RUNNING", "RESTARTING", "FAILED", "STOPPED"]
+State = Literal["STARTING", "RUNNING", "PAUSED", "RESTARTING", "FAILED", "STOPPED"]
 
 STORE_THREADS = "wideload-store"
 """The names of threads that call stores begin with this."""
@@ -50,7 +51,7 @@ class Pipeline(Service):
     that was taken away. It waits, tries again, and says so.
 
     `settings` are those of the worker. Without a plan it looks at the cluster first. `ended` is called when it has
-    failed for good.
+    failed; after that it waits until `begin_anew`.
     """
 
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
@@ -67,7 +68,8 @@ class Pipeline(Service):
         super().__init__()
         self.settings = pipeline
         self.stats = PipelineStats()
-        self.status: State = "STARTING"
+        self._status: State = "STARTING"
+        self.target: Target = "STARTED"
         self.last_error: str | None = None
         self.last_error_at: float | None = None
         self.failing_since: float | None = None
@@ -81,7 +83,8 @@ class Pipeline(Service):
         self._learned_limits = LearnedLimits()
         self._store: PayloadStore | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._stop_asked = asyncio.Event()
+        self._ending = False
+        self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
@@ -92,9 +95,40 @@ class Pipeline(Service):
         return f"Pipeline: {self.settings.name}"
 
     @property
+    def status(self) -> State:
+        """What it is now; paused once nothing is read any more."""
+        holding = self.target == "PAUSED" and self.flow is not None and self.flow.holding
+        return "PAUSED" if holding and self._status == "RUNNING" else self._status
+
+    @property
     def degraded(self) -> str | None:
         """The reason why records wait though the pipeline runs; None if they do not."""
-        return self.flow.degraded if self.flow is not None else None
+        return self.flow.degraded if self.flow is not None and self._status != "STOPPED" else None
+
+    def steer(self, target: Target) -> None:
+        """See `PipelineControl`."""
+        if target == self.target:
+            return
+        log.info("pipeline %s is to be %s", self.settings.name, target)
+        self.target = target
+        if self.flow is not None and target == "STOPPED":
+            self.flow.stop()
+        elif self.flow is not None:
+            self.flow.hold(held=target == "PAUSED")
+        self._woken.set()
+
+    def begin_anew(self) -> None:
+        """See `PipelineControl`."""
+        if self.target == "STOPPED":
+            return
+        log.info("pipeline %s is to begin anew", self.settings.name)
+        if self._status == "FAILED":
+            self._status = "STARTING"
+        elif self._status != "STARTING":
+            self._status = "RESTARTING"
+        if self.flow is not None:
+            self.flow.stop()
+        self._woken.set()
 
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
@@ -102,7 +136,8 @@ class Pipeline(Service):
 
     async def on_stop(self) -> None:
         """Drains, commits, and closes the store."""
-        self._stop_asked.set()
+        self._ending = True
+        self._woken.set()
         if self.flow is not None:
             self.flow.stop()
         if self._supervisor is not None:
@@ -134,30 +169,48 @@ class Pipeline(Service):
 
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
-        while not self._stop_asked.is_set():
+        while not self._ending:
+            self._woken.clear()
+            self._status = self._next
+            if self._status in {"STOPPED", "FAILED"}:
+                await self._woken.wait()
+                delay_s = _FIRST_DELAY_S
+                continue
             self._joined_s = None
             try:
                 await self._live_once()
             except ClusterError as exc:
-                if self._steady():
-                    self.failing_since, delay_s = None, _FIRST_DELAY_S
-                self._proven = self._proven or self._steady() or self.stats.records_out > 0
-                if not exc.retriable and not (exc.forbidden and self._proven):
-                    self._give_up(exc)
-                    return
-                if isinstance(exc, UnfitError):
-                    delay_s = _FIRST_DELAY_S  # each restart has one record less to refuse
-                self._restart_later(exc, delay_s)
-                await self._stopped_within(delay_s)
-                delay_s = min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
+                delay_s = await self._after(exc, delay_s)
             except WideloadError as exc:
                 self._give_up(exc)
-                return
             except Exception as exc:  # a defect of ours: the other pipelines must not go down with this one
                 log.exception("pipeline %s: unexpected error", self.settings.name)
                 self._give_up(exc)
-                return
-        self.status = "STOPPED"
+        if self._status != "FAILED":
+            self._status = "STOPPED"
+
+    @property
+    def _next(self) -> State:
+        """What it is before the next flow begins; a pipeline that has failed stays so until somebody asks."""
+        if self.target == "STOPPED":
+            return "STOPPED"
+        if self._status == "STOPPED":
+            return "STARTING"
+        return "RESTARTING" if self._status == "RUNNING" else self._status
+
+    async def _after(self, error: ClusterError, delay_s: float) -> float:
+        """Waits, or gives up, after a flow that a client has ended; returns the wait after the next one."""
+        if self._steady():
+            self.failing_since, delay_s = None, _FIRST_DELAY_S
+        self._proven = self._proven or self._steady() or self.stats.records_out > 0
+        if not error.retriable and not (error.forbidden and self._proven):
+            self._give_up(error)
+            return delay_s
+        if isinstance(error, UnfitError):
+            delay_s = _FIRST_DELAY_S  # each restart has one record less to refuse
+        self._restart_later(error, delay_s)
+        await self._woken_within(delay_s)
+        return min(delay_s * 2, self.settings.retry_delay_max_ms / 1000)
 
     def _steady(self) -> bool:
         """True if the flow that has ended had worked for a while."""
@@ -165,9 +218,9 @@ class Pipeline(Service):
 
     async def _look(self) -> Plan:
         try:
-            return await plan_pipeline(self._worker.client, self.settings, began=self.status == "RESTARTING")
+            return await plan_pipeline(self._worker.client, self.settings, began=self._status == "RESTARTING")
         except ConfigurationError as exc:
-            if self.status != "RESTARTING":
+            if self._status != "RESTARTING":
                 raise
             # The cluster was right before, and a change can be taken back. A lower limit too, before it was seen.
             self._learned_limits.forget_sizes()
@@ -177,13 +230,13 @@ class Pipeline(Service):
         """One flow, from the look at the cluster to its end."""
         found, self.plan = self.plan or await self._look(), None  # the next flow looks again: topics may have changed
         plan = self._learned_limits.applied(found)
-        if self.status == "STARTING":
+        if self._status == "STARTING":
             for warning in capacity.warnings(self.settings, plan):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
         if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
             warn_in_background(self.settings, plan, self._store)
-        if self._stop_asked.is_set():
+        if self._ending or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
         if renewed:
@@ -210,6 +263,7 @@ class Pipeline(Service):
             renewed=renewed,
             before=None if self.flow is None else self.flow.progress,
         )
+        self.flow.hold(held=self.target == "PAUSED")
         try:
             await self.flow.run()
         except LimitError as exc:
@@ -223,24 +277,24 @@ class Pipeline(Service):
                 self._topic_ids = {each.name: each.id for each in plan.sources if each.id is not None}
 
     def _joined(self) -> None:
-        self.status = "RUNNING"
+        self._status = "RUNNING"
         self._joined_s = time.monotonic()
 
-    async def _stopped_within(self, seconds: float) -> None:
+    async def _woken_within(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._stop_asked.wait(), seconds)
+            await asyncio.wait_for(self._woken.wait(), seconds)
         except TimeoutError:
             return
 
     def _restart_later(self, error: Exception, delay_s: float) -> None:
-        self.status = "RESTARTING"
+        self._status = "RESTARTING"
         self.failing_since = self.failing_since or time.time()
         self.stats.restarts += 1
         self._note(error)
         log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
 
     def _give_up(self, error: Exception) -> None:
-        self.status = "FAILED"
+        self._status = "FAILED"
         self._note(error)
         log.error("pipeline %s has stopped: %s", self.settings.name, error)
         self._ended(self)

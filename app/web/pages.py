@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import TopicPartition
 
 from app.config.settings import PipelineSettings
-from app.pipeline.report import PipelineReport, lag_of
+from app.pipeline.report import PipelineReport, Target, lag_of
 from app.web.metrics import Metrics
 from transforms.identifiers import transactional_id
 
@@ -25,6 +25,11 @@ _COUNTS = (
     "chunked_messages", "chunks_published", "assembled_messages", "duplicate_chunks", "late_chunks",
     "unwrapped_records", "wrapped_records",
 )  # fmt: skip
+_AS_ASKED: Mapping[Target, Collection[str]] = {
+    "STARTED": {"RUNNING"},
+    "PAUSED": {"PAUSED", "RUNNING"},  # it comes about a moment later
+    "STOPPED": {"STOPPED", "RUNNING", "PAUSED"},  # it finishes its records first
+}
 _PROMETHEUS = "text/plain; version=0.0.4"
 
 
@@ -33,6 +38,7 @@ def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
 
     `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` if a pipeline waits for its
     store or a broker, or restarts; `failed` if a pipeline has stopped for good. `reasons`: the reason, by pipeline.
+    A pipeline that is paused or stopped because somebody has asked for that is as well as one that runs.
     """
     reasons = {}
     status = "ok"
@@ -40,12 +46,16 @@ def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
         if pipeline.status == "FAILED":
             status = "failed"
             reasons[pipeline.settings.name] = pipeline.last_error
-        elif pipeline.status != "RUNNING" or pipeline.degraded is not None:
+        elif not _as_asked(pipeline) or pipeline.degraded is not None:
             status = status if status == "failed" else "degraded"
-            running = pipeline.degraded if pipeline.status == "RUNNING" else None
+            running = pipeline.degraded if _as_asked(pipeline) else None
             reasons[pipeline.settings.name] = running or _failing(pipeline) or pipeline.status.lower()
-    ready = all(pipeline.status == "RUNNING" for pipeline in pipelines)
+    ready = all(_as_asked(pipeline) for pipeline in pipelines)
     return {"status": status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def _as_asked(pipeline: PipelineReport) -> bool:
+    return pipeline.status in _AS_ASKED[pipeline.target]
 
 
 def _failing(pipeline: PipelineReport) -> str | None:
@@ -129,8 +139,7 @@ def add_pages(app: faust.App, pipelines: Sequence[PipelineReport], limit_bytes: 
     async def prometheus(view: View, request: Request) -> Response:  # noqa: ARG001
         return view.bytes(metrics.text(), content_type=_PROMETHEUS)
 
-    # Before Faust's own index page, which cannot be turned off and always says OK.
-    app.page("/")(ready)
+    # Faust's own index page cannot be turned off, and always says OK: `Rest` has its path before.
     app.page("/health")(ready)
     app.page("/health/live")(live)
     app.page("/health/ready")(ready)

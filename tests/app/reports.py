@@ -8,6 +8,7 @@ from aiokafka import TopicPartition
 
 from app.config.parsing import parse
 from app.config.settings import PipelineSettings
+from app.pipeline.report import Target
 from app.pipeline.stats import PipelineStats
 
 __all__ = ["Flow", "Pipeline", "pipeline_settings"]
@@ -43,6 +44,7 @@ class Pipeline:
 
     name: str = "p"
     status: str = "RUNNING"
+    target: Target = "STARTED"
     degraded: str | None = None
     last_error: str | None = None
     last_error_at: float | None = None

@@ -26,7 +26,7 @@ from transforms.reference import Reference
 
 TOKEN = "token-of-a-session-that-nobody-may-see"  # of this test
 SIGNING, PREVIOUS = "signing-key-that-nobody-may-see-1", "signing-key-that-nobody-may-see-2"
-PAGES = ("/", "/health", "/health/live", "/health/ready", "/pipelines", "/metrics")
+PAGES = ("/", "/health", "/health/live", "/health/ready", "/pipelines", "/metrics", "/connectors?expand=info")
 
 
 class _Loud(StartedWorker):
@@ -165,7 +165,7 @@ def test_a_cause_shows_no_secret(make_way: Callable[..., Way]) -> None:
     try:
         worker.wait_ready()
         until(lambda: end_offsets(way.broker, dead).get(0) == 1, "the letter is there")
-        pages = "".join(worker.text(page) for page in ("/pipelines", "/metrics"))
+        pages = "".join(worker.text(page) for page in ("/pipelines", "/metrics", "/connectors?expand=info"))
         worker.terminate()
     finally:
         worker.kill()

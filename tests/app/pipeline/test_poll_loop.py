@@ -83,6 +83,22 @@ async def test_mode_of_a_turn(flags: dict[str, bool], mode: Mode) -> None:
     assert Bench(**flags).loop.mode is mode
 
 
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        ({}, Mode.HOLD),
+        ({"waits": True, "in_turn": True}, Mode.HOLD),
+        ({"may_admit": False}, Mode.AWAIT_OFFSETS),
+        ({"fresh": True}, Mode.RENEW),
+    ],
+)
+async def test_mode_of_a_paused_turn(flags: dict[str, bool], mode: Mode) -> None:
+    """A paused flow reads nothing, but finds out where it is."""
+    loop = Bench(**flags).loop
+    loop.held = True
+    assert loop.mode is mode
+
+
 @pytest.mark.parametrize("overtaken", [False, True])
 async def test_poll_that_a_rebalance_overtakes(overtaken: bool) -> None:  # noqa: FBT001
     """Records that were read before it is known from where on are read again; others are added at once."""

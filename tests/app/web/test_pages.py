@@ -35,6 +35,13 @@ HEALTH = [
     ([Pipeline(degraded=STORE_DOWN, last_error="of yesterday")], "degraded", True, {"p": STORE_DOWN}),
     ([Pipeline(status="STARTING")], "degraded", False, {"p": "starting"}),
     ([Pipeline(status="STOPPED")], "degraded", False, {"p": "stopped"}),
+    ([Pipeline(status="STOPPED", target="STOPPED")], "ok", True, {}),
+    ([Pipeline(status="PAUSED", target="PAUSED"), Pipeline("a")], "ok", True, {}),
+    ([Pipeline(status="PAUSED", target="PAUSED", degraded=STORE_DOWN)], "degraded", True, {"p": STORE_DOWN}),
+    ([Pipeline(status="RUNNING", target="STOPPED")], "ok", True, {}),
+    ([Pipeline(status="PAUSED")], "degraded", False, {"p": "paused"}),
+    ([Pipeline(status="STARTING", target="PAUSED")], "degraded", False, {"p": "starting"}),
+    ([Pipeline(status="FAILED", target="PAUSED", last_error="x")], "failed", False, {"p": "x"}),
     ([Pipeline(status="RESTARTING", last_error="no broker")], "degraded", False, {"p": "no broker"}),
     (
         [Pipeline(status="RESTARTING", last_error="no broker", failing_since=0.5)],
@@ -255,7 +262,7 @@ async def get(url: str) -> tuple[int, str, bytes]:
 async def test_health_codes(pipeline: Pipeline, code: int, free_port: int, tmp_path: Path) -> None:
     """A worker that is not ready answers 503 with the reasons, and 200 on /health/live."""
     async with served([pipeline], free_port, tmp_path) as address:
-        for path in ("/health", "/health/ready", "/"):
+        for path in ("/health", "/health/ready"):
             status, kind, body = await get(address + path)
             assert (status, kind.partition(";")[0]) == (code, "application/json")
             assert json.loads(body) == health([pipeline])

@@ -1,0 +1,75 @@
+"""Who may change something through the web server: nobody, unless the file says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from app.web.access import Access
+from app.web.errors import RestError
+from tests.app.web.test_server import connected, opened
+
+TOKEN = "token-of-who-may-steer-1"
+
+
+def refusal(access: Access, **headers: str) -> int | None:
+    """The status with which a request with these headers is refused; None if it passes."""
+    try:
+        access.check(make_mocked_request("PUT", "/", headers=headers))
+    except RestError as exc:
+        return exc.status
+    return None
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_changes_are_off_by_default(token: str | None) -> None:
+    """Without `web.control.enable` no token lets anybody pass."""
+    assert refusal(Access(token, enabled=False), Authorization=f"Bearer {TOKEN}") == 403
+    assert refusal(Access(token, enabled=False), Authorization="Bearer None") == 403
+
+
+def test_the_token_lets_pass() -> None:
+    """The name of the scheme is written as one likes, the token is not."""
+    access = Access(TOKEN, enabled=True)
+    assert refusal(access, Authorization=f"BEARER  {TOKEN}") is None
+    assert refusal(access, Authorization=TOKEN) == 401
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://worker:6066", "worker:6066", None),
+        ("https://Worker.local", "worker.local", None),
+        ("http://worker:6066", "worker", 403),
+        ("null", "worker", 403),
+        ("null", None, 403),
+        ("", None, 403),
+    ],
+)
+def test_an_origin_is_the_host(origin: str, host: str | None, status: int | None) -> None:
+    """A page may change something only where it has come from."""
+    headers = {"Origin": origin, "Authorization": f"Bearer {TOKEN}"} | ({} if host is None else {"Host": host})
+    assert refusal(Access(TOKEN, enabled=True), **headers) == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/connectors/orders/pause"),
+        ("PUT", "/connectors/orders/resume"),
+        ("PUT", "/connectors/orders/stop"),
+        ("POST", "/connectors/orders/restart"),
+        ("POST", "/connectors/orders/tasks/0/restart"),
+        ("PUT", "/admin/loggers/root"),
+    ],
+)
+async def test_a_worker_takes_no_changes_by_default(method: str, path: str) -> None:
+    """403, with the key to change."""
+    async with opened() as port, connected(port, f"{method} {path} HTTP/1.0\r\n\r\n".encode()) as (reader, _):
+        head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+    assert head.splitlines()[0].split()[1] == b"403"
+    message = "this worker takes no changes; set web.control.enable = true and web.control.token in its file"
+    assert json.loads(body) == {"error_code": 403, "message": message}
