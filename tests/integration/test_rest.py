@@ -215,8 +215,8 @@ def test_validate_takes_what_a_file_may_say(served: Served) -> None:
         (
             {"large.message.threshold.bytes": "many"},
             {
-                "large.message.threshold.bytes": "large.message.threshold.bytes: found 'many', allowed is a value of "
-                "type int"
+                "large.message.threshold.bytes": "large.message.threshold.bytes: found 'many', allowed is a number of "
+                'bytes, or a text such as "1MB" or "64KiB"'
             },
         ),
         (
