@@ -497,6 +497,19 @@ def test_stop_and_resume(running: Served) -> None:
     until(lambda: passed(way, inflated), "the record has arrived")
 
 
+def test_the_last_request_counts(running: Served) -> None:
+    """Requests that take each other back leave the pipeline as the last one asks, and nothing is read twice."""
+    way = running.way
+    orders, before = count(way, way.orders), begun(running)
+    for asked in ("stop", "resume", "pause", "stop", "pause", "resume"):
+        running.change("PUT", f"/connectors/offload/{asked}")
+    until(lambda: begun(running) > before, "the flow that was to stop has made way for the next")
+    send(way.broker, way.raw, [(0, b"last", b"v", [], 1)])
+    running.until_state("offload", "RUNNING")
+    until(lambda: count(way, way.orders) == orders + 1, "the record has arrived")
+    assert running.worker.get("/health")[0] == 200
+
+
 def begun(served: Served) -> int:
     """How many flows of `offload` have had partitions."""
     return served.worker.log.read_text().count("pipeline offload reads")
