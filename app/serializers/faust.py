@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, cast
@@ -132,6 +132,10 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
         self._pairs: dict[Field, _Pair] | None = None
         self._stores = ExitStack()
 
+    def stats(self) -> dict[str, int]:
+        """The incomplete messages, as the other clients tell them; nothing before the first use."""
+        return {} if self._chunks is None else self._chunks.stats()
+
     def close(self) -> None:
         """Closes the stores; the next use opens them again."""
         self._pairs = self._chunks = None
@@ -229,8 +233,9 @@ class LargeMessageSchema(faust.Schema[Any, Any]):
                 return await decode(message, **how)
             whole = _copy(message, headers)
             try:
-                for pair in pairs.values():
-                    await self._download(app, pair, message, whole, headers)
+                with nullcontext() if chunks is None else chunks.downloading():
+                    for pair in pairs.values():
+                        await self._download(app, pair, message, whole, headers)
             except SerializationError as exc:
                 return await self._replacement(app, exc, message, whole)
             event = await decode(whole, **how)

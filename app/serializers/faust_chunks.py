@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -103,7 +104,8 @@ class Chunks:
     Args:
         app: the app.
         config: with the keys of `app.chunks.keys.CONSUMER_KEYS`.
-        on_discarded: called with each message that is not whole. If it raises, the worker stops.
+        on_discarded: called with each message that is not whole. If it raises, the worker stops, and the next one calls
+            it with the message again.
         keep_membership: called while a message is read again, and Faust does not poll.
 
     Raises:
@@ -128,10 +130,23 @@ class Chunks:
         self._lock = asyncio.Lock()  # between a record that is taken, and the watch
         self._watching = False
         self._rereader: Rereader | None = None
+        self._downloads = 0
+        self._has_waited = False  # for a download, since the watch looked last
+        app.on_partitions_revoked.connect(cast("Any", self._revoked))
 
     def stats(self) -> dict[str, int]:
         """The incomplete messages."""
         return self._polled.stats()
+
+    @contextmanager
+    def downloading(self) -> Iterator[None]:
+        """While the block runs, Faust reads no further: the time of incomplete messages stands still."""
+        self._downloads += 1
+        self._has_waited = True
+        try:
+            yield
+        finally:
+            self._downloads -= 1
 
     async def take(self, message: Message) -> bool:
         """Takes a record, in the order of offsets; a last chunk becomes the whole message.
@@ -166,14 +181,21 @@ class Chunks:
 
     def _begin(self, message: Message) -> _Partition:
         """A partition whose first record this is, in this generation of the group."""
-        former = self._partitions.get(message.tp)
-        if former is not None:
-            # They come again, from the commit on.
-            self._app.consumer.unacked.difference_update(each.message for each in former.held)
-        self._polled.clear(message.tp)
+        self._forget(message.tp)
         self._polled.begin(message.tp, message.offset)
         begun = self._partitions[message.tp] = _Partition(message.generation_id)
         return begun
+
+    def _forget(self, place: TP) -> None:
+        """Forgets what is held of a partition. It comes again, here or elsewhere, from the commit on."""
+        former = self._partitions.pop(place, None)
+        if former is not None:
+            self._app.consumer.unacked.difference_update(each.message for each in former.held)
+        self._polled.clear(place)
+
+    async def _revoked(self, _: AppT, revoked: Iterable[TP], **__: Any) -> None:
+        for place in revoked:
+            self._forget(place)
 
     async def _take_chunk(self, partition: _Partition, message: Message) -> None:
         if not self._watching:
@@ -210,8 +232,13 @@ class Chunks:
             self._keep_membership()
             await asyncio.wait({task}, timeout=1)
         found = task.result()
+        if reread is not self._polled.again and not self._is_first(reread):
+            return None  # a rebalance has taken the partition meanwhile
         self._polled.resolve(reread, found.outcome, found.beginning)
         return found.outcome if isinstance(found.outcome, Assembled) else None
+
+    def _is_first(self, discarded: Discarded | Reread) -> bool:
+        return bool(self._polled.discarded) and self._polled.discarded[0][1] is discarded
 
     async def _settle(self) -> None:
         """Gives what is discarded to the application, in order."""
@@ -223,22 +250,22 @@ class Chunks:
             done = self._on_discarded(first)
             if inspect.isawaitable(done):
                 await done
-            discarded = self._polled.discarded
-            if discarded and discarded[0][1] is first:
-                discarded.popleft()
+            if self._is_first(first):
+                self._polled.discarded.popleft()
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Gives acknowledgements back while some are held, and discards messages that have waited too long."""
-        since_s = time.monotonic()
         try:
             while True:
+                since_s = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
+                # What is spent on downloads, and on messages that are read again, is no time of reading.
+                read_s = 0.0 if self._has_waited else time.monotonic() - since_s
+                self._has_waited = self._downloads > 0
                 async with self._lock:
-                    now_s = time.monotonic()
-                    self._polled.count(list(self._read()), now_s - since_s)
-                    since_s = now_s
+                    self._polled.count(list(self._read()), read_s)
                     await self._settle()
                     for place, partition in self._partitions.items():
                         self._release(place, partition)

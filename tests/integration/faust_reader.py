@@ -102,6 +102,15 @@ async def read(stream: Any) -> None:
             await sink.send(key=event.key, value=value, headers=event.headers)
 
 
+async def tell_pending(*_: Any, **__: Any) -> None:
+    """Writes down, in a file of its own, how many messages are incomplete after a rebalance."""
+    with out.with_name("pending").open("a") as pending:
+        pending.write(f"{source.schema.stats().get('pendingChunkedMessages', 0)}\n")
+
+
+app.on_partitions_assigned.connect(tell_pending)
+
+
 if told.get("twice"):
 
     @app.agent(source)

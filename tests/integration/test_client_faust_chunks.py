@@ -203,6 +203,8 @@ def test_rebalance(broker: str, make_topic: MakeTopic, tmp_path: Path, least_ses
             write(broker, topic, [chunks[0][1], plain(b"more")], 0)
             write(broker, topic, [chunks[1][1], plain(b"more")], 1)
             until(lambda: digest(b"more") in values(one) and digest(b"more") in values(two), "both read on", _LONG_S)
+            pending = (tmp_path / "one" / "pending").read_text().split()
+            assert (len(pending) > 1, pending[-1]) == (True, "0")  # what it had is the other's, or comes again
         for partition, each in chunks.items():
             write(broker, topic, each[2:], partition)
         expected = {digest(value_of(3_000, partition)) for partition in chunks}
