@@ -146,6 +146,9 @@ def lags(worker: WorkerProcess) -> list[int]:
 
 # Who may ask for the time of day, and what for.
 WALL_CLOCK = {
+    "app/kafka/tokens.py": "until when a token is good, as its issuer says; a wrong clock asks again too often",
+    "app/web/loggers.py": "when a level was changed, for people",
+    "app/web/metrics.py": "the age of a record, by its timestamp, for people",
     "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
     "app/kafka/broker_health.py": "people are told since when",
     "app/chunks/producer.py": "the timestamp of a record whose writer gives none",
