@@ -27,6 +27,7 @@ JAVA_STAMP := $(STAMPS)/java-$(shell echo "$$JAVA_HOME:$$(command -v java)" | ck
 SERVERS := $(or $(WIDELOAD_CACHE),$(HOME)/.cache/wideload)/bin
 VERSITYGW := $(STAMPS)/versitygw@v1.8.0
 MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+PROMETHEUS := $(STAMPS)/prometheus
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
     echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
@@ -41,7 +42,7 @@ setup: setup-test ## Do the set-up of all other targets (each target also does i
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
-setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO)
+setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS)
 	@:
 
 $(STAMPS)/environment:
@@ -77,7 +78,11 @@ $(MINIO): MODULE := github.com/minio/minio
 $(VERSITYGW) $(MINIO): $(STAMPS)/wideload
 	$(STEP) --optional $@ "S3 server $(@F)" env GOBIN="$(SERVERS)" go install "$(MODULE)@$(lastword $(subst @, ,$(@F)))"
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)): FORCE
+# Debian's package is unpacked and not installed: an installation starts a service, and takes root.
+$(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
+	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
+
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

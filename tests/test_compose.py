@@ -264,7 +264,8 @@ def test_compose_own_containers_have_no_rights_to_spare(services: dict[str, Any]
 def test_deployment_page_s_kubernetes_example_fits_the_settings(settings: Settings) -> None:
     """The probes of the example use existing pages, with enough time and memory."""
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    section = page.partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
     pod = yaml.safe_load(block)["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] * 1000 > settings.graceful_timeout_ms
