@@ -19,7 +19,7 @@ from app.config.pipeline import POLL_INTERVAL, Table
 from app.config.settings import CONNECTION_KEYS, WORKER_KEYS, ClientSettings, PipelineSettings, Settings
 from app.config.topology import circle_errors, group_errors
 from app.config.web_control import check_web_control
-from transforms.errors import ConfigurationError
+from transforms.errors import ConfigurationError, shown
 from transforms.identifiers import LIMIT_KEY
 
 __all__ = ["checked_client_settings", "load", "parse"]
@@ -184,8 +184,9 @@ def _check_security(security: Checked, findings: Findings) -> None:
     for name in ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location"):
         with findings.noted():
             value = security[name]
-            if value is not None and not Path(str(value)).is_file():
-                raise ConfigurationError(name, f"there is no file {value!r}")
+            # Unlike `Path.is_file` this raises no error for a name that is too long.
+            if value is not None and not os.path.isfile(str(value)):  # noqa: PTH113
+                raise ConfigurationError(name, f"there is no file {shown(value)}")
 
 
 def _check_endpoint(url: object) -> None:

@@ -646,6 +646,16 @@ def test_worker_refuses_a_port_in_use(place: Place) -> None:
     assert done.stderr.startswith(f"wideload: web.port: 127.0.0.1:{port} cannot be used: Address already in use")
 
 
+def test_check_beside_the_worker_of_the_file(place: Place) -> None:
+    """The port is used by the worker that is checked: that is told, and no error."""
+    with WorkerProcess(place.folder, {"bootstrap.servers": place.broker}, {"orders": place.pipeline()}) as worker:
+        until(lambda: worker.get("/health/live")[0] == 200, "the pages are served")
+        done = wideload("check", "-c", worker.config)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = f"note: a worker with these pipelines runs already, at 127.0.0.1:{worker.port}"
+    assert done.stdout.splitlines()[0] == told
+
+
 def test_misspelt_topics_get_the_right_ones(place: Place) -> None:
     """Of a pipeline, all of them at once; and of a command. The names are those of the cluster."""
     keys: dict[str, object] = {"topics": [place.raw[:-1], "quite-another"], "output.topic": f"{place.orders}x"}

@@ -302,6 +302,7 @@ BAD_WORKERS = [
     ),
     (HEAD + "sasl.password = 1234", "sasl.password: found ***, allowed is a value of type string"),
     (HEAD + "ssl.ca.location = '/no/such.pem'", "ssl.ca.location: there is no file '/no/such.pem'"),
+    (HEAD + f"ssl.ca.location = '{'x' * 5000}'", f"ssl.ca.location: there is no file '{'x' * 100}…{'x' * 100}'"),
     (
         HEAD + "ssl.key.location = 'key.pem'",
         "ssl.key.location: goes with ssl.certificate.location: give both or neither",
