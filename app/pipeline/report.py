@@ -55,6 +55,8 @@ class PipelineReport(Protocol):
     Attributes:
         status: `STARTING`, `RUNNING`, `RESTARTING`, `FAILED` or `STOPPED`.
         degraded: the reason why records wait though the pipeline runs; None if they do not.
+        awaited: what a pipeline that does not run yet waits for, and until when at the latest; None if that is not
+            known.
         last_error_at: in seconds since the epoch.
         failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
     """
@@ -67,6 +69,8 @@ class PipelineReport(Protocol):
     def status(self) -> str: ...
     @property
     def degraded(self) -> str | None: ...
+    @property
+    def awaited(self) -> str | None: ...
     @property
     def last_error(self) -> str | None: ...
     @property

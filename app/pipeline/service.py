@@ -96,6 +96,11 @@ class Pipeline(Service):
         """The reason why records wait though the pipeline runs; None if they do not."""
         return self.flow.degraded if self.flow is not None else None
 
+    @property
+    def awaited(self) -> str | None:
+        """What the pipeline waits for before it runs, and until when at the latest; None if that is not known."""
+        return self.flow.awaited if self.flow is not None and self.status != "RUNNING" else None
+
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())

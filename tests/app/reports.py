@@ -44,6 +44,7 @@ class Pipeline:
     name: str = "p"
     status: str = "RUNNING"
     degraded: str | None = None
+    awaited: str | None = None
     last_error: str | None = None
     last_error_at: float | None = None
     failing_since: float | None = None
