@@ -36,6 +36,7 @@ from app.pipeline.delivery import Delivery
 from app.pipeline.dispatch import Dispatcher
 from app.pipeline.error_policy import ErrorPolicy
 from app.pipeline.exactly_once import ExactlyOnce
+from app.pipeline.joining import Joining
 from app.pipeline.lane_assembler import LaneAssembler
 from app.pipeline.lanes import Lanes
 from app.pipeline.learned_limits import LimitError, UnfitError
@@ -54,6 +55,7 @@ __all__ = ["Flow"]
 log = logging.getLogger(__name__)
 
 _STOP_CLIENT_S = 10.0
+_TOLD_AFTER_S = 3.0  # joining a group without other members takes less
 
 # After these errors what is written is committed, or it would be written again.
 _KEEPING_WRITTEN = (LimitError, LimitRaisedError, PartitionsChangedError, UnfitError)
@@ -98,6 +100,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         assert isinstance(interval_ms, int)
         self._rebalance_s = interval_ms / 1000
         self._joined = joined
+        self._joining = Joining(settings)
         self._changed = asyncio.Event()
         self._termination = termination = Termination(settings.name, self._changed.set)
         self._share = share = Share(budget)
@@ -149,6 +152,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def degraded(self) -> str | None:
         """The reasons why records wait, may have to wait, or go on without the store; None if there are none."""
         return "; ".join(filter(None, (self._retries.degraded, self._brokers.trouble, self._consumer.trouble))) or None
+
+    @property
+    def awaited(self) -> str | None:
+        """What the flow waits for before it is given partitions, and until when; None if it does not wait."""
+        awaited = self._joining.awaited
+        return None if awaited is None else "; ".join(filter(None, (self._brokers.trouble, awaited)))
 
     @property
     def in_flight_bytes(self) -> int:
@@ -254,14 +263,20 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         loop = asyncio.get_running_loop()
         joining = loop.create_task(self._consumer.start(self))
         changed = loop.create_task(self._changed.wait())
+        self._joining.begin()
         try:
-            await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([joining, changed], timeout=_TOLD_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._joining.last()
+                log.info("pipeline %s %s", self.settings.name, self.awaited)
+                await asyncio.wait([joining, changed], return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 joining.result()
         finally:
             joining.cancel()
             changed.cancel()
             await asyncio.gather(joining, changed, return_exceptions=True)
+            self._joining.end()
 
     # --- rebalancing -------------------------------------------------------------------------------------------------
 

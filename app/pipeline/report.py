@@ -59,6 +59,8 @@ class PipelineReport(Protocol):
         status: `STARTING`, `RUNNING`, `PAUSED`, `RESTARTING`, `FAILED` or `STOPPED`.
         target: what it is asked to be; it stays so through failures, until it is asked for something else.
         degraded: the reason why records wait though the pipeline runs; None if they do not.
+        awaited: what a pipeline that does not run yet waits for, and until when at the latest; None if that is not
+            known.
         last_error_at: in seconds since the epoch.
         failing_since: since when the pipeline begins again and again, in seconds since the epoch; None if it does not.
     """
@@ -73,6 +75,8 @@ class PipelineReport(Protocol):
     def target(self) -> Target: ...
     @property
     def degraded(self) -> str | None: ...
+    @property
+    def awaited(self) -> str | None: ...
     @property
     def last_error(self) -> str | None: ...
     @property

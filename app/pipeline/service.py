@@ -130,6 +130,11 @@ class Pipeline(Service):
             self.flow.stop()
         self._woken.set()
 
+    @property
+    def awaited(self) -> str | None:
+        """What the pipeline waits for before it runs, and until when at the latest; None if that is not known."""
+        return self.flow.awaited if self.flow is not None and self.status != "RUNNING" else None
+
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())

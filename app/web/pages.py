@@ -30,28 +30,44 @@ _AS_ASKED: Mapping[Target, Collection[str]] = {
     "PAUSED": {"PAUSED", "RUNNING"},  # it comes about a moment later
     "STOPPED": {"STOPPED", "RUNNING", "PAUSED"},  # it finishes its records first
 }
+# The states of pipelines, the worst last: the state of a worker is that of its worst pipeline.
+_BY_BADNESS = ("running", "degraded", "starting", "restarting", "paused", "stopped", "failed")
 _PROMETHEUS = "text/plain; version=0.0.4"
 
 
 def health(pipelines: Sequence[PipelineReport]) -> dict[str, Any]:
     """The content of /health.
 
-    `live`: the process answers. `ready`: every pipeline runs. `status`: `ok`; `degraded` if a pipeline waits for its
-    store or a broker, or restarts; `failed` if a pipeline has stopped for good. `reasons`: the reason, by pipeline.
-    A pipeline that is paused or stopped because somebody has asked for that is as well as one that runs.
+    `live`: the process answers. `ready`: every pipeline runs; if not, the page answers 503. `status`: the state of the
+    worst pipeline. `ok` and `degraded` (records wait for a store or a broker) are those of a worker that is ready;
+    `starting`, `restarting`, `paused`, `stopped` and `failed` are not. `reasons`: the reason, by pipeline. A pipeline
+    that is paused or stopped because somebody has asked for that is as well as one that runs.
     """
-    reasons = {}
-    status = "ok"
-    for pipeline in pipelines:
-        if pipeline.status == "FAILED":
-            status = "failed"
-            reasons[pipeline.settings.name] = pipeline.last_error
-        elif not _as_asked(pipeline) or pipeline.degraded is not None:
-            status = status if status == "failed" else "degraded"
-            running = pipeline.degraded if _as_asked(pipeline) else None
-            reasons[pipeline.settings.name] = running or _failing(pipeline) or pipeline.status.lower()
+    states = {pipeline.settings.name: _state(pipeline) for pipeline in pipelines}
+    reasons = {
+        pipeline.settings.name: _reason(pipeline, states[pipeline.settings.name])
+        for pipeline in pipelines
+        if states[pipeline.settings.name] != "running"
+    }
+    status = max(states.values(), key=_badness, default="running")
     ready = all(_as_asked(pipeline) for pipeline in pipelines)
-    return {"status": status, "live": True, "ready": ready, "reasons": reasons}
+    return {"status": "ok" if status == "running" else status, "live": True, "ready": ready, "reasons": reasons}
+
+
+def _state(pipeline: PipelineReport) -> str:
+    if _as_asked(pipeline):
+        return "running" if pipeline.degraded is None else "degraded"
+    return pipeline.status.lower()
+
+
+def _badness(state: str) -> int:
+    return _BY_BADNESS.index(state) if state in _BY_BADNESS else len(_BY_BADNESS)
+
+
+def _reason(pipeline: PipelineReport, state: str) -> str:
+    if state == "degraded":
+        return str(pipeline.degraded)
+    return "; ".join(filter(None, (_failing(pipeline), pipeline.awaited))) or state
 
 
 def _as_asked(pipeline: PipelineReport) -> bool:
@@ -59,7 +75,7 @@ def _as_asked(pipeline: PipelineReport) -> bool:
 
 
 def _failing(pipeline: PipelineReport) -> str | None:
-    since = pipeline.failing_since
+    since = pipeline.failing_since if pipeline.status != "FAILED" else None
     return pipeline.last_error if since is None else f"{pipeline.last_error} (since {_time(since, 'seconds')})"
 
 

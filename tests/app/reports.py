@@ -46,6 +46,7 @@ class Pipeline:
     status: str = "RUNNING"
     target: Target = "STARTED"
     degraded: str | None = None
+    awaited: str | None = None
     last_error: str | None = None
     last_error_at: float | None = None
     failing_since: float | None = None

@@ -127,7 +127,7 @@ def test_worker_waits_where_a_limit_lets_no_chunk_pass(make_way: MakeWay) -> Non
         asyncio.run(set_limit(way.broker, way.orders, 200))
         send(way.broker, way.raw, records(1, 10_000))
         until(lambda: limit in str(worker.get("/health")[1]["reasons"]), "the worker says what it waits for")
-        assert worker.get("/health")[1]["status"] == "degraded"
+        assert worker.get("/health")[1]["status"] == "restarting"
         asyncio.run(set_limit(way.broker, way.orders, 2_000))
         until(lambda: sum(end_offsets(way.broker, way.orders).values()) > 5, "the chunks are there")
         until(lambda: worker.get("/health")[1]["status"] == "ok", "all is well again")

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -52,6 +53,28 @@ def test_worker_keeps_the_series_of_a_failed_pipeline(make_way: Callable[..., Wa
     (stopped,) = [line for line in lines if "has stopped" in line["message"]]
     assert (stopped["level"], stopped["pipeline"]) == ("ERROR", "inflate")
     assert lines[-1]["message"].startswith(f"[pipeline.inflate] topic {way.orders}, partition 0, offset 0")
+
+
+def test_worker_says_what_it_waits_for_after_a_kill(make_way: Callable[..., Way]) -> None:
+    """After `kill -9` a new worker says once, in the log and on /health, for whom it waits and until when."""
+    way = make_way(partitions=2)
+    with WorkerProcess(way.folder, way.settings(), way.offload()) as worker:
+        worker.constants = {"app.pipeline.flow:_TOLD_AFTER_S": 0.2}
+        worker.wait_ready()
+        worker.kill()
+        worker.start()
+        awaited = f"of group {way.group('offload')}: for one that was killed until 2"
+
+        def told() -> dict[str, Any] | None:
+            status, health = worker.get("/health")
+            return health if status == 503 and awaited in health["reasons"]["offload"] else None
+
+        health = until(told, "the worker says what it waits for")
+        assert health is not None
+        assert (health["status"], health["ready"], health["live"]) == ("starting", False, True)
+        worker.wait_ready()
+        assert worker.get("/health") == (200, {"status": "ok", "live": True, "ready": True, "reasons": {}})
+        assert worker.log.read_text().count(awaited) == 1
 
 
 def test_worker_tells_what_waits(make_way: Callable[..., Way]) -> None:

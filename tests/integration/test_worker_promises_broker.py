@@ -143,7 +143,7 @@ def test_password_withdrawn(own: OwnBroker, tmp_path: Path) -> None:
             send(own.address, raw, numbered(range(20, 30)))
             until(lambda: all(told(worker, NOT_ACCEPTED, name) for name in pipelines), "both tell what is refused")
             status, health = worker.get("/health")
-            assert (status, health["status"], health["live"]) == (503, "degraded", True)
+            assert (status, health["status"], health["live"]) == (503, "restarting", True)
             assert "(since " in health["reasons"]["busy"]
         finally:
             own.operations.set_password(USER, PASSWORD)

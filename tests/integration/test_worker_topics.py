@@ -174,7 +174,7 @@ def test_source_deleted_and_created_anew(topics: Topics) -> None:
         send(topics.broker, topics.orders, records(range(30, 40)))
         until(lambda: topics.count(topics.copies) == 40, "the other pipeline goes on")
         status, health = worker.get("/health")
-        assert (status, health["status"], list(health["reasons"])) == (503, "degraded", ["first"])
+        assert (status, health["status"], list(health["reasons"])) == (503, "restarting", ["first"])
         topics.create(topics.raw)
         send(topics.broker, topics.raw, records(range(40, 60)))
         until(lambda: topics.count(topics.copies) == 60, "the new topic is read from its beginning")
