@@ -147,6 +147,7 @@ def lags(worker: WorkerProcess) -> list[int]:
 # Who may ask for the time of day, and what for.
 WALL_CLOCK = {
     "app/kafka/tokens.py": "until when a token is good, as its issuer says; a wrong clock asks again too often",
+    "app/pipeline/joining.py": "until when a worker waits for others, for people",
     "app/web/loggers.py": "when a level was changed, for people",
     "app/web/metrics.py": "the age of a record, by its timestamp, for people",
     "app/kafka/batches/client.py": "the timestamp of a record whose writer gives none",
