@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from app.kafka.topics import Topic, topic_of
 from transforms.errors import ChunkError, ConfigurationError
 
-__all__ = ["TopicLimits", "check_splits", "described"]
+__all__ = ["Ask", "TopicLimits", "check_splits", "described"]
+
+Ask = Callable[[Mapping[str, object], str], Topic]
 
 _LOOKUP_S = 30.0
 
@@ -19,10 +21,12 @@ class TopicLimits:
 
     Args:
         config: of a client, with `bootstrap.servers`, `security.protocol`, `sasl.*` and `ssl.*`.
+        ask: takes this configuration and a topic; `described` by default.
     """
 
-    def __init__(self, config: Mapping[str, object]) -> None:
+    def __init__(self, config: Mapping[str, object], ask: Ask | None = None) -> None:
         self._config = config
+        self._ask = ask or described
         self._known: dict[str, Topic] = {}
 
     def known(self, topic: str) -> Topic | None:
@@ -48,7 +52,7 @@ class TopicLimits:
         try:
             # A thread of its own, since this one may have an event loop that runs.
             with ThreadPoolExecutor(1, "topic-limits") as pool:
-                return pool.submit(described, self._config, topic).result()
+                return pool.submit(self._ask, self._config, topic).result()
         except Exception as exc:  # a client that cannot be made of these keys may raise any
             reason = f"topic {topic} does not exist" if isinstance(exc, KeyError) else str(exc) or type(exc).__name__
             raise ConfigurationError(

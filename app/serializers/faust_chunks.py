@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from aiokafka import TopicPartition
-from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth, server_list
-from faust.types import TP, AppT, EventT, ProcessingGuarantee
+from faust.types import TP, AppT, EventT
 from faust.types.core import HeadersArg
 from faust.types.tuples import ConsumerMessage, Message
 
@@ -27,22 +26,20 @@ from app.chunks.polled import Polled
 from app.chunks.rereader import Again, Rereader
 from app.config.client import LIMIT, coerced
 from app.kafka.source_batch import ReadRecord
+from app.serializers.faust_app import consumer_arguments
 from stores.keys import read
 from transforms.assembly import Assembled, Discarded, Reread
 from transforms.chunk import is_chunk
 from transforms.record import Header
 
-__all__ = ["Chunks", "OnDiscarded", "listed", "without_chunk_keys"]
+__all__ = ["CHUNK_NAMES", "Chunks", "OnDiscarded", "listed"]
 
 OnDiscarded = Callable[[Discarded], "Awaitable[None] | None"]
 
 _LOOK_S = 0.2  # how often it looks which events are done, and which messages have expired
-_KEYS = frozenset(key.name for key in CONSUMER_KEYS) - {LIMIT.name}
 
-
-def without_chunk_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration of the serializers, which have no chunks."""
-    return {name: value for name, value in config.items() if name not in _KEYS}
+CHUNK_NAMES = frozenset(key.name for key in CONSUMER_KEYS) - {LIMIT.name}
+"""The keys of `Chunks` in the configuration of a schema, which the serializers do not have."""
 
 
 @dataclass(slots=True)
@@ -81,7 +78,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Partition:
-    """One partition, in one generation of the group.
+    """One partition, in one generation of the group, and until the application goes back in it.
 
     Attributes:
         generation: the app's number of it.
@@ -155,11 +152,12 @@ class Chunks:
             Whether agents get the record. If not, `skipped` is the event for Faust.
         """
         partition = self._partitions.get(message.tp)
-        if partition is None or partition.generation != message.generation_id:
+        if partition is not None and partition.last is message:
+            return not partition.is_piece
+        went_back = partition is not None and message.offset < partition.position
+        if partition is None or went_back or partition.generation != message.generation_id:
             async with self._lock:
                 partition = self._begin(message)
-        if partition.last is message:
-            return not partition.is_piece
         if is_chunk(listed(message.headers)):
             async with self._lock:
                 await self._take_chunk(partition, message)
@@ -225,7 +223,7 @@ class Chunks:
     async def _read_again(self, reread: Reread) -> Assembled | None:
         """Reads a message again that did not fit into memory; the message, or what is discarded joins the others."""
         if self._rereader is None:
-            self._rereader = Rereader(_arguments(self._app), self._limits, self._lookback)
+            self._rereader = Rereader(consumer_arguments(self._app), self._limits, self._lookback)
         place = cast("TP", reread.partition)
         task = self._rereader.begin(Again(TopicPartition(*place), reread))
         while not task.done():
@@ -313,18 +311,3 @@ def _record(message: Message) -> ReadRecord:
     stamp_ms = int(message.timestamp * 1000)
     place = message.topic, message.partition, message.offset
     return ReadRecord(*place, stamp_ms, message.key, message.value, listed(message.headers))
-
-
-def _arguments(app: AppT) -> dict[str, Any]:
-    """How the app's own consumer reaches the cluster, for one of aiokafka."""
-    conf = app.conf
-    committed = cast("Any", conf).processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
-    return {
-        "bootstrap_servers": server_list(list(conf.broker_consumer), 9092),
-        "client_id": conf.broker_client_id,
-        "request_timeout_ms": int(conf.broker_request_timeout * 1000),
-        "max_partition_fetch_bytes": conf.consumer_max_fetch_size,
-        "check_crcs": conf.broker_check_crcs,
-        "isolation_level": "read_committed" if committed else "read_uncommitted",
-        **credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
-    }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 from app.chunks.keys import PRODUCER_KEYS, STRATEGY, beside
-from app.chunks.topic_limits import TopicLimits, check_splits
+from app.chunks.topic_limits import Ask, TopicLimits, check_splits
 from app.config.chunking import Strategy
 from app.config.client import coerced
 from app.kafka.topics import Topic
@@ -43,6 +43,7 @@ ASK_AGAIN_S = 60.0
 
 # Each topic takes records of this length. To ask the cluster for each topic would make the first record late.
 _ANY_TOPIC_BYTES = 1_024
+_IDEMPOTENCE = "enable.idempotence"
 _ALL = frozenset({"all", "-1"})  # of `acks`, without which no producer is idempotent
 
 
@@ -133,6 +134,7 @@ class Oversized:
         batch: the most bytes of a batch of several records, of the configuration; None if the client sends a refused
             batch again in parts.
         cluster: the configuration with the names that `embedded_client_settings` knows; None if it has these.
+        ask: see `TopicLimits`.
 
     Attributes:
         serializers: of keys and values.
@@ -150,13 +152,15 @@ class Oversized:
         largest: Callable[[Mapping[str, object]], int],
         batch: Callable[[Mapping[str, object]], int] | None = None,
         cluster: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
+        ask: Ask | None = None,
     ) -> None:
         self._strategy = strategy_of(whole)
         config = {name: value for name, value in whole.items() if name != STRATEGY.name}
-        if self._strategy != "offload" and str(config.get("acks", "all")) in _ALL:
-            config.setdefault("enable.idempotence", True)
+        idempotent = _IDEMPOTENCE in names and str(config.get("acks", "all")) in _ALL
+        if self._strategy != "offload" and idempotent:
+            config.setdefault(_IDEMPOTENCE, True)
         self.serializers = taken.producer(config, [*names, *(key.name for key in PRODUCER_KEYS)])
-        self.limits = TopicLimits(config if cluster is None else cluster(config))
+        self.limits = TopicLimits(config if cluster is None else cluster(config), ask)
         self._unknown_until: dict[str, float] = {}
         self._locks = defaultdict[str, threading.Lock](threading.Lock)
         with self.serializers.closed_on_error():
@@ -184,6 +188,11 @@ class Oversized:
         if isinstance(key, str | bytes):
             size += len(key)
         return size > _ANY_TOPIC_BYTES and (self._large is not None or self._strategy != "offload")
+
+    def fits(self, topic: str, record: Record) -> bool:
+        """Whether it is known already that the topic takes the record; asks nobody."""
+        known = self.limits.known(topic)
+        return known is not None and not Chunking(self._limit_bytes(known)).wants(record)
 
     def written(self, topic: str, record: Record, headers: list[Header]) -> tuple[Record, Iterator[Record] | None]:
         """What is to be sent in place of a record for which `asks` is true: a record, or the chunks of one.

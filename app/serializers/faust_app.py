@@ -1,0 +1,109 @@
+"""What a Faust app says of itself: its names, its limits, and how its clients reach the cluster.
+
+The only module that uses Faust's private names; each line is marked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, credentials_to_aiokafka_auth, server_list
+from faust.types import AppT, ProcessingGuarantee
+
+from app.config.naming import check_name
+from app.kafka.admin import AdminClient
+from app.kafka.delivering import count_as_poll
+from app.kafka.topics import Topic, topics
+
+__all__ = ["check_names", "client_keys", "cluster_arguments", "consumer_arguments", "described", "keep_membership"]
+
+_LOOKUP_S = 30.0
+_ADMIN = frozenset(inspect.signature(AdminClient).parameters)
+
+
+def check_names(app: AppT, *, enabled: bool) -> None:
+    """Checks the app's names in Kafka; its id is its consumer group.
+
+    Raises:
+        ConfigurationError: one is over its limit.
+    """
+    check_name("group-id", app.conf.id, "id", enabled=enabled)
+    check_name("client-id", app.conf.broker_client_id, "broker_client_id", enabled=enabled)
+    instance = app.conf.consumer_group_instance_id or ""
+    check_name("group-instance-id", instance, "consumer_group_instance_id", enabled=enabled)
+
+
+def client_keys(app: AppT) -> dict[str, object]:
+    """The keys of the app's own clients that the serializers read."""
+    conf = app.conf
+    known: dict[str, object] = {
+        "max.request.size": conf.producer_max_request_size,
+        "max.poll.interval.ms": int(conf.broker_max_poll_interval * 1000),
+    }
+    if conf.broker_credentials is None:
+        known["bootstrap.servers"] = ",".join(f"{url.host}:{url.port or 9092}" for url in conf.broker)
+    return known
+
+
+def cluster_arguments(app: AppT) -> dict[str, Any]:
+    """How the app's own clients reach the cluster, for a client of aiokafka."""
+    conf = app.conf
+    return {
+        "bootstrap_servers": server_list(list(conf.broker), 9092),
+        "client_id": conf.broker_client_id,
+        "request_timeout_ms": int(conf.broker_request_timeout * 1000),
+        **credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
+    }
+
+
+def consumer_arguments(app: AppT) -> dict[str, Any]:
+    """The same, for a consumer that reads as the app's own."""
+    conf = app.conf
+    committed = cast("Any", conf).processing_guarantee is ProcessingGuarantee.EXACTLY_ONCE
+    return {
+        **cluster_arguments(app),
+        "bootstrap_servers": server_list(list(conf.broker_consumer), 9092),
+        "max_partition_fetch_bytes": conf.consumer_max_fetch_size,
+        "check_crcs": conf.broker_check_crcs,
+        "isolation_level": "read_committed" if committed else "read_uncommitted",
+    }
+
+
+def described(cluster: Mapping[str, Any], topic: str) -> Topic:
+    """The topic as the cluster describes it; waits for the answer: for a thread without an event loop.
+
+    Args:
+        cluster: of `cluster_arguments`.
+        topic: the topic.
+
+    Raises:
+        ClusterError: the cluster did not answer.
+        ConfigurationError: the user may not describe the topic.
+        KafkaError: the cluster cannot be reached.
+        KeyError: it does not exist.
+        TimeoutError: the answer took too long.
+    """
+
+    async def ask() -> Topic:
+        connection = AdminClient(**{name: value for name, value in cluster.items() if name in _ADMIN})
+        try:
+            await connection.start()
+            return (await topics(connection, [topic]))[topic]
+        finally:
+            await connection.close()
+
+    return asyncio.run(asyncio.wait_for(ask(), _LOOKUP_S))
+
+
+def keep_membership(app: AppT) -> None:
+    """Counts as a poll of Faust's consumer, which does not poll during a download.
+
+    A consumer that does not poll for `broker_max_poll_interval` leaves its group. Then aiokafka waits for a poll before
+    it joins again, and Faust waits for the group before it polls: for ever (tried).
+    """
+    thread = getattr(app.consumer, "_thread", None) if app.started else None
+    if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
+        count_as_poll(thread._consumer)  # noqa: SLF001  # the same
