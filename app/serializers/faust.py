@@ -158,15 +158,20 @@ class LargeMessageTopic(faust.Topic):
             piece = following
         return asyncio.ensure_future(_last(sent, stamp_ms))
 
-    async def _partition(self, name: str, key: bytes | None) -> int:
-        """The partition of all chunks, as the app's producer chooses it."""
+    async def _partition(self, name: str, key: bytes | None) -> int | None:
+        """The partition of all chunks, as the app's producer chooses it; None where the key alone decides."""
         producer = await self.app.maybe_start_producer()
         if not self.app.in_transaction:
             return int(producer.key_partition(name, cast("bytes", key)).partition)
         chosen = self.app.consumer.key_partition(name, key)
-        if chosen is None:
-            raise SerializationError(name, VALUE.name, "LargeMessageTopic: the cluster does not know the topic")
-        return int(chosen)
+        if chosen is None and key is None:
+            raise SerializationError(
+                name,
+                VALUE.name,
+                "LargeMessageTopic: it must go in chunks to one partition, and with exactly_once Faust takes no "
+                "partition for a topic that the app does not read; give the record a key",
+            )
+        return chosen
 
     @staticmethod
     def _watch(schema: LargeMessageSchema, name: str, sent: Awaitable[Any]) -> None:

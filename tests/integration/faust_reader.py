@@ -3,7 +3,7 @@
 What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
 line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
 `table`, `session_s`, `max_poll_s`, `twice` (a second agent), `on_discarded` (`write` or `raise`), `holds` (a file: no
-event with a value of more than 1,000 bytes is done with before it is there).
+event with a value of more than 1,000 bytes is done with before it is there), `wrapped`, `transactions`, `on_commit`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ app = faust.App(
     broker_heartbeat_interval=0.3,
     broker_commit_interval=0.2,
     broker_max_poll_interval=told.get("max_poll_s", 1000.0),
+    processing_guarantee="exactly_once" if told.get("transactions") else "at_least_once",
+    stream_publish_on_commit=told.get("on_commit", False),
     Topic=faust.Topic if told.get("plain_topic") else LargeMessageTopic,
 )
 
@@ -62,6 +64,7 @@ def schema() -> LargeMessageSchema:
     return LargeMessageSchema(
         told["store"],
         keys=told.get("keys", False),
+        wrapped=told.get("wrapped", False),
         on_failure=on_failure if told.get("on_failure") else None,
         on_discarded=on_discarded if told.get("on_discarded") else warn,
     )

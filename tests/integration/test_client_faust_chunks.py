@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.client_config import LARGE, Config, on_s3
+from tests.integration.client_stores import CuttableWay
 from tests.integration.test_client_chunks import pieces, value_of
 from tests.integration.test_client_chunks import write as write_records
 from tests.integration.test_client_chunks_reread import interleaved
@@ -22,7 +23,7 @@ from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.record import Record
 
-NO_STORE: Config = {"large.message.payload.store.class": "memory"}
+NO_STORE: Config = {"large.message.strategy": "chunk"}
 TIGHT: Config = {**NO_STORE, "max.pending.chunked.message": 1}
 _LONG_S = 40.0
 
@@ -188,6 +189,26 @@ def test_discarded(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
     with FaustProcess(tmp_path, broker, topic, expires, on_discarded="write") as worker:
         commits(broker, topic, len(records))
     assert {"discarded": "expired", "offsets": [1, 2]} in values(worker)
+
+
+def test_a_store_that_is_down_expires_nothing(
+    broker: str, make_topic: MakeTopic, cuttable: CuttableWay, tmp_path: Path
+) -> None:
+    """While a download is tried again nothing is read, so the time of an incomplete message stands still."""
+    topic = make_topic()
+    store = {**on_s3(cuttable.server), "expire.time.of.incomplete.chunked.message.ms": 700}
+    chunks = pieces("slow", 3_000, 1)
+    write(broker, topic, chunks[:1])
+    produce(broker, on_s3(cuttable.server), topic, [LARGE])
+    write(broker, topic, chunks[1:])
+    cuttable.cut()
+    with FaustProcess(tmp_path, broker, topic, store, on_discarded="write") as worker:
+        worker.says("it is tried again until it succeeds")
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > 1.5, "more than the time of expiry is over")
+        cuttable.mend()
+        events = worker.events(2)
+    assert [event["value"] for event in events] == [digest(LARGE), digest(value_of(3_000, 1))]
 
 
 def test_rebalance(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> None:

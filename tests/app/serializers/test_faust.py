@@ -390,15 +390,31 @@ async def test_a_closed_schema_opens_again(app: faust.App, config_of: Config) ->
 # --- chunks -----------------------------------------------------------------------------------------------------------
 
 
+def given(offset: int, value: bytes, headers: Headers) -> ConsumerMessage:
+    """A record that one agent gets."""
+    made = ConsumerMessage("orders", 0, offset, 0.0, 0, headers, b"k", value, None, generation_id=1)
+    made.incref()
+    return made
+
+
+async def test_an_app_goes_back(app: faust.App) -> None:
+    """From an earlier offset on, within a generation of the group, each message comes again, whole and once."""
+    chunks = Chunks(app, {"large.message.strategy": "chunk"}, lambda _: None, lambda: None)
+    pieces = [
+        (each.value or b"", cast("Headers", list(each.headers)))
+        for each in Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
+    ]
+    for count in (2, len(pieces)):
+        records = [given(offset, *piece) for offset, piece in enumerate(pieces[:count])]
+        assert [await chunks.take(record) for record in records] == [n == len(pieces) for n in range(1, count + 1)]
+        held = chunks._partitions[records[0].tp].held
+        assert [each.message for each in held] == records
+    assert records[-1].value == bytes(3_000)
+
+
 async def test_records_behind_an_incomplete_message_leave_memory(app: faust.App) -> None:
     """What waits to be committed keeps its offset alone, once its agent has done with it."""
     chunks = Chunks(app, {}, lambda _: None, lambda: None)
-
-    def given(offset: int, value: bytes, headers: Headers) -> ConsumerMessage:
-        made = ConsumerMessage("orders", 0, offset, 0.0, 0, headers, b"k", value, None, generation_id=1)
-        made.incref()  # of an agent
-        return made
-
     first, *_ = Chunking(1_000).split(Record(b"k", bytes(3_000)), "uuid")
     piece = given(0, first.value or b"", cast("Headers", list(first.headers)))
     behind = [given(n, b"v" * 100, []) for n in range(1, 4)]
