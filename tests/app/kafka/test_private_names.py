@@ -263,8 +263,8 @@ def test_no_other_room_uses_private_names() -> None:
     The codes of librdkafka's own errors begin with an underscore, and are public.
     """
     others = {
-        ("app.serializers.faust", "_thread"),
-        ("app.serializers.faust", "_consumer"),
+        ("app.serializers.faust_app", "_thread"),
+        ("app.serializers.faust_app", "_consumer"),
         ("app.serializers.confluent_chunks", "_PARTITION_EOF"),
     }
     assert used("chunks", "serializers", "deadletters", "cluster", "pipeline") <= others
