@@ -17,7 +17,7 @@ from transforms.assembly import Assembled, Assembler, ChunkMessageId, Discarded,
 from transforms.chunk import is_chunk
 from transforms.commit_metadata import noted
 
-__all__ = ["AssembledRecord", "Pending", "ReadingClock"]
+__all__ = ["AssembledRecord", "Pending", "ReadingClock", "TornError"]
 
 _logger = logging.getLogger(__name__)
 
@@ -31,6 +31,18 @@ class AssembledRecord(ConsumerRecord):  # type: ignore[misc]  # aiokafka has no 
     """
 
     chunk_message_id: ChunkMessageId
+
+
+class TornError(Exception):
+    """Records could not be taken.
+
+    Attributes:
+        back: where to read on so that none is lost: the offset and the metadata of a commit.
+    """
+
+    def __init__(self, back: OffsetAndMetadata) -> None:
+        super().__init__(back)
+        self.back = back
 
 
 class ReadingClock:
@@ -80,19 +92,29 @@ class Pending:
         self._begun: set[TopicPartition] = set()  # those of which a record was read
 
     def take(self, partition: TopicPartition, records: Iterable[ConsumerRecord], now_ms: int) -> None:
-        """Takes records in the order of offsets."""
-        for record in records:
-            if partition not in self._begun:
-                self._begun.add(partition)
-                self.assembler.begin(partition, record.offset)
-            if record.headers and is_chunk(record.headers):
-                for event in self.assembler.add(partition, record, now_ms):
-                    if isinstance(event, Assembled):
-                        self._add(partition, _whole(event, partition, record.timestamp_type))
-                    else:
-                        self._keep([event])
-            elif not self.assembler.delivered(partition, record.offset):
-                self._add(partition, record)
+        """Takes records in the order of offsets.
+
+        Raises:
+            TornError: not all were taken, as there was no memory, or an interrupt came. `__cause__` is the reason.
+        """
+        begins = offset = 0
+        try:
+            for record in records:
+                begins = offset = record.offset
+                if partition not in self._begun:
+                    self._begun.add(partition)
+                    self.assembler.begin(partition, offset)
+                if record.headers and is_chunk(record.headers):
+                    begins = self.assembler.safe_offset(partition, self.position(partition, offset))
+                    for event in self.assembler.add(partition, record, now_ms):
+                        if isinstance(event, Assembled):
+                            self._add(partition, _whole(event, partition, record.timestamp_type))
+                        else:
+                            self._keep([event])
+                elif not self.assembler.delivered(partition, offset):
+                    self._add(partition, record)
+        except BaseException as exc:
+            raise TornError(self._safe(partition, offset, "", told=False, begins=begins)) from exc
 
     def expire(self, partition: TopicPartition, now_ms: int) -> None:
         """Discards the messages of a partition that are too old."""
@@ -145,17 +167,21 @@ class Pending:
         undelivered = next((each for each in records if not told or isinstance(each, AssembledRecord | Again)), None)
         return min([offset, *ends, *([] if undelivered is None else [undelivered.offset])])
 
-    def _safe(self, partition: TopicPartition, offset: int, metadata: str, *, told: bool) -> OffsetAndMetadata:
+    def _safe(
+        self, partition: TopicPartition, offset: int, metadata: str, *, told: bool, begins: int | None = None
+    ) -> OffsetAndMetadata:
         firsts = [_bounds(each)[0] for each in self.discarded if _partition(each) == partition]
+        firsts += [] if begins is None else [begins]
         safe, noted_too = self.assembler.commit(partition, self.position(partition, offset, told=told), firsts)
         return OffsetAndMetadata(safe, metadata or noted_too)
 
-    def moved(self, partition: TopicPartition, metadata: str | None = None) -> None:
+    def moved(self, partition: TopicPartition, metadata: str | None = None, *, by_client: bool = False) -> None:
         """See `Undelivered`."""
         self.assembler.clear(partition)
         self._begun.discard(partition)
-        self.backlog.forget(partition)
-        self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
+        if not by_client:
+            self.backlog.forget(partition)
+            self.discarded = deque(each for each in self.discarded if _partition(each) != partition)
         self._known.add(partition)
         found = noted(metadata)
         if found is not None:

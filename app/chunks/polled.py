@@ -122,9 +122,10 @@ class Polled:
         first = self._assembler.safe_offset(place, position)
         return position if position - first <= self.lookback else first
 
-    def safe(self, place: Place, offset: int, metadata: str = "") -> tuple[int, str]:
-        """The offset and the metadata to commit, if all below `offset` have been polled."""
+    def safe(self, place: Place, offset: int, metadata: str = "", *, before: int | None = None) -> tuple[int, str]:
+        """The offset and the metadata to commit, if all below `offset` have been polled; none passes `before`."""
         firsts = [first for of, first, _ in self._waiting() if of == place]
+        firsts += [] if before is None else [before]
         safe, noted_too = self._assembler.commit(place, self._undelivered(place, offset), firsts)
         return safe, metadata or noted_too
 

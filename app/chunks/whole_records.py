@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import OffsetAndMetadata
 from aiokafka.util import commit_structure_validate
 
 from app.chunks.backlog import Entry
 from app.chunks.keys import limits
-from app.chunks.pending import AssembledRecord, Pending, ReadingClock
+from app.chunks.pending import AssembledRecord, Pending, ReadingClock, TornError
 from app.chunks.rereader import Again, Rereader
 from app.kafka.allowance import PARALLEL, Allowance
 from app.kafka.average import Average
@@ -29,7 +29,7 @@ __all__ = ["OnDiscarded", "Restoring", "WholeRecordConsumer"]
 OnDiscarded = Callable[[Discarded], Awaitable[None] | None]
 
 _LOOK_S = 1.0  # how often a call that waits looks for expired messages, and for what a cancelled call has left
-_AHEAD = 100  # records that `getone` fetches at once: to fetch each alone takes three times as long
+_AHEAD = 100  # records that `getone` takes at once: to take each alone takes three times as long
 
 
 class Restoring(Protocol):
@@ -83,6 +83,7 @@ class WholeRecordConsumer(DeliveringConsumer):
         self._max_bytes: int = arguments["fetch_max_bytes"]
         self._interval_ms: int = arguments["max_poll_interval_ms"]
         self._most: int | None = arguments["max_poll_records"]
+        self._waiting = 0  # calls that wait for records to come
         super().__init__(self._pending, topics, **arguments)
 
     @property
@@ -238,12 +239,14 @@ class WholeRecordConsumer(DeliveringConsumer):
         waiting = bool(expire_s and (assembler.pending or assembler.repeating))
         wait_s = min(timeout_s, _LOOK_S, expire_s / 4) if waiting else timeout_s
         since_s = time.monotonic()
-        if most == 1:
-            most = min(self._most or _AHEAD, _AHEAD)  # the next calls take the others
         found: dict[TopicPartition, list[ConsumerRecord]] = {}
         others = set(partitions or self.assignment()) - left if left or waiting else set()
         if not left:
-            found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+            self._waiting += 1
+            try:
+                found = await super().getmany(*partitions, timeout_ms=int(wait_s * 1000), max_records=most)
+            finally:
+                self._waiting -= 1
         elif others:
             found = await super().getmany(*others, timeout_ms=0, max_records=most)
         else:
@@ -251,10 +254,31 @@ class WholeRecordConsumer(DeliveringConsumer):
         # From here on no other task can run, so the records are sorted in the order in which they were read.
         read = others - self.paused() if waiting else set()
         clock.count(read, since_s)
-        for tp, records in found.items():
-            self._pending.take(tp, records, clock.now_ms(tp))
+        self._take(found)
         for tp in read:
             self._pending.expire(tp, clock.now_ms(tp))
+        ahead = min(self._most or _AHEAD, _AHEAD)
+        if found and most == 1 and ahead > 1 and not self._waiting:
+            # The next calls take the others at hand. If another call waits, they are for that one.
+            self._take(await super().getmany(*partitions, timeout_ms=0, max_records=ahead - 1))
+
+    def _take(self, found: Mapping[TopicPartition, list[ConsumerRecord]]) -> None:
+        """Takes what was fetched; if that fails, the rest is read again, as the client is already behind all of it."""
+        torn: TornError | None = None
+        for tp, records in found.items():
+            if torn is None:
+                try:
+                    self._pending.take(tp, records, self._clock.now_ms(tp))
+                    continue
+                except TornError as exc:
+                    torn, back = exc, exc.back
+            else:
+                back = self._pending.safe({tp: OffsetAndMetadata(records[0].offset, "")})[tp]
+            AIOKafkaConsumer.seek(self, tp, back.offset)
+            self._pending.moved(tp, back.metadata)
+        if torn is not None:
+            assert torn.__cause__ is not None
+            raise torn.__cause__
 
     async def _settle(self) -> None:
         """Gives the discarded messages to `on_discarded`."""

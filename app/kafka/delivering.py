@@ -12,7 +12,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.config.naming import check_topics
 from app.kafka.subscriptions import Subscriptions, Undelivered
 
-__all__ = ["DeliveringConsumer", "count_as_poll"]
+__all__ = ["DeliveringConsumer", "count_as_poll", "idle_s"]
 
 
 class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
@@ -57,6 +57,25 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
         check_topics(topics)
         super().subscribe(topics, pattern, listener)
 
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> bool:
+        """As `AIOKafkaConsumer.seek_to_beginning`."""
+        self._forget(partitions)
+        done: bool = await super().seek_to_beginning(*partitions)
+        return done
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> bool:
+        """As `AIOKafkaConsumer.seek_to_end`."""
+        self._forget(partitions)
+        done: bool = await super().seek_to_end(*partitions)
+        return done
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forgets what was read of partitions whose positions are about to be set; of none, if one is not assigned."""
+        chosen = list(partitions or self.assignment())
+        if all(isinstance(each, TopicPartition) and self._subscription.is_assigned(each) for each in chosen):
+            for each in chosen:
+                self._undelivered.moved(each, None)
+
     async def seek_to_committed(self, *partitions: TopicPartition) -> dict[TopicPartition, int | None]:
         """As `AIOKafkaConsumer.seek_to_committed`; what the commit notes of delivered records holds, as at a start."""
         offsets: dict[TopicPartition, int | None] = await super().seek_to_committed(*partitions)
@@ -80,6 +99,11 @@ class DeliveringConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka ha
             raise IllegalStateError("No partitions assigned")
         offsets: dict[TopicPartition, OffsetAndMetadata] = subscription.assignment.all_consumed_offsets()
         return offsets
+
+
+def idle_s(consumer: AIOKafkaConsumer) -> float:
+    """For how long nobody has waited for records of the consumer, in seconds. Any thread may call it."""
+    return float(consumer._subscription.fetcher_idle_time)
 
 
 def count_as_poll(consumer: AIOKafkaConsumer) -> None:

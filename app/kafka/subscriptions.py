@@ -18,8 +18,12 @@ class Undelivered(Protocol):
     def safe(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets to commit if all records below `offsets` have been fetched."""
 
-    def moved(self, partition: TopicPartition, metadata: str | None) -> None:
-        """Forgets a partition: its position is set, to that of a commit with `metadata`, or to another one."""
+    def moved(self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False) -> None:
+        """Takes in that the position of a partition is set, to that of a commit with `metadata`, or to another one.
+
+        What was read is forgotten. Where the client itself has set it (`by_client`), as the offset is out of range,
+        only incomplete messages are: what waits for its delivery is not read again.
+        """
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Forgets all records: the consumer has a new assignment."""
@@ -40,20 +44,21 @@ class _State(TopicPartitionState):  # type: ignore[misc]  # aiokafka has no type
 
     def await_reset(self, strategy: int) -> None:
         super().await_reset(strategy)
-        self._moved(None)
+        self._moved(None, by_client=True)
 
     def reset_to(self, position: int) -> None:
         super().reset_to(position)
         committed = self._committed
-        self._moved(committed.metadata if committed is not None and committed.offset == position else None)
+        metadata = committed.metadata if committed is not None and committed.offset == position else None
+        self._moved(metadata, by_client=True)
 
     def seek(self, position: int) -> None:
         super().seek(position)
         self._moved(None)
 
-    def _moved(self, metadata: str | None) -> None:
+    def _moved(self, metadata: str | None, *, by_client: bool = False) -> None:
         if self._assignment.active:  # the position of an earlier assignment says nothing about this one
-            self._undelivered.moved(self._partition, metadata)
+            self._undelivered.moved(self._partition, metadata, by_client=by_client)
 
 
 class _Assignment(Assignment):  # type: ignore[misc]  # aiokafka has no types

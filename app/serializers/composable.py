@@ -171,8 +171,13 @@ class ComposableDeserializer(_Composable):
         return self._run(data, self.context(topic, headers))
 
     def __call__(self, data: bytes | None, context: Any) -> Any:
-        """The same, as confluent-kafka calls it."""
-        return self.deserialize(context.topic, shared_headers(context), data)
+        """The same, as confluent-kafka calls it. If a stage fails, the record keeps the headers that it has."""
+        given = shared_headers(context)
+        headers = None if given is None else list(given)
+        found = self.deserialize(context.topic, headers, data)
+        if given is not None and headers is not None and len(headers) != len(given):
+            given[:] = headers
+        return found
 
 
 def _listed(stages: Sequence[object] | str, key: str) -> Sequence[object]:

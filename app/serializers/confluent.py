@@ -204,7 +204,7 @@ else:
     _DeserializingConsumer = confluent_kafka.DeserializingConsumer
 
 
-class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):  # type: ignore[misc]  # `poll` is narrowed
+class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer):
     """confluent-kafka's `DeserializingConsumer`. It gives each record whole: plain, from a reference, or from chunks.
 
     A value in chunks is the message of its last chunk, with the whole value and the record's own headers. No commit,
@@ -231,6 +231,19 @@ class DeserializingConsumer(_Closing, _DeserializingConsumer, PollingConsumer): 
             parts = {f"{part}.deserializer": composable for part, composable in self._split.parts.items()}
             super().__init__({**own, **parts})
 
+    def poll(self, timeout: float | None = -1) -> confluent_kafka.Message[Any, Any] | None:
+        """As there. An interrupt (Ctrl-C) while a payload is downloaded loses no record: the next call gives it."""
+        try:
+            message = super().poll(-1 if timeout is None else timeout)
+        except Exception:
+            self.taken()  # the error has the record, as with confluent-kafka's own class
+            raise
+        except BaseException:
+            self.give_back()
+            raise
+        self.taken()
+        return message
+
     def close(self) -> None:
         """As there; then closes the deserializers and their stores. May be called twice."""
         try:
@@ -252,7 +265,12 @@ class AwaitedDeserializer:
 
     async def __call__(self, data: bytes | None, context: Any) -> Any:
         """As `ComposableDeserializer.deserialize`, without blocking the loop on a store."""
-        return await self._threads.run(self._composable, context.topic, context.headers, data)
+        given = context.headers
+        headers = list(given) if isinstance(given, list) else given
+        found = await self._threads.run(self._composable, context.topic, headers, data)
+        if isinstance(given, list):
+            given[:] = headers
+        return found
 
     async def aclose(self) -> None:
         """Closes the deserializers, once no store call is under way."""

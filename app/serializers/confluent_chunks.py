@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import confluent_kafka
@@ -57,6 +58,8 @@ class PollingConsumer(confluent_kafka.Consumer):
         self._store_s = 0.0
         self._ready: Message | None = None  # what `poll` gives next
         self._last: Message | None = None  # the last chunk of `polled.again`
+        self._given_out: Message | None = None  # what `poll` gave last, until the application has it
+        self._notes: dict[Place, TopicPartition] = {}  # where reading goes on, with the metadata of a commit
         own = {key: value for key, value in config.items() if key not in _OF_MEMBERS}
         log_config = {
             **own,
@@ -91,14 +94,22 @@ class PollingConsumer(confluent_kafka.Consumer):
         while True:
             self._advance(until_s)
             if self._ready is not None and not self._polled.discarded:
-                message, self._ready = self._ready, None
-                if message.error() is None and self._stores:
-                    self._unstored.add(_place(message))
-                    self._store_in_time()
-                return message
+                self._given_out, self._ready = self._ready, None
+                return self._given_out
             self._store_in_time()  # also where a call waits for ever
             if time.monotonic() >= until_s:
                 return None
+
+    def taken(self) -> None:
+        """Takes in that the application has what `poll` gave: its offset may be stored."""
+        message, self._given_out = self._given_out, None
+        if message is not None and message.error() is None and self._stores:
+            self._unstored.add(_place(message))
+            self._store_in_time()
+
+    def give_back(self) -> None:
+        """Takes in that the application does not have what `poll` gave: the next call gives it."""
+        self._ready, self._given_out = self._given_out, None
 
     def _advance(self, until_s: float) -> None:
         """One step: discarded messages go first, then what is to be read again, then the next record."""
@@ -127,19 +138,37 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._ready = message
             return
         place, offset = _place(message), message.offset() or 0
-        if place not in self._positions:
-            try:
+        begins = offset
+        try:
+            if place not in self._positions:
                 self._resume(place, offset)
-            except BaseException:  # an interrupt: the message comes again
-                super().seek(TopicPartition(*place, offset))
-                raise
-        self._positions[place] = offset + 1
-        if not is_chunk(_headers(message)):
-            self._ready = None if self._polled.delivered(place, offset) else message
-        elif (whole := self._polled.take(_record(message))) is not None:
-            self._ready = _whole(message, whole)
-        elif self._polled.again is not None:
-            self._last = message
+            if not is_chunk(_headers(message)):
+                self._ready = None if self._polled.delivered(place, offset) else message
+            else:
+                begins, _ = self._polled.safe(place, offset)
+                whole = self._polled.take(_record(message))
+                if whole is not None:
+                    self._ready = _whole(message, whole)
+                elif self._polled.again is not None:
+                    self._last = message
+            self._positions[place] = offset + 1
+        except BaseException:  # an interrupt, or no memory: the message comes again, with the chunks before it
+            self._go_back(place, offset, begins)
+            raise
+
+    def _go_back(self, place: Place, offset: int, begins: int) -> None:
+        """Reads on at a record that was not taken, or at the first of the chunks that `begins` is the offset of."""
+        safe, metadata = self._polled.safe(place, offset, before=begins)
+        told = place in self._sought and place not in self._positions
+        if self._stores and place in self._positions:
+            with suppress(KafkaException):  # the partition has gone: whoever has it now begins at the commit
+                super().store_offsets(offsets=[TopicPartition(*place, safe, metadata)])
+        self._forget([TopicPartition(*place)])
+        if told:
+            self._sought.add(place)
+        else:
+            self._notes[place] = TopicPartition(*place, safe, metadata)
+        super().seek(TopicPartition(*place, safe))
 
     def _read_again(self, reread: Reread, until_s: float) -> None:
         """Reads on until the time is over."""
@@ -227,8 +256,8 @@ class PollingConsumer(confluent_kafka.Consumer):
 
     def _resume(self, place: Place, offset: int) -> None:
         """Takes in what the commit notes at which a partition begins; without it records may come again."""
-        committed = None
-        if place not in self._sought:
+        committed = self._notes.pop(place, None)
+        if committed is None and place not in self._sought:
             try:
                 (committed,) = self.committed([TopicPartition(*place)], timeout=_REQUEST_S)
             except KafkaException as exc:
@@ -314,6 +343,7 @@ class PollingConsumer(confluent_kafka.Consumer):
             self._polled.clear(place)
             self._positions.pop(place, None)
             self._sought.discard(place)
+            self._notes.pop(place, None)
             self._paused.discard(place)
             self._rereads.forget(place)
             if self._ready is not None and self._ready.error() is None and _place(self._ready) == place:

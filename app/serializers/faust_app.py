@@ -15,10 +15,18 @@ from faust.types import AppT, ProcessingGuarantee
 
 from app.config.naming import check_name
 from app.kafka.admin import AdminClient
-from app.kafka.delivering import count_as_poll
+from app.kafka.delivering import count_as_poll, idle_s
 from app.kafka.topics import Topic, topics
 
-__all__ = ["check_names", "client_keys", "cluster_arguments", "consumer_arguments", "described", "keep_membership"]
+__all__ = [
+    "check_names",
+    "client_keys",
+    "cluster_arguments",
+    "consumer_arguments",
+    "described",
+    "idle_seconds",
+    "keep_membership",
+]
 
 _LOOKUP_S = 30.0
 _ADMIN = frozenset(inspect.signature(AdminClient).parameters)
@@ -96,6 +104,14 @@ def described(cluster: Mapping[str, Any], topic: str) -> Topic:
             await connection.close()
 
     return asyncio.run(asyncio.wait_for(ask(), _LOOKUP_S))
+
+
+def idle_seconds(app: AppT) -> float:
+    """For how long Faust has not asked for records: it does not while its agents have all that they can hold."""
+    thread = getattr(app.consumer, "_thread", None) if app.started else None
+    if isinstance(thread, AIOKafkaConsumerThread) and thread._consumer is not None:  # noqa: SLF001  # nothing public does
+        return idle_s(thread._consumer)  # noqa: SLF001  # the same
+    return 0.0
 
 
 def keep_membership(app: AppT) -> None:

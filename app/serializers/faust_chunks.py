@@ -26,7 +26,7 @@ from app.chunks.polled import Polled
 from app.chunks.rereader import Again, Rereader
 from app.config.client import LIMIT, coerced
 from app.kafka.source_batch import ReadRecord
-from app.serializers.faust_app import consumer_arguments
+from app.serializers.faust_app import consumer_arguments, idle_seconds
 from stores.keys import read
 from transforms.assembly import Assembled, Discarded, Reread
 from transforms.chunk import is_chunk
@@ -259,8 +259,10 @@ class Chunks:
             while True:
                 since_s = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
-                # What is spent on downloads, and on messages that are read again, is no time of reading.
-                read_s = 0.0 if self._has_waited else time.monotonic() - since_s
+                # Neither is time of reading: what is spent on downloads and on messages that are read again, nor what
+                # Faust waits for agents that are slow.
+                read_s = max(0.0, time.monotonic() - since_s - idle_seconds(self._app))
+                read_s = 0.0 if self._has_waited else read_s
                 self._has_waited = self._downloads > 0
                 async with self._lock:
                     self._polled.count(list(self._read()), read_s)

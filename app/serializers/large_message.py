@@ -49,6 +49,7 @@ class _LargeMessage(ABC):
     def __init__(self, config: Mapping[str, object] | None = None, *, is_key: bool = False) -> None:
         self._store: PayloadStore | None = None
         self._part = VALUE
+        self.small_bytes = -1
         if config is not None:
             self.configure(config, is_key)
 
@@ -92,7 +93,7 @@ class LargeMessageSerializer(_LargeMessage):
         is_key: whether it is for keys, not for values.
 
     Attributes:
-        small_bytes: data of so many bytes stays as it is, if the record has no headers. Once it is configured.
+        small_bytes: data of so many bytes stays as it is, if the record has no headers; -1 before it is configured.
 
     Raises:
         ConfigurationError: see `configure`.
@@ -123,7 +124,7 @@ class LargeMessageSerializer(_LargeMessage):
         threshold_bytes, max_bytes = values["large.message.threshold.bytes"], values["large.message.max.bytes"]
         self._offload = Offload(threshold_bytes, limit_bytes, codec, max_bytes=max_bytes)
         room_bytes = threshold_bytes if limit_bytes is None else limit_bytes - HEADERLESS_OVERHEAD_BYTES
-        self.small_bytes: int = min(threshold_bytes, room_bytes)
+        self.small_bytes = min(threshold_bytes, room_bytes)
         self._signing = Signing.of(values)
         self._by_digest = generator == "sha256"
         self._store = open_store({**store, GENERATOR: generator})
@@ -198,9 +199,14 @@ class LargeMessageSerializer(_LargeMessage):
         self._fallback = Fallback(max_bytes)
 
     def wants(self, data: object, headers: Headers) -> bool:
-        """Whether `serialize` calls the store."""
+        """Whether `serialize` calls the store.
+
+        Raises:
+            ConfigurationError: it was not configured, or is closed.
+        """
         if not isinstance(data, bytes):
             return False
+        _ = self.store
         # Headers do not count for a key: it would be large in one record and not in the next, and change its partition.
         beside = () if self._part is KEY else headers or ()
         if not beside and len(data) <= self.small_bytes:

@@ -3,7 +3,8 @@
 What it does stands in the environment variable FAUST_READER, as JSON: `broker`, `topic`, `store`, `out` (a file: one
 line for each event), and, if wanted, `to` (where events are sent on), `forward`, `keys`, `on_failure`, `plain_topic`,
 `table`, `session_s`, `max_poll_s`, `twice` (a second agent), `on_discarded` (`write` or `raise`), `holds` (a file: no
-event with a value of more than 1,000 bytes is done with before it is there), `wrapped`, `transactions`, `on_commit`.
+event with a value of more than 1,000 bytes is done with before it is there), `wrapped`, `transactions`, `on_commit`,
+`slow_s` (how long the agent takes for an event; it has room for two).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ app = faust.App(
     broker_commit_interval=0.2,
     broker_max_poll_interval=told.get("max_poll_s", 1000.0),
     processing_guarantee="exactly_once" if told.get("transactions") else "at_least_once",
+    stream_buffer_maxsize=2 if told.get("slow_s") else 4096,
     stream_publish_on_commit=told.get("on_commit", False),
     Topic=faust.Topic if told.get("plain_topic") else LargeMessageTopic,
 )
@@ -97,6 +99,7 @@ async def read(stream: Any) -> None:
             "raw": [name for name, _ in event.message.headers],
         }
         written.write(json.dumps(line) + "\n")
+        await asyncio.sleep(told.get("slow_s", 0.0))
         if told.get("holds") and value and len(value) > 1_000:
             await asyncio.to_thread(until, Path(told["holds"]).exists, "the file is there", 60)
         if told.get("forward"):

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import ConsumerStoppedError, ProducerClosed
 
+from app.chunks import AssemblingConsumer
 from app.kafka.allowance import PARALLEL
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.aiokafka_records import becomes, loop_turns, one, produce
 from tests.integration.client_config import LARGE, ON_GATE, consuming, producing
 from tests.integration.client_stores import GatedStore
-from tests.integration.topics import committed
+from tests.integration.test_client_chunks import pieces, write
+from tests.integration.test_client_chunks_reread import delete_up_to
+from tests.integration.topics import committed, send
 from tests.integration.way import MakeTopic
 from transforms.errors import SerializationError
+from transforms.pending_message import PendingMessage
+from transforms.record import Record
 
 _LONG_S = 30.0
+PLAIN: dict[str, Any] = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
 
 
 class HeldStore(GatedStore):
@@ -196,3 +204,80 @@ async def test_stop_during_a_download(broker: str, make_topic: MakeTopic, gate: 
     with pytest.raises(ConsumerStoppedError):
         await reading
     assert await asyncio.to_thread(committed, broker, f"{topic}-g", topic) == {0: 0}
+
+
+async def test_two_tasks_wait_for_one_batch(broker: str, make_topic: MakeTopic) -> None:
+    """Each of two calls that wait gets a record as soon as a batch of two has come."""
+    topic = make_topic()
+    async with AssemblingConsumer(PLAIN | {"bootstrap.servers": broker}, topic) as consumer:
+        await becomes(lambda: bool(consumer.assignment()), "it has the partition")
+        waiting = [asyncio.create_task(consumer.getone()) for _ in range(2)]
+        await loop_turns()
+        await asyncio.to_thread(send, broker, topic, [(0, b"k", value, [], 0) for value in (b"1", b"2")])
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=_LONG_S)
+        begun = time.monotonic()
+        assert sorted([(await each).value for each in waiting]) == [b"1", b"2"]
+        # The second was at hand. A call that is not woken looks again after a second.
+        assert len(done) == 2 or time.monotonic() - begun < 0.5
+
+
+async def test_a_position_that_is_out_of_range(broker: str, make_topic: MakeTopic) -> None:
+    """What was fetched before the log was cut is delivered, and then what is left of the log; none is skipped."""
+    topic = make_topic()
+    tp = TopicPartition(topic, 0)
+    ten: list[Any] = [(0, b"k", b"%d" % n, [], 0) for n in range(10)]
+    await asyncio.to_thread(send, broker, topic, ten)
+    async with AssemblingConsumer(PLAIN | {"bootstrap.servers": broker}, topic) as consumer:
+        assert [(await consumer.getone()).offset for _ in range(3)] == [0, 1, 2]
+        consumer.pause(tp)
+        await asyncio.to_thread(send, broker, topic, ten)
+        await delete_up_to(broker, topic, 15)
+        consumer.resume(tp)
+        async with asyncio.timeout(_LONG_S):
+            while await AIOKafkaConsumer.position(consumer, tp) != 15:  # the client has found out, and began anew
+                await loop_turns()
+        assert await consumer.position(tp) == 3
+        found = [(await asyncio.wait_for(consumer.getone(), _LONG_S)).offset for _ in range(12)]
+        assert found == [*range(3, 10), *range(15, 20)]
+        await consumer.seek_to_beginning(tp)
+        assert (await consumer.getone()).offset == 15
+
+
+@pytest.mark.parametrize("read", ["getone", "getmany"])
+async def test_no_memory_for_a_message(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """What was fetched with it is read again: every record comes once, and no commit passes one."""
+    topic = make_topic(2)
+    errors = [MemoryError("no room")]
+    whole = PendingMessage.whole
+
+    def failing(self: PendingMessage) -> Any:
+        if errors:
+            raise errors.pop()
+        return whole(self)
+
+    for partition in (0, 1):
+        chunks = pieces(f"u{partition}", 3_000, 1)
+        written = [chunks[0], Record(b"k", b"a"), *chunks[1:], *[Record(b"k", b"z")] * 10]
+        await write(broker, topic, written, partition)
+    monkeypatch.setattr(PendingMessage, "whole", failing)
+    more = {"bootstrap.servers": broker, "group.id": f"{topic}-g", "fetch.min.bytes": 6_000, "fetch.max.wait.ms": 500}
+    found: list[tuple[int, int]] = []
+    failed = 0
+    async with AssemblingConsumer(PLAIN | more, topic) as consumer:
+        while len(found) < 24:
+            try:
+                if read == "getone":
+                    records = [await asyncio.wait_for(consumer.getone(), _LONG_S)]
+                else:
+                    records = [each for part in (await consumer.getmany(timeout_ms=500)).values() for each in part]
+            except MemoryError:
+                failed += 1
+                await consumer.commit()
+                told = await asyncio.to_thread(committed, broker, f"{topic}-g", topic)
+                assert max(told.values(), default=0) <= 0
+            else:
+                found += [(each.partition, each.offset) for each in records]
+    assert failed == 1
+    assert sorted(found) == [(n, offset) for n in (0, 1) for offset in (1, *range(len(chunks), len(chunks) + 11))]

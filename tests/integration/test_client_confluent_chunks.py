@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.integration.way import MakeTopic
 from tests.integration.worker_process import until
 from tests.s3_server import S3Server
 from transforms.commit_metadata import Noted, noted
+from transforms.pending_message import PendingMessage
 from transforms.record import Record
 
 TIGHT = {"max.pending.chunked.message": 1}
@@ -70,6 +72,80 @@ async def test_plain_references_and_chunks(broker: str, versitygw: S3Server, mak
         assert (messages[2].offset(), messages[2].headers(), messages[2].key()) == (1 + len(chunks), [], b"k")
         assert consumer.counts.assembled == 1
         assert consumer.poll(0.1) is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+async def test_an_interrupt_while_a_message_is_put_together(
+    broker: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Whoever polls again gets the message, and nothing twice; so does the next consumer of the group."""
+    topic = make_topic()
+    chunks = pieces("u", 3_000, 1)
+    await write(broker, topic, [chunks[0], *[Record(b"k", b"a")] * 3, *chunks[1:], Record(b"k", b"end")])
+    errors = [error("now"), error("now")]
+    whole = PendingMessage.whole
+
+    def interrupted(self: PendingMessage) -> Any:
+        if errors:
+            raise errors.pop()
+        return whole(self)
+
+    monkeypatch.setattr(PendingMessage, "whole", interrupted)
+    with consuming(broker, topic, [], **{"enable.auto.commit": True}) as consumer:
+        assert values(consumer, 3) == [b"a"] * 3
+        for _ in range(2):
+            with pytest.raises(error):
+                one(consumer)
+    told = await committed(broker, f"{topic}-g", topic)
+    assert (told.offset, noted(told.metadata)) == (0, Noted(len(chunks) + 2))
+    with consuming(broker, topic) as consumer:
+        assert values(consumer, 2) == [value_of(3_000, 1), b"end"]
+
+
+def test_an_interrupt_during_a_download(broker: str, make_topic: MakeTopic) -> None:
+    """The next call gives the record that Ctrl-C has taken from the application, and no commit passes it before."""
+    topic = make_topic()
+    with SerializingProducer({"bootstrap.servers": broker}) as producer:
+        for value in (b"1", b"2", b"3"):
+            producer.produce(topic, b"k", value)
+        assert producer.flush(_LONG_S) == 0
+    interrupts = [KeyboardInterrupt("now")]
+
+    def slow(data: bytes) -> bytes:
+        if data == b"2" and interrupts:
+            raise interrupts.pop()
+        return data
+
+    with consuming(broker, topic, [], **{"value.deserializers": [slow], "enable.auto.commit": True}) as consumer:
+        assert values(consumer, 1) == [b"1"]
+        with pytest.raises(KeyboardInterrupt):
+            one(consumer)
+    interrupts.append(KeyboardInterrupt("now"))
+    with consuming(broker, topic, [], **{"value.deserializers": [slow]}) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            one(consumer)
+        assert values(consumer, 2) == [b"2", b"3"]
+
+
+def test_a_stage_that_fails_leaves_the_record_as_it_was(
+    broker: str, versitygw: S3Server, make_topic: MakeTopic
+) -> None:
+    """`kafka_message` has the whole reference, so that a dead-letter topic gets one that can be restored."""
+    topic = make_topic()
+    store: Config = on_s3(versitygw)
+    with SerializingProducer(producing(broker, store)) as producer:
+        producer.produce(topic, b"k", LARGE)
+        assert producer.flush(_LONG_S) == 0
+    stages: Config = {"value.deserializers": [LargeMessageDeserializer, json.loads]}
+    with (
+        consuming(broker, topic, [], **stages, **store) as consumer,
+        pytest.raises(ValueDeserializationError) as caught,
+    ):
+        one(consumer)
+    message = caught.value.kafka_message
+    assert message is not None
+    assert (message.value() or b"").startswith(b"s3://")
+    assert "large-message" in dict(message.headers() or [])
 
 
 async def test_more_is_pending_than_memory_holds(broker: str, make_topic: MakeTopic) -> None:

@@ -211,6 +211,17 @@ def test_a_store_that_is_down_expires_nothing(
     assert [event["value"] for event in events] == [digest(LARGE), digest(value_of(3_000, 1))]
 
 
+def test_a_slow_agent_expires_nothing(broker: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """While Faust waits for its agent, what it has not read yet is no reason to give a message up."""
+    topic = make_topic()
+    chunks = pieces("slow", 3_000, 1)
+    write(broker, topic, [chunks[0], *[plain(b"p")] * 8, *chunks[1:]])
+    more: Config = {**NO_STORE, "expire.time.of.incomplete.chunked.message.ms": 1_000}
+    with FaustProcess(tmp_path, broker, topic, more, slow_s=0.4, on_discarded="write") as worker:
+        events = worker.events(9)
+    assert [event["value"] for event in events] == [*[digest(b"p")] * 8, digest(value_of(3_000, 1))]
+
+
 def test_rebalance(broker: str, make_topic: MakeTopic, tmp_path: Path, least_session_ms: int) -> None:
     """A worker joins and another is killed while messages are incomplete: between them, each value comes whole."""
     topic = make_topic(2)

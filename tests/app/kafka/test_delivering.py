@@ -26,9 +26,9 @@ class Told:
         """One less than was fetched."""
         return {partition: OffsetAndMetadata(given.offset - 1, "noted") for partition, given in offsets.items()}
 
-    def moved(self, partition: TopicPartition, metadata: str | None) -> None:
+    def moved(self, partition: TopicPartition, metadata: str | None, *, by_client: bool = False) -> None:
         """See `Undelivered`."""
-        self.events.append((partition.partition, metadata))
+        self.events.append((partition.partition, metadata, *(["by client"] if by_client else [])))
 
     def assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Undelivered`."""
@@ -59,7 +59,11 @@ async def test_every_new_position_is_told(consumer: DeliveringConsumer, told: To
         first.update_committed(OffsetAndMetadata(committed, "note"))
         first.await_reset(-1)
         first.reset_to(position)
-    assert told.events == [{0, 1}, (1, None), (0, None), (0, "note"), (0, None), (0, None)]
+    assert told.events == [
+        {0, 1},
+        (1, None),
+        *((0, metadata, "by client") for metadata in (None, "note", None, None)),
+    ]
     consumer.assign([P0])
     second.seek(4)
     assert told.events[6:] == [{0}]  # a position in an assignment that has gone does not count
