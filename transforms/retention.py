@@ -11,9 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["FOREVER", "ExpiryRule", "Retention", "State", "Verdict", "duration_text"]
+__all__ = ["FOREVER", "LONGEST_HOLD_S", "ExpiryRule", "Retention", "State", "Verdict", "duration_text"]
 
 FOREVER = -1  # Kafka's word for it, in `retention.ms`
+
+LONGEST_HOLD_S = 1_200.0
+"""How long the worker holds the reference to a payload that it has stored, behind a record that waits for the store.
+
+A sweep takes a payload without a reference for lost after its grace, which is an hour at least. So what was held for
+longer is stored anew.
+"""
 
 _DAY_MS = 86_400_000
 _PERCENT, _LEAST_PERCENT, _MOST_PERCENT = 115, 110, 120

@@ -20,6 +20,7 @@ from stores.store import Store
 from transforms.errors import ConfigurationError
 from transforms.formats import FormatName
 from transforms.identifiers import LIMIT_KEY
+from transforms.retention import LONGEST_HOLD_S
 from transforms.signing import KEY_NAME, PREVIOUS_NAME, REQUIRED_NAME
 
 __all__ = ["document", "reachable_topics", "write"]
@@ -181,12 +182,12 @@ def _keys(pipeline: PipelineSettings) -> Sequence[str]:
 
 
 def _in_flight_ms(pipeline: PipelineSettings) -> int:
-    """How long a payload may exist before its record does, as far as the configuration bounds it.
+    """The longest time between the call that stores a payload and its record.
 
-    That is one store call for it, one retry of a record before it in its partition, and the delivery.
+    That is the call, the time behind a record before it in its partition, and the delivery.
     """
     delivery = cast("int", pipeline.producer["producer.delivery.timeout.ms"])
-    return 2 * pipeline.store_timeout_ms + pipeline.retry_delay_max_ms + delivery
+    return pipeline.store_timeout_ms + int(LONGEST_HOLD_S * 1000) + delivery
 
 
 def _formats(group: Sequence[PipelineSettings], carriers: Mapping[str, Sequence[str]]) -> dict[str, FormatName]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 
 from aiokafka import TopicPartition
 
+from app.kafka.clients import ClusterError
 from app.kafka.source_batch import SourceBatch, Unopened
 from app.pipeline.budget import Share
 from app.pipeline.chain import Work
@@ -20,6 +22,7 @@ from app.pipeline.termination import Termination
 from transforms.assembly import Discarded
 from transforms.letter import Cause
 from transforms.record import SourceRecord
+from transforms.retention import LONGEST_HOLD_S, duration_text
 
 __all__ = ["Dispatcher"]
 
@@ -30,6 +33,12 @@ class Dispatcher:
     """Gives records with work their slots in the lanes. Belongs to one event loop.
 
     A record takes its bytes of the share when it enters, and then holds those of its result.
+
+    A record may wait for hours behind one for which the store is down. A sweep would take its payload meanwhile, as no
+    record refers to it yet. So a result with a payload that is `LONGEST_HOLD_S` old is not written: the flow begins
+    again, and stores it anew.
+
+    `publishes` says whether results may refer to payloads that were stored for them. Dead letters always may.
     """
 
     def __init__(
@@ -41,8 +50,10 @@ class Dispatcher:
         error_policy: ErrorPolicy,
         delivery: Delivery,
         termination: Termination,
+        publishes: bool = False,
     ) -> None:
         self._lanes = lanes
+        self._publishes = publishes
         self._share = share
         self._retries = retries
         self._error_policy = error_policy
@@ -122,17 +133,20 @@ class Dispatcher:
             await self._error_policy.bury_chunks(slot, part, cause)
             if slot.result is None:
                 return  # the flow ends
+            slot.stored_s = time.monotonic()
             self.release(lane)
 
     async def _bury(self, lane: Lane, slot: Slot) -> None:
         with self._retries.watching(lane, slot.source):
             await self._error_policy.bury(slot)
+        slot.stored_s = time.monotonic()
         self.release(lane)
 
     async def _transform(self, lane: Lane, slot: Slot, work: Work) -> None:
         with self._error_policy.of(slot):
             results = await self._retries.apply(lane, slot.source, work)
             self._share.give_work(slot.finish(results))
+            slot.stored_s = time.monotonic() if self._publishes else None
         if slot.cause is not None:
             await self._bury(lane, slot)
         else:
@@ -142,6 +156,12 @@ class Dispatcher:
         """Delivers the results at the front of the lane, up to the first record that is not finished."""
         if self._termination.error is not None or not self._lanes.holds(lane):
             return
+        for slot in lane.slots:  # before any is written, which would be written again
+            if slot.result is None:
+                break
+            if slot.stored_s is not None and time.monotonic() - slot.stored_s > LONGEST_HOLD_S:
+                self._termination.fail(_aged(slot.source))
+                return
         while lane.slots and lane.slots[0].result is not None:
             slot = lane.slots.popleft()
             lane.work -= slot.admitted
@@ -152,6 +172,15 @@ class Dispatcher:
                 self._termination.fail_by_defect(exc, slot.source)
                 return
         self._delivery.flush()
+
+
+def _aged(record: SourceRecord) -> ClusterError:
+    return ClusterError(
+        f"topic {record.topic}, partition {record.partition}, offset {record.offset}: its payload was stored more than "
+        f"{duration_text(int(LONGEST_HOLD_S * 1000))} ago, and a sweep may have taken it; the records that waited are "
+        "read again, and their payloads stored anew",
+        retriable=True,
+    )
 
 
 def _fail(unopened: Unopened) -> None:

@@ -121,6 +121,7 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             error_policy=ErrorPolicy(settings, letters, share, executor=executor, stats=stats, termination=termination),
             delivery=self._delivery,
             termination=termination,
+            publishes=settings.offloads,
         )
         self._admission = Admission(
             chain,

@@ -50,6 +50,7 @@ class Slot:
         codec: the number of the codec that the record came with; 0 for none.
         batch: the records that leave in the place of the result, as they were read; None for a single record.
         first: the offset of the first record, if the slot is for several that were not read; None for a single record.
+        stored_s: when a payload of the result may have been stored, by the monotonic clock; None if there is none.
     """
 
     source: SourceRecord
@@ -63,6 +64,7 @@ class Slot:
     codec: int = 0
     batch: SourceBatch | None = None
     first: int | None = None
+    stored_s: float | None = None
 
     def finish(self, result: Sequence[RecordLike], *, dead: bool = False) -> int:
         """Gives the slot its result, whose bytes it holds from here on.

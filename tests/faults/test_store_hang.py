@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.faults.test_store_outage import memory_bytes
 from tests.integration.switched_store import STUCK
 from tests.integration.topics import Sent, committed, end_offsets, read_all, send
 from tests.integration.way import THRESHOLD, Way, digests, expected
 from tests.integration.worker_process import WorkerProcess, until
+
+_HELD_S = 1.0  # in place of the 20 minutes that the worker holds the reference to a stored payload
 
 
 def test_worker_says_that_a_store_hangs_and_leaves_it(make_way: Callable[..., Way]) -> None:
@@ -79,6 +83,36 @@ def test_worker_holds_little_behind_one_payload_that_hangs(make_way: Callable[..
             until(lambda: worker.get("/health")[1]["status"] == "ok", "all is well again")
         assert worker.terminate() == 0
     assert digests(read_all(way.broker, way.inflated)) == expected(sent)
+
+
+def test_a_payload_that_has_waited_is_stored_anew(make_way: Callable[..., Way]) -> None:
+    """Behind a record that waits for the store, no reference leaves whose payload a sweep may have taken meanwhile."""
+    way = make_way(partitions=1)
+    root = way.folder / "store"
+    way.store = _switched(way)
+    large = [bytes([number]) * (THRESHOLD + 1) for number in range(1, 4)]
+    worker = WorkerProcess(way.folder, way.settings(), way.offload())
+    worker.constants = {"app.pipeline.dispatch:LONGEST_HOLD_S": _HELD_S}
+    with worker:
+        worker.wait_ready()
+        (root / "publish").touch()
+        send(way.broker, way.raw, [(0, b"k", value, [], 0) for value in (STUCK + large[0], *large)])
+        until(lambda: len(_payloads(root)) == len(large), "the payloads behind it are stored")
+        begun = time.monotonic()
+        until(lambda: time.monotonic() - begun > _HELD_S, "they have waited")
+        for path in _payloads(root):
+            path.unlink()  # as a sweep does
+        (root / "publish").unlink()
+        until(lambda: end_offsets(way.broker, way.orders) == {0: 4}, "all have gone on")
+        assert worker.terminate() == 0
+    for record in read_all(way.broker, way.orders)[0]:
+        name = (record.value or b"").decode().removeprefix("switched://")
+        assert (root / name).is_file(), f"the payload of offset {record.offset} is there"
+    assert "and a sweep may have taken it" in worker.log.read_text()
+
+
+def _payloads(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.name != "publish"]
 
 
 def _switched(way: Way) -> dict[str, object]:

@@ -55,7 +55,7 @@ def test_document_has_every_carrier(tmp_path: Path) -> None:
     expected = ["copies", "copies-dlq", "whole", "orders-dlq", "pieces", "second", "second-dlq", "other"]
     assert first["carriers"] == {"orders": expected, "raw-dlq": [], "orders-dlq": []}
     assert second["carriers"] == {"other": []}
-    assert first["in.flight.ms"] == 2 * 60_000 + 60_000 + 120_000
+    assert first["in.flight.ms"] == 60_000 + 20 * 60_000 + 120_000
     assert set(found["topics"]) == {"raw", "raw-dlq", "orders", *expected, "apart-raw", "apart"}
 
 
