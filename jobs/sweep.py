@@ -173,7 +173,7 @@ def _settings(arguments: argparse.Namespace) -> SweepSettings:
         grace=arguments.grace,
         in_flight=timedelta(0) if use is None else use.in_flight,
         short_grace=arguments.allow_short_grace,
-        keep_overwritten=arguments.keep_overwritten,
+        newest_only=arguments.newest_only,
         max_delete_fraction=arguments.max_delete_fraction,
         other_roots=_other_roots(arguments.other_root),
         delete=arguments.delete,
@@ -286,8 +286,9 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--quarantine", action="append", default=[], metavar="NAME",
         help="a --topic or --carrier in which somebody has written references that cannot be read: its payloads are "
         "left alone, and such records are no reason to refuse. No dead-letter topic: its letters may be references")
-    source.add_argument("--keep-overwritten", action="store_true",
-        help="count overwritten records of compacted topics until Kafka removes them, not only during the grace")
+    source.add_argument("--newest-only", action="store_true",
+        help="of a compacted topic, count the newest record of each key, and what was overwritten during the grace. A "
+        "reader that begins before the others, which Kafka has not removed yet, may meet them without a payload")
     add_store(parser.add_argument_group("the store"))
     what = parser.add_argument_group("what to delete")
     what.add_argument("--delete", action="store_true", help="delete; without it, only report what would be deleted")

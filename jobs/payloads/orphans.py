@@ -61,10 +61,11 @@ class SweepSettings:
         reference_format: how these topics refer to payloads, if `formats` does not name them.
         formats: the formats of single topics, by name.
         any_name: whether an object is swept even if its name is not one that this project's stores give to payloads.
-        grace: how old a payload must be; an overwritten record of a compacted topic counts for as long.
+        grace: how old a payload must be; with `newest_only` an overwritten record counts for as long.
         in_flight: the longest time from a payload to its record, as far as it is known.
         short_grace: whether the grace may be shorter than the time in flight.
-        keep_overwritten: whether records of compacted topics count as long as they are in the log.
+        newest_only: whether overwritten records of compacted topics, which are still in the log, count only during the
+            grace.
         max_delete_fraction: the largest part of a topic's payloads that may be removed, from 0 to 1.
         other_roots: beginnings of paths to other stores; any other path outside the root is refused.
         delete: whether to delete; else the job only tells what it would delete.
@@ -83,7 +84,7 @@ class SweepSettings:
     grace: timedelta = DEFAULT_GRACE
     in_flight: timedelta = timedelta(0)
     short_grace: bool = False
-    keep_overwritten: bool = False
+    newest_only: bool = False
     max_delete_fraction: float = DEFAULT_MAX_DELETE_FRACTION
     other_roots: tuple[str, ...] = ()
     delete: bool = False
@@ -301,7 +302,7 @@ def _counting(
 ) -> list[DataFrame]:
     """The records that count."""
     kafka = settings.kafka
-    compacted = [topic for topic in topics if topic.compacted and not settings.keep_overwritten]
+    compacted = [topic for topic in topics if topic.compacted and settings.newest_only]
     whole = read(spark, kafka, [topic for topic in topics if topic not in compacted])
     # A record of an aborted transaction overwrites others for readers with `read_uncommitted` only, so both are read.
     # Records behind the stable offset may turn out to be either.

@@ -213,7 +213,7 @@ def test_sweep_of_a_topic_whose_records_go_by_age(spark: SparkSession, place: Pl
 
 
 def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
-    """The payload of a key's newest record stays; what was overwritten and what has a tombstone goes."""
+    """What Kafka has not removed keeps its payload. With `newest_only`, what was overwritten or deleted goes."""
     topic = make_topic(2, **{"cleanup.policy": "compact"})
     old, new, gone, shared, inlined, late, replaced = place.publish(
         topic, b"old", b"new", b"gone", b"shared", b"inlined", b"late", b"replaced"
@@ -226,9 +226,9 @@ def test_sweep_of_a_compacted_topic(spark: SparkSession, place: Place, make_topi
     place.send(topic, Record(b"h", b"now"), partition=1, age_s=60)
     place.send(topic, tombstone(b"g"), partition=1)
     # All that was overwritten is still in the log: the broker has not compacted it.
-    dry = run(spark, place.settings(topic, delete=False, keep_overwritten=True))
-    assert (dry.folders[0].live, dry.references) == (7, 8)
     sweep = run(spark, place.settings(topic))
+    assert (outcomes(sweep), sweep.folders[0].live, sweep.references) == ({}, 7, 8)
+    sweep = run(spark, place.settings(topic, newest_only=True))
     assert (outcomes(sweep), sweep.references) == ({"deleted": 3}, 4)
     assert place.there() == {new, shared, late, replaced}
 
@@ -261,7 +261,7 @@ def test_sweep_counts_transactions_either_way(spark: SparkSession, place: Place,
             await second.begin_transaction()
             await write(second, still_open)
             await write(plain, behind)
-            sweep = await asyncio.to_thread(run, spark, place.settings(topic))
+            sweep = await asyncio.to_thread(run, spark, place.settings(topic, newest_only=True))
             await second.abort_transaction()
             return sweep
 
@@ -282,13 +282,13 @@ def test_sweep_reads_carriers_too(spark: SparkSession, place: Place, make_topic:
 
 
 def test_sweep_of_wrapped_references(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
-    """A payload stays while a wrapper refers to it, in its topic or a carrier's; overwritten ones do not count."""
+    """A payload stays while a wrapper refers to it, in its topic or a carrier's."""
     topic, carrier = make_topic(1, **{"cleanup.policy": "compact"}), make_topic()
     live, carried, overwritten = place.publish(topic, b"live", b"carried", b"overwritten")
     wrap = Wrap()
     place.send(topic, wrap.wrap(refers(overwritten)), wrap.wrap(refers(live)), wrap.wrap(Record(b"p", b"plain")))
     place.send(carrier, wrap.wrap(refers(carried)))
-    sweep = run(spark, place.settings(topic, carriers=(carrier,)))
+    sweep = run(spark, place.settings(topic, carriers=(carrier,), newest_only=True))
     assert (outcomes(sweep), sweep.references) == ({"deleted": 1}, 2)
     assert place.there() == {live, carried}
 
@@ -405,11 +405,11 @@ def test_sweep_refuses_a_quarantine_of_letters(spark: SparkSession, place: Place
 
 
 def test_sweep_overwritten_nonsense_is_no_obstacle(spark: SparkSession, place: Place, make_topic: MakeTopic) -> None:
-    """In a compacted topic a malformed record that was overwritten says nothing any more."""
+    """With `newest_only`, a malformed record of a compacted topic that was overwritten says nothing any more."""
     topic = make_topic(1, **{"cleanup.policy": "compact"})
     (orphan,) = place.publish(topic, b"orphan")
     place.send(topic, Record(b"k", b"\xff", [("large-message", b"true")]), tombstone(b"k"))
-    assert outcomes(run(spark, place.settings(topic))) == {"deleted": 1}
+    assert outcomes(run(spark, place.settings(topic, newest_only=True))) == {"deleted": 1}
     assert orphan not in place.there()
 
 
@@ -537,7 +537,7 @@ def test_sweep_of_a_bucket(
     place.send(topic, refers(overwritten), refers(live), dataclasses.replace(theirs, key=b"theirs"))
     # S3 has whole seconds: what was published in this second is not older than a grace of nothing.
     until(lambda: time.time() > newest_second(place) + 1)
-    settings = place.settings(topic, grace=timedelta(0), short_grace=True)
+    settings = place.settings(topic, grace=timedelta(0), short_grace=True, newest_only=True)
     dry = run(spark, dataclasses.replace(settings, delete=False))
     assert (dry.folders[0].payloads, dry.folders[0].live, dry.folders[0].orphans) == (602, 1, 601)
     assert place.there() == {live, overwritten, *orphans}
