@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test helm-test manifest test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -113,6 +113,9 @@ helm-test: setup-demo $(HELM) ## Compile Helm, and test the chart with it; the t
 
 manifest: setup-demo $(HELM) ## Make deploy/kubernetes/wideload.yaml anew from the chart
 	@$(RUN) -c "from tests import helm; helm.MANIFEST.write_text(helm.MANIFEST_HEAD + helm.rendered('minimal', '--skip-tests'))"
+
+image-test: setup-demo ## Build the image, and send records through the worker in it; no part of `make test` (IMAGE=--buildah)
+	@$(RUN) -m tests.image.run $(IMAGE)
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage
