@@ -47,19 +47,24 @@ def try_compose(name: str, work: Path) -> None:
         with step(f"{name} compose up --build --wait"):
             run(*compose, "up", "--build", "--wait", shown=("#", " Container"))
         with step("look at the image"):
-            image = run(*compose, "images", "--quiet", "worker").split()[-1]
+            container = run(*compose, "ps", "--quiet", "worker").split()[-1]
+            image = run(name, "inspect", "--format", "{{.Image}}", container).strip()
             size = int(run(name, "image", "inspect", "--format", "{{.Size}}", image))
             say(f"size: {size / 1e6:.0f} MB")
             inside = (*compose, "exec", "-T", "worker", "python", "-c")
-            expect(run(*inside, "import os; print(os.getuid(), os.getgid())").strip(), "10001 10001", "user and group")
+            expect(_last(run(*inside, "import os; print(os.getuid(), os.getgid())")), "10001 10001", "user and group")
             missing = "import importlib.util as u; print(u.find_spec('pip') is None)"
-            expect(run(*inside, missing).strip(), "True", "no pip")
-            say(wideload("--version").strip())
+            expect(_last(run(*inside, missing)), "True", "no pip")
+            say(_last(wideload("--version")))
         # Inside of the network of the containers; docker/wideload.toml is mounted there.
         travel(wideload, folder, ("-c", "/etc/wideload/wideload.toml"))
         with step("stop the worker"):
             run(*compose, "stop", "worker")
-            state = run(*compose, "ps", "--all", "--format", "{{.ExitCode}}", "worker").strip()
-            expect(state, "0", "status")
+            expect(run(name, "inspect", "--format", "{{.State.ExitCode}}", container).strip(), "0", "status")
     finally:
         run(*compose, "down", "--volumes")
+
+
+def _last(text: str) -> str:
+    """The last line: Compose may say something before."""
+    return text.strip().splitlines()[-1]

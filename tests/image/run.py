@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ImageError, AssertionError, OSError, subprocess.SubprocessError, WideloadError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     finally:
         if not options.keep:
             shutil.rmtree(work, ignore_errors=True)
@@ -112,6 +114,7 @@ def _run(image: Image, work: Path) -> None:
     folders = {name: work / name for name in ("files", "payloads", "etc")}
     for folder in folders.values():
         folder.mkdir()
+        folder.chmod(0o755)
     os.chown(folders["payloads"], _USER, _USER)
     mounts = {
         _CONFIG: (folders["etc"], "ro"),
@@ -123,7 +126,9 @@ def _run(image: Image, work: Path) -> None:
         broker = EmbeddedBroker()
         broker.start()
     with broker:
-        (folders["etc"] / "wideload.toml").write_text(_configuration(broker.bootstrap_servers))
+        file = folders["etc"] / "wideload.toml"
+        file.write_text(_configuration(broker.bootstrap_servers))
+        file.chmod(0o644)
 
         def wideload(*arguments: str) -> str:
             return image.wideload(mounts, work / "command.log", *arguments)

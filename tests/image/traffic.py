@@ -39,11 +39,15 @@ def travel(wideload: Wideload, folder: Path, connection: tuple[str, ...]) -> Non
     out, into = folder / "out", folder / "in"
     for each in (out, into):
         each.mkdir()
-    out.chmod(0o777)  # the image's user writes there
+    # The image's user reads the one and writes the other, whatever the umask is.
+    for each, mode in ((folder, 0o755), (into, 0o755), (out, 0o777)):
+        each.chmod(mode)
     for number in range(_SMALL + _LARGE):
         size = chance.randrange(1, 100_000) if number < _SMALL else chance.randrange(_THRESHOLD + 1, 8 * _THRESHOLD)
         value = chance.randbytes(size)
-        (into / f"value-{number}").write_bytes(value)
+        file = into / f"value-{number}"
+        file.write_bytes(value)
+        file.chmod(0o644)
         sent[f"value-{number}"] = hashlib.sha256(value).hexdigest()
     count = str(len(sent))
     with step(f"send {count} values, {_LARGE} of them over the threshold"):
