@@ -98,6 +98,8 @@ def _look(buildah: Buildah, image: Image) -> None:
         "user and group in a container",
     )
     say(buildah.in_container(image, *image.config["Entrypoint"], "--version"))
+    buildah.in_container(image, "python", "-Ic", "import boto3, aws_msk_iam_sasl_signer")
+    say("packages for S3 and MSK: there")
     left = sorted(str(each.relative_to(image.root)) for pattern in _LEFT_OVER for each in image.root.glob(pattern))
     expect(left, [], "left of the build")
     writable = [
