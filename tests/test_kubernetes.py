@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -246,6 +247,30 @@ def test_another_configuration_starts_new_pods() -> None:
     assert len(set(checksums)) == 3
 
 
+def test_notes_say_what_to_do_next(tmp_path: Path) -> None:
+    """After the installation Helm prints commands with the names of this release."""
+    chart = tmp_path / "wideload"
+    shutil.copytree(CHART, chart)
+    # Helm prints them to a cluster only; here they are part of an object.
+    (chart / "templates" / "told.yaml").write_text('told: {{ include "wideload/templates/NOTES.txt" . | quote }}')
+    values = ("--values", str(value_files()["full"]))
+    text = helm("template", "mine", str(chart), "--namespace=there", "--kube-version=1.37", *values)
+    (notes,) = (each["told"] for each in yaml.safe_load_all(text) if each and "told" in each)
+    assert "helm test mine -n there" in notes
+    assert "kubectl -n there rollout status deployment/orders-mover" in notes
+    assert "WARNING: the service is of the type LoadBalancer" in notes
+
+
+def test_configmap_of_the_user_is_mounted() -> None:
+    """With a ConfigMap of the user's own the chart makes none, and the pods have that one."""
+    text = rendered("minimal", "--set=config=,existingConfigMap=mine")
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    (deployment,) = (each for each in objects if each["kind"] == "Deployment")
+    assert "ConfigMap" not in {each["kind"] for each in objects}
+    assert deployment["spec"]["template"]["spec"]["volumes"][0]["configMap"] == {"name": "mine"}
+    kubernetes_validate.validate(deployment, OLDEST, strict=True)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -254,6 +279,8 @@ def test_another_configuration_starts_new_pods() -> None:
         ("podSecurityContext.runAsNonRoot=false", "at '/podSecurityContext/runAsNonRoot': value must be true"),
         ("image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("autoscaling.enabled=true", "at '/autoscaling/triggers': minItems: got 0, want 1"),
+        ("resources.limits.memory=500Mi", "resources.limits.memory: found 500Mi, and the worker takes up to 506Mi"),
+        ("existingConfigMap=mine", "existingConfigMap: it is set, and config is too; give one of them"),
         ("config=", "config: it is empty; it has the text of wideload.toml"),
         ("image.repository=", "image.repository: it is empty; build the image"),
         ("config=web.port = 80", "config: found web.port, which the chart writes itself; remove it, and set port"),

@@ -73,6 +73,16 @@ task.shutdown.graceful.timeout.ms = {{ mul .Values.gracefulStopSeconds 1000 }}
 
 {{- /* The container's requests and limits: those of the values, and for what they do not say the sum of `memory`. */ -}}
 {{- define "wideload.resources" -}}
+{{- $least := add .Values.memory.inFlightMiB .Values.memory.pendingChunksMiB 250 -}}
+{{- with .Values.resources.limits | default dict -}}
+{{- $given := .memory | default "" | toString -}}
+{{- if regexMatch "^[0-9]+[MG]i$" $given -}}
+{{- $mebibytes := regexFind "[0-9]+" $given | int64 | mul (ternary 1024 1 (hasSuffix "Gi" $given)) -}}
+{{- if lt $mebibytes $least -}}
+{{- fail (printf "resources.limits.memory: found %s, and the worker takes up to %dMi: memory.inFlightMiB, memory.pendingChunksMiB and 250; raise it, or lower these" $given $least) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $memory := printf "%dMi" (add .Values.memory.inFlightMiB .Values.memory.pendingChunksMiB .Values.memory.besideMiB) -}}
 {{- $limits := dict "memory" $memory | merge (deepCopy (.Values.resources.limits | default dict)) -}}
 {{- $requests := dict "cpu" "1" "memory" $limits.memory | merge (deepCopy (.Values.resources.requests | default dict)) -}}
