@@ -12,12 +12,13 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from tests.image.tools import needed, run, say
+from tests.image.tools import ImageError, needed, run, say
 
 __all__ = ["stand_in"]
 
 _SUITE = "bookworm"
 _MIRROR = "http://deb.debian.org/debian"
+_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # The wheels are pip and setuptools, for the pip that is installed below.
 _PACKAGES = ("ca-certificates", "python3-pip-whl", "python3-setuptools-whl", "python3.11")
 _PIP = """\
@@ -35,15 +36,18 @@ def stand_in(cache: Path, work: Path) -> Path:
     """The archive of its root file system; made with debootstrap unless the cache has it.
 
     Raises:
-        ImageError: debootstrap is missing, or fails.
+        ImageError: debootstrap or Debian's keys are missing, or it fails.
     """
     archive = cache / f"base-{_SUITE}.tar"
     if archive.is_file():
-        say(f"base: {archive}, made before")
+        say(f"{archive}, made before; remove it for newer packages")
         return archive
     needed("debootstrap")
+    if not _KEYS.is_file():
+        raise ImageError(f"{_KEYS} not found, by which packages are checked. Run: sudo apt-get install {_KEYS.stem}")
     root = work / "base"
-    run("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", _SUITE, root, _MIRROR)
+    checked = ("--force-check-gpg", f"--keyring={_KEYS}")
+    run("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", *checked, _SUITE, root, _MIRROR)
     (root / "usr/local/bin/python").symlink_to("../../bin/python3.11")
     # Debian's mark that pip shall install nothing there.
     (root / "usr/lib/python3.11/EXTERNALLY-MANAGED").unlink(missing_ok=True)
