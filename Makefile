@@ -4,7 +4,7 @@
 #   make test WORKERS=4                 so many processes run tests beside each other; 0: this one alone
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help setup setup-demo setup-test demo test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
+.PHONY: FORCE help setup setup-demo setup-test demo test helm-test manifest image-test test-unit test-integration coverage lint format types bench fuzz chaos soak docs jobs-zip lock vulnerabilities sbom clean
 MAKEFLAGS += --no-print-directory
 
 export INPUT MINUTES PYTHON
@@ -28,6 +28,7 @@ SERVERS := $(or $(WIDELOAD_CACHE),$(HOME)/.cache/wideload)/bin
 VERSITYGW := $(STAMPS)/versitygw@v1.8.0
 MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 PROMETHEUS := $(STAMPS)/prometheus
+HELM := $(STAMPS)/helm@v3.22.0
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
     echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
@@ -82,7 +83,11 @@ $(VERSITYGW) $(MINIO): $(STAMPS)/wideload
 $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)): FORCE
+# It compiles for a minute or two, so only its own targets make it.
+$(HELM): $(STAMPS)/wideload
+	$(STEP) $@ "Helm (compiles for minutes)" env GOBIN="$(SERVERS)" go install "helm.sh/helm/v3/cmd/$(@F)"
+
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(wildcard $(SERVERS)/helm),,$(HELM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)
@@ -102,6 +107,15 @@ test-unit: setup-demo ## Run the quick tests that need no broker, no S3 server a
 
 test-integration: setup-test ## Run all other tests
 	@$(PYTEST) -m "not unit or slow"
+
+helm-test: setup-demo $(HELM) ## Compile Helm, and test the chart with it; the tests that need Helm are skipped elsewhere
+	@$(RUN) -m pytest tests/test_kubernetes.py
+
+manifest: setup-demo $(HELM) ## Make deploy/kubernetes/wideload.yaml anew from the chart
+	@$(RUN) -c "from tests import helm; helm.MANIFEST.write_text(helm.MANIFEST_HEAD + helm.rendered('minimal', '--skip-tests'))"
+
+image-test: setup-demo ## Build the image, and send records through the worker in it; no part of `make test` (IMAGE=--buildah)
+	@$(RUN) -m tests.image.run $(IMAGE)
 
 coverage: setup-test ## Run all tests and measure which branches they take, also in the processes that they start
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -143,7 +157,7 @@ lock: setup-demo ## Resolve the requirements and the jars again
 	$(RUN) -m venv "$$folder" && "$$folder/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.8 && \
 	set -- pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-emit-find-links --no-header pyproject.toml && \
-	"$$folder/bin/uv" "$$@" --extra s3 -o requirements.lock && \
+	"$$folder/bin/uv" "$$@" --extra s3 --extra msk -o requirements.lock && \
 	"$$folder/bin/uv" "$$@" --all-extras --group dev -c requirements.lock -o requirements-dev.lock && \
 	$(RUN) -m app.local.jars lock
 

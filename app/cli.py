@@ -7,6 +7,7 @@ import difflib
 import importlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as in shells
-_PIPE_CLOSED = 141  # 128 + SIGPIPE
+_SIGNALLED = 128  # and the number of the signal, as in shells
+_INTERRUPTED = 130  # by SIGINT
+_PIPE_CLOSED = 141  # by SIGPIPE
 _USAGE = 2
 _FAILED = 1
 
@@ -149,6 +151,7 @@ def worker(config: str, log_level: str) -> int:
     Example:
       wideload worker -c wideload.toml --log-level WARNING
     """
+    _end_as_first_process()
     from app.config.parsing import load
 
     settings = load(config)
@@ -158,6 +161,15 @@ def worker(config: str, log_level: str) -> int:
         return run_worker(settings, log_level.upper())
     except ClusterError as exc:
         raise _at_start(exc) from exc
+
+
+def _end_as_first_process() -> None:
+    """Lets SIGTERM end a container's first process until Faust has its own handlers; nothing is consumed before.
+
+    The kernel keeps from process 1 each signal that it has no handler for.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(_SIGNALLED + number))
 
 
 @cli.command()

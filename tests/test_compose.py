@@ -261,21 +261,6 @@ def test_compose_own_containers_have_no_rights_to_spare(services: dict[str, Any]
     assert service["tmpfs"] == ["/tmp"]  # noqa: S108  # the container's
 
 
-def test_deployment_page_s_kubernetes_example_fits_the_settings(settings: Settings) -> None:
-    """The probes of the example use existing pages, with enough time and memory."""
-    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)
-    pod = yaml.safe_load(block)["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["terminationGracePeriodSeconds"] * 1000 > settings.graceful_timeout_ms
-    assert container["ports"] == [{"name": "http", "containerPort": settings.web_port}]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/health/live", "port": "http"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "http"}
-    memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
-    assert memory >= settings.in_flight_bytes + 250 * MIB
-
-
 @pytest.mark.parametrize(
     ("number", "key"), [(0, "sasl.password"), (1, "sasl.oauthbearer.client.credentials.client.secret")]
 )
