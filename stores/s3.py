@@ -51,6 +51,7 @@ _CONTINUE_MS = 1_000
 
 # No topic can have this name, so no payload is ever there.
 _ABSENT = "~wideload-check"
+_PLAIN = frozenset({"GetObject", "HeadObject"})  # which a server without metadata answers without an ETag
 
 
 class S3Store(Store):
@@ -145,7 +146,7 @@ class S3Store(Store):
         self._client = open_client(values)
         self._lifecycle = S3Lifecycle(self._client, self._bucket)
         self._removal = S3Removal(
-            self._client, self._bucket, self.stat, threads=cast("int", values["s3.max.connections"])
+            self._client, self._bucket, self._head, threads=cast("int", values["s3.max.connections"])
         )
 
     def put(self, topic: str, object_id: str, data: bytes) -> str:
@@ -172,6 +173,10 @@ class S3Store(Store):
                 )
 
     def stat(self, full_path: str) -> PayloadInfo:
+        return self._head(full_path)[0]
+
+    def _head(self, full_path: str) -> tuple[PayloadInfo, str | None]:
+        """What there is, and its version in a bucket that keeps them."""
         self.root.check_readable(full_path)
         with self._translated("HeadObject", full_path):
             try:
@@ -183,7 +188,7 @@ class S3Store(Store):
                     raise PayloadNotFoundError(full_path) from exc
                 raise
         _check_answer(response, "HeadObject", full_path)
-        return _info(full_path, response["ContentLength"], response["LastModified"])
+        return _info(full_path, response["ContentLength"], response["LastModified"]), response.get("VersionId")
 
     def delete(self, full_path: str) -> None:
         """See `Delete.delete`. In a bucket with versions this leaves a delete marker, as S3 has it."""
@@ -192,7 +197,11 @@ class S3Store(Store):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(full_path))
 
     def delete_unchanged(self, payloads: Iterable[PayloadInfo]) -> Iterator[Removal]:
-        """See `DeleteUnchanged.delete_unchanged`: about a third of a second between the looks and the removal."""
+        """See `DeleteUnchanged.delete_unchanged`: about a third of a second between the looks and the removal.
+
+        In a bucket with versions the version is removed that was looked at, so what is published meanwhile stays.
+        Without the right to remove versions, a delete marker is left.
+        """
         return self._removal.delete_unchanged((self._checked(payload) for payload in payloads), self._key)
 
     def topics(self) -> Iterator[str]:
@@ -266,12 +275,16 @@ def _check_answer(response: Mapping[str, Any], operation: str, path: str, name: 
     looks like a payload that was changed.
 
     Raises:
-        PayloadStoreError: the response has no `name`, which the response of an S3 server always has.
+        PayloadStoreError: the response to a put has no ETag, that to a listing no `name`, or any other has neither an
+            ETag nor the id that S3 servers give each request. A server that keeps no metadata (versitygw `--nometa`)
+            has no ETag for what it gives.
     """
-    if name not in response:
-        found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
-        reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
-        raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True, key="s3.endpoint")
+    headers = response["ResponseMetadata"].get("HTTPHeaders", {})
+    if name in response or (operation in _PLAIN and "x-amz-request-id" in headers):
+        return
+    found = f"HTTP {response['ResponseMetadata']['HTTPStatusCode']} without {name}"
+    reason = f"{found}, which is not the answer of an S3 server; check s3.endpoint, and any proxy before it"
+    raise PayloadStoreError(f"{operation} {path} failed: {reason}", retriable=True, key="s3.endpoint")
 
 
 def _info(path: str, size: int, modified: datetime) -> PayloadInfo:

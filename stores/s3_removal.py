@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stores.s3_errors import translated
@@ -14,7 +15,7 @@ from transforms.text import printable
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef
+    from mypy_boto3_s3.type_defs import DeleteObjectsOutputTypeDef, ObjectIdentifierTypeDef
 
 __all__ = ["S3Removal"]
 
@@ -23,20 +24,30 @@ __all__ = ["S3Removal"]
 _BATCH = 250
 
 
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """A payload to remove, and its version in a bucket that keeps them."""
+
+    payload: PayloadInfo
+    version: str | None
+
+
 class S3Removal:
     """See `stores.store.DeleteUnchanged`.
 
     Args:
         client: of the bucket.
         bucket: its name.
-        stat: as `Stat.stat`.
-        threads: how many calls of `stat` run at once.
+        head: what there is at a path, as `Stat.stat` gives it, and its version in a bucket that keeps them.
+        threads: how many calls of `head` run at once.
     """
 
-    def __init__(self, client: S3Client, bucket: str, stat: Callable[[str], PayloadInfo], threads: int) -> None:
+    def __init__(
+        self, client: S3Client, bucket: str, head: Callable[[str], tuple[PayloadInfo, str | None]], threads: int
+    ) -> None:
         self._client = client
         self._bucket = bucket
-        self._stat = stat
+        self._head = head
         self._threads = threads
 
     def delete_unchanged(
@@ -53,32 +64,57 @@ class S3Removal:
         with ThreadPoolExecutor(self._threads, thread_name_prefix="wideload-s3-removal") as executor:
             while some := list(itertools.islice(waiting, batch)):
                 looked = list(executor.map(self._look, some))
-                unchanged = [payload for payload, found in zip(some, looked, strict=True) if found is None]
-                yield from (found for found in looked if found is not None)
+                yield from (found for found in looked if isinstance(found, Removal))
+                unchanged = {
+                    key(payload.path): _Unchanged(payload, found)
+                    for payload, found in zip(some, looked, strict=True)
+                    if not isinstance(found, Removal)
+                }
                 if unchanged:
-                    yield from self._remove({key(payload.path): payload for payload in unchanged})
+                    yield from self._remove(unchanged)
 
-    def _look(self, payload: PayloadInfo) -> Removal | None:
-        """The outcome for a payload that must not be removed; None for one to remove."""
+    def _look(self, payload: PayloadInfo) -> Removal | str | None:
+        """The outcome for a payload that must not be removed; the version of one to remove, None if it has none."""
         try:
-            found = self._stat(payload.path)
+            found, version = self._head(payload.path)
         except PayloadNotFoundError:
             return Removal(payload, "gone")
         except PayloadStoreError as exc:
             return Removal(payload, "failed", str(exc))
         # A listing may have milliseconds, HeadObject never has.
-        return None if found.modified == payload.modified.replace(microsecond=0) else Removal(payload, "changed")
+        return version if found.modified == payload.modified.replace(microsecond=0) else Removal(payload, "changed")
 
-    def _remove(self, payloads: dict[str, PayloadInfo]) -> Sequence[Removal]:
-        first = next(iter(payloads.values())).path
+    def _remove(self, unchanged: dict[str, _Unchanged]) -> Iterator[Removal]:
+        objects: list[ObjectIdentifierTypeDef] = [
+            {"Key": key} if each.version is None else {"Key": key, "VersionId": each.version}
+            for key, each in unchanged.items()
+        ]
+        payloads = {key: each.payload for key, each in unchanged.items()}
         try:
-            with translated("DeleteObjects", first, self._bucket):
-                response = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": [{"Key": each} for each in payloads]}
-                )
+            response = self._asked(objects, payloads)
         except PayloadStoreError as exc:
-            return [Removal(payload, "failed", str(exc)) for payload in payloads.values()]
-        return [*_removals(payloads, response)]
+            yield from (Removal(payload, "failed", str(exc)) for payload in payloads.values())
+            return
+        # The right to remove versions (s3:DeleteObjectVersion) is another one than the right to remove.
+        denied = [key for key in _denied(response) if key in unchanged and unchanged[key].version is not None]
+        if denied:
+            marked = {key: payloads.pop(key) for key in denied}
+            try:
+                yield from _removals(marked, self._asked([{"Key": key} for key in denied], marked))
+            except PayloadStoreError as exc:
+                yield from (Removal(payload, "failed", str(exc)) for payload in marked.values())
+        yield from _removals(payloads, response)
+
+    def _asked(
+        self, objects: list[ObjectIdentifierTypeDef], payloads: dict[str, PayloadInfo]
+    ) -> DeleteObjectsOutputTypeDef:
+        first = next(iter(payloads.values())).path
+        with translated("DeleteObjects", first, self._bucket):
+            return self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
+
+
+def _denied(response: DeleteObjectsOutputTypeDef) -> list[str]:
+    return [error.get("Key", "") for error in response.get("Errors", ()) if error.get("Code") == "AccessDenied"]
 
 
 def _removals(payloads: dict[str, PayloadInfo], response: DeleteObjectsOutputTypeDef) -> Iterator[Removal]:

@@ -90,8 +90,13 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
+def s3_server(kind: Kind, directory: Path, *, metadata: bool = True) -> Iterator[S3Server]:
     """Runs a server that keeps its objects in `directory`, and stops it at the end.
+
+    Args:
+        kind: of the server.
+        directory: for its files.
+        metadata: whether it keeps what it knows of objects, as ETags and versions; versitygw can do without.
 
     Raises:
         S3UnavailableError: there is neither a binary nor, for MinIO, a Docker engine.
@@ -100,7 +105,7 @@ def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
     binary = _cache() / "bin" / kind
     access_key, secret_key = f"key{secrets.token_hex(6)}", secrets.token_hex(20)
     if os.access(binary, os.X_OK):
-        running = _process(kind, binary, directory, access_key, secret_key)
+        running = _process(kind, binary, directory, access_key, secret_key, metadata=metadata)
     elif kind == "minio" and _docker_answers():
         running = _container(access_key, secret_key)
     else:
@@ -112,10 +117,10 @@ def s3_server(kind: Kind, directory: Path) -> Iterator[S3Server]:
 
 
 @contextlib.contextmanager
-def s3_server_or_skip(kind: Kind, directory: Path) -> Iterator[S3Server]:
+def s3_server_or_skip(kind: Kind, directory: Path, *, metadata: bool = True) -> Iterator[S3Server]:
     """As `s3_server`; skips the test where this machine has no such server."""
     try:
-        with s3_server(kind, directory) as server:
+        with s3_server(kind, directory, metadata=metadata) as server:
             yield server
     except S3UnavailableError as exc:
         pytest.skip(str(exc))
@@ -132,13 +137,17 @@ def _cache() -> Path:
 
 
 @contextlib.contextmanager
-def _process(kind: Kind, binary: Path, directory: Path, access_key: str, secret_key: str) -> Iterator[str]:
+def _process(
+    kind: Kind, binary: Path, directory: Path, access_key: str, secret_key: str, *, metadata: bool
+) -> Iterator[str]:
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
     log_path = directory / f"{kind}.log"
     port = free_port()
     address = f"127.0.0.1:{port}"
     if kind == "versitygw":
+        versions = directory / "versions"
+        versions.mkdir(exist_ok=True)
         # Without keep-alive it closes the connection after each request, which S3 itself does not do.
         command = [
             str(binary),
@@ -149,6 +158,7 @@ def _process(kind: Kind, binary: Path, directory: Path, access_key: str, secret_
             "--health",
             "/healthy",
             "posix",
+            *(["--versioning-dir", str(versions)] if metadata else ["--nometa"]),
             str(data),
         ]
         credentials = {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key}

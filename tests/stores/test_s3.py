@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import ReadTimeoutError
 
 from app.config.secret import Secret
 from stores.s3 import S3Store
 from stores.s3_removal import _removals
 from stores.store import PayloadInfo
-from tests.s3_server import S3Server, free_port
+from tests.s3_server import S3Server, free_port, s3_server_or_skip
 from tests.stores.scripted_server import HURRIED, Request, Script, Wire, scripted_server, slow_reader
 from transforms.errors import (
     ConfigurationError,
@@ -235,24 +236,66 @@ def test_payloads_of_bakdata_are_read_and_no_more(server: S3Server) -> None:
                     call(f"s3://{server.bucket}/base/{tail}")
 
 
-def test_what_is_removed_from_a_bucket_with_versions_is_an_old_version(server: S3Server) -> None:
-    """There a sweep frees nothing by itself, and says so; the old version can still be read."""
+def test_a_bucket_with_versions(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that was looked at is removed and frees its space; what is published in between stays."""
     bucket = f"versions-{server.kind}"
-    with opened({**server.config("ours"), "s3.bucket": bucket}) as store:
+    with opened({**server.config("ours"), "s3.bucket": bucket, "large.message.id.generator": "sha256"}) as store:
         client = store._client
         client.create_bucket(Bucket=bucket)
-        try:
-            client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-        except ClientError as exc:
-            pytest.skip(f"{server.kind} keeps no versions here: {exc}")
+        client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        store.publish("orders", b"a")
+        store.publish("orders", b"b")
+        assert [each.outcome for each in store.delete_unchanged(store.list())] == ["deleted", "deleted"]
+        assert not {"Versions", "DeleteMarkers"} & client.list_object_versions(Bucket=bucket).keys()
         path = store.publish("orders", b"a")
-        (removal,) = store.delete_unchanged(store.list())
-        assert (removal.payload.path, removal.outcome) == (path, "versioned")
+        look = store._removal._look
+
+        def slow(payload: PayloadInfo) -> object:
+            found = look(payload)
+            assert store.publish("orders", b"a") == path
+            return found
+
+        monkeypatch.setattr(store._removal, "_look", slow)
+        assert [each.outcome for each in store.delete_unchanged(store.list())] == ["deleted"]
+        assert store.get(path, 1) == b"a"
+        assert len(client.list_object_versions(Bucket=bucket)["Versions"]) == 1
+
+
+def test_versions_that_may_not_be_removed(minio: S3Server) -> None:
+    """Without the right to remove versions a delete marker hides the payload, and the outcome says `versioned`."""
+    bucket = "versions-denied"
+    with opened({**minio.config("ours"), "s3.bucket": bucket}) as store, contextlib.closing(minio.client("sts")) as sts:
+        store._client.create_bucket(Bucket=bucket)
+        store._client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        store.publish("orders", b"a")
+        statement = {"Effect": "Allow", "Action": "s3:*", "Resource": "arn:aws:s3:::*"}
+        denied = {**statement, "Effect": "Deny", "Action": "s3:DeleteObjectVersion"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement, denied]})
+        given = sts.assume_role(RoleArn="arn:aws:iam::1:role/any", RoleSessionName="sweep", Policy=policy)[
+            "Credentials"
+        ]
+        rights = {
+            "s3.access.key": given["AccessKeyId"],
+            "s3.secret.key": given["SecretAccessKey"],
+            "s3.session.token": given["SessionToken"],
+        }
+        with opened({**minio.config("ours"), "s3.bucket": bucket, **rights}) as limited:
+            assert [each.outcome for each in limited.delete_unchanged(limited.list())] == ["versioned"]
         assert list(store.list()) == []
-        (version,) = client.list_object_versions(Bucket=bucket)["Versions"]
-        assert (
-            client.get_object(Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"])["Body"].read() == b"a"
-        )
+        assert len(store._client.list_object_versions(Bucket=bucket)["Versions"]) == 1
+
+
+def test_a_server_without_metadata(tmp_path: Path) -> None:
+    """versitygw `--nometa` has no ETag for what it gives: payloads come and go there, too."""
+    with s3_server_or_skip("versitygw", tmp_path, metadata=False) as server, opened(server.config("ours")) as store:
+        store.check()
+        path = store.publish("orders", b"payload")
+        assert store.get(path, 100) == b"payload"
+        assert store.stat(path).size == 7
+        assert [each.path for each in store.list()] == [path]
+        assert [each.outcome for each in store.delete_unchanged(store.list())] == ["deleted"]
+        with pytest.raises(PayloadNotFoundError):
+            store.get(path, 100)
 
 
 def test_what_s3_did_not_delete_is_told_with_its_reason() -> None:
