@@ -13,12 +13,17 @@ from transforms.errors import PayloadCorruptError, PayloadTooLargeError, Transfo
 from transforms.formats import WIDELOAD, Format
 from transforms.frames import OversizeError
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import VALUE, Field, Reference
+from transforms.reference import KEY, VALUE, Field, Reference, is_reference
 from transforms.signing import Signing
 
-__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation"]
+__all__ = ["DEFAULT_MAX_BYTES", "Inflate", "Inflation", "has_large_key"]
 
 DEFAULT_MAX_BYTES = 268_435_456  # 256 MiB, the worker's default for all bytes in flight
+
+
+def has_large_key(record: RecordLike) -> bool:
+    """Whether the key is a reference: that of our own writers, whatever the format of values."""
+    return bool(record.headers) and record.key is not None and is_reference(record.headers, KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,30 @@ class Inflate:
             return 0
         copies = 2 if self.copied or inflation.reference.codec is not None else 1
         return copies * inflation.stored_limit_bytes
+
+    def reserve_key_bytes(self, record: RecordLike) -> int:
+        """As `reserve_bytes`, for the key; 0 for a key that is no reference."""
+        if not has_large_key(record):
+            return 0
+        try:
+            reference, _ = self.begin_key(record)
+        except TransformError:
+            return 0
+        return self.max_bytes if reference.size is None else reference.size
+
+    def begin_key(self, record: RecordLike) -> tuple[Reference, tuple[Header, ...]]:
+        """Reads and verifies the reference of the key; gives it, and the headers without it.
+
+        Raises:
+            MalformedReferenceError: the key or a header breaks the format.
+            SignatureError: see `verify`.
+            PayloadTooLargeError: the size in the reference is over `max_bytes`.
+        """
+        assert record.key is not None
+        reference, headers = Reference.read(record.key, record.headers, KEY)
+        self.verify(reference, KEY)
+        self.stored_limit_bytes(reference)
+        return reference, tuple(headers)
 
     def begin(self, record: RecordLike) -> Inflation:
         """Reads and verifies the reference, before any request to the store.

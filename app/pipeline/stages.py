@@ -14,10 +14,11 @@ from stores.payload import download, publish
 from stores.store import PayloadStore
 from transforms.chunk import Chunking, checksum
 from transforms.errors import ChunkError, RecordUnfitError
-from transforms.inflate import Inflate
+from transforms.inflate import Inflate, has_large_key
 from transforms.offload import Offload
 from transforms.record import Record, RecordLike, SourceRecord
 from transforms.record_batch import RecordBatch
+from transforms.reference import KEY, Reference
 from transforms.wrapper import Unwrap, Wrap
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "wrap_stage",
 ]
 
+_KEY_FLAG = KEY.flag.encode()
 _COPIED_AT_ONCE_BYTES = 65_536  # so much is copied in less time than it takes to hand it to a thread
 
 
@@ -189,7 +191,7 @@ def _place(record: RecordLike) -> tuple[str, int, int]:
 
 
 class InflateStage(_NoLimit):
-    """Downloads the payloads of references, verifies them, and restores the records.
+    """Downloads the payloads of references, verifies them, and restores values and keys.
 
     `reference_scope` refuses paths that the store itself would take; None if there is no need.
     """
@@ -199,31 +201,42 @@ class InflateStage(_NoLimit):
     def __init__(
         self, inflate: Inflate, store: PayloadStore, stats: PipelineStats, reference_scope: ReferenceScope | None = None
     ) -> None:
-        self.wants: Callable[[RecordLike], bool] = inflate.format.wants
-        self.reserve_bytes: Callable[[RecordLike], int] = inflate.reserve_bytes
         self._inflate = inflate
         self._store = store
         self._stats = stats
         self._reference_scope = reference_scope
 
     def wants_any(self, batch: RecordBatch, *, whole: bool) -> bool:  # noqa: ARG002
-        return self._inflate.format.wants_any(batch)
+        return self._inflate.format.wants_any(batch) or batch.may_hold(_KEY_FLAG)
+
+    def wants(self, record: RecordLike) -> bool:
+        return self._inflate.format.wants(record) or has_large_key(record)
 
     def moves(self, record: RecordLike) -> bool:
-        return self._inflate.format.refers(record)
+        return self._inflate.format.refers(record) or has_large_key(record)
 
     blocks = moves
     asks_store = moves
 
+    def reserve_bytes(self, record: RecordLike) -> int:
+        return self._inflate.reserve_bytes(record) + self._inflate.reserve_key_bytes(record)
+
     def apply(self, record: RecordLike, source: RecordLike) -> Sequence[RecordLike]:
-        if not self.moves(record):
-            return (self._inflate.format.read_inline(record),)
-        inflation = self._inflate.begin(record)
+        inflate = self._inflate
+        if has_large_key(record):
+            reference, headers = inflate.begin_key(record)
+            key = inflate.restore(reference, self._downloaded(reference, source))
+            record = Record(key, record.value, headers, record.timestamp)
+        if inflate.format.refers(record):
+            inflation = inflate.begin(record)
+            return (inflate.finish(record, inflation, self._downloaded(inflation.reference, source)),)
+        return (inflate.format.read_inline(record) if inflate.format.wants(record) else record,)
+
+    def _downloaded(self, reference: Reference, source: RecordLike) -> bytes:
         if self._reference_scope is not None:
-            self._reference_scope.check(inflation.reference.path, source)
+            self._reference_scope.check(reference.path, source)
         with self._stats.store_call("download"):
-            stored = download(self._store, inflation.reference, self._inflate)
-        return (self._inflate.finish(record, inflation, stored),)
+            return download(self._store, reference, self._inflate)
 
 
 class ChunkStage:

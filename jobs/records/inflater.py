@@ -30,9 +30,9 @@ from transforms.errors import (
     TransformError,
 )
 from transforms.formats import FORMATS, WIDELOAD, FormatName
-from transforms.inflate import DEFAULT_MAX_BYTES, Inflate
+from transforms.inflate import DEFAULT_MAX_BYTES, Inflate, has_large_key
 from transforms.record import Header, Record, RecordLike
-from transforms.reference import KEY, Reference, is_reference
+from transforms.reference import KEY, Reference
 from transforms.signing import KEY_NAME, Signing
 from transforms.wrapper import Unwrap
 
@@ -186,7 +186,7 @@ class Inflater:
 
     def _unwrapped_entry(self, place: Place, record: RecordLike) -> _Entry[Place]:
         length = len(record.value or b"")
-        if is_chunk(record.headers) or not (self._format.wants(record) or _has_key(record)):
+        if is_chunk(record.headers) or not (self._format.wants(record) or has_large_key(record)):
             return _Entry(place, record, length, record)
         try:
             references, inline = self._read(record)
@@ -201,7 +201,7 @@ class Inflater:
         """The references of a record; and the record without the headers of the references."""
         key = value = None
         own = Record(record.key, record.value, tuple(record.headers), record.timestamp)
-        if _has_key(record):
+        if has_large_key(record):
             with _part("key"):
                 key, headers = Reference.read(record.key, own.headers, KEY)
                 self._inflate.verify(key, KEY)
@@ -290,7 +290,3 @@ def _part(which: str) -> Iterator[None]:
         raise _PartError(Problem(which, "too-large", str(exc))) from exc
     except TransformError as exc:
         raise _PartError(Problem(which, "malformed", str(exc))) from exc
-
-
-def _has_key(record: RecordLike) -> bool:
-    return record.key is not None and bool(record.headers) and is_reference(record.headers, KEY)

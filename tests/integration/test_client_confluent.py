@@ -319,7 +319,7 @@ async def test_the_asyncio_consumer(broker: str, make_topic: MakeTopic, versityg
 def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
     broker: str, make_topic: MakeTopic, versitygw: S3Server, tmp_path: Path
 ) -> None:
-    """A worker's `inflate` restores what the serializer offloaded; the deserializer restores what `offload` did."""
+    """A worker's `inflate` restores what serializers offloaded, keys too; deserializers, what `offload` did."""
     raw, written, inflated, offloaded = (make_topic(**{"max.message.bytes": 4_000_000}) for _ in range(4))
     store = on_s3(versitygw)
     values = [b"small", LARGE, b"x" * 2_000_000, None]
@@ -330,14 +330,18 @@ def test_a_worker_reads_what_a_producer_wrote_and_the_reverse(
         with producing(broker, store, **{"large.message.compression.type": "zstd"}) as producer:
             for value in values:
                 producer.produce(written, value=value, key=b"k", headers=list(headers))
+        large_key = b"k" * 2_000
+        with producing(broker, store, **{"key.serializer": LargeMessageSerializer}) as producer:
+            for value in values:
+                producer.produce(written, value=value, key=large_key, headers=list(headers))
         with SerializingProducer({"bootstrap.servers": broker, "message.max.bytes": 3_000_000}) as plain:
             for value in values:
                 plain.produce(raw, value=value, key=b"k", headers=list(headers))
             assert plain.flush(_LONG_S) == 0
-        whole = until(lambda: _all(broker, inflated, len(values)), "the worker has inflated all")
+        whole = until(lambda: _all(broker, inflated, 2 * len(values)), "the worker has inflated all")
         with consuming(broker, store, offloaded) as consumer:
             restored = [one(consumer) for _ in values]
-    assert whole == [(b"k", value, tuple(headers)) for value in values]
+    assert whole == [(key, value, tuple(headers)) for key in (b"k", large_key) for value in values]
     assert [(each.key(), each.value(), each.headers()) for each in restored] == [
         (b"k", value, headers) for value in values
     ]
