@@ -195,12 +195,15 @@ class CloudStore(Store):
         for folder in self._client.folders(self._key(self.root.uri).removesuffix("/"), self.root.uri):
             if self.root.holds(f"{self._container_uri}{folder}/any"):
                 yield folder.rpartition("/")[2]
+        self.check()
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure."""
+        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure, and one more."""
         start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
         for page in self._client.pages(self._key(start).removesuffix("/"), start):
             yield from (self._info(found) for found in page if self.root.holds(f"{self._container_uri}{found.key}"))
+        # obstore takes a web page, for instance for maintenance, for the last page of the listing, and an empty one.
+        self.check()
 
     def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
         """See `Check.check`: gets a payload that never exists."""

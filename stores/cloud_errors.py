@@ -107,7 +107,7 @@ class Failure:
             status,
             code,
             printable(text, _TEXT_CHARACTERS),
-            settled=cause[0] in _SETTLED,
+            settled=cause[0] in _SETTLED or "redirect without LOCATION" in told,
             foreign=not status and _NO_ANSWER_OF_ITS_OWN.search(told) is not None,
             token=_TOKEN.match(told) is not None,
         )
