@@ -218,6 +218,18 @@ class CloudClient:
 
         self.call(delete, "delete", path, self._times.call_ms / 1000)
 
+    def signed(self, method: Any, key: str, path: str, lasting: timedelta) -> str:
+        """A URL that allows a request for this object, of whoever has it: a secret.
+
+        Raises:
+            PayloadStoreError: see `stores.cloud_errors.translated`.
+        """
+
+        async def sign() -> str:
+            return await obstore.sign_async(self.reader, method, key, lasting)
+
+        return self.call(sign, "sign", path, self._times.call_ms / 1000)
+
     def repeat(self, attempt: Callable[[float], _T], operation: str, path: str) -> _T:
         """As `call`, for an attempt that blocks and keeps the seconds that it is given."""
         deadline = self._calls.deadline()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,48 @@ _TEXT_CHARACTERS = 500
 _KEY = "gcs.credentials.file"
 
 
+def _service_account(described: Mapping[str, Any]) -> Any:
+    from google.oauth2 import service_account
+
+    return service_account.Credentials.from_service_account_info(described, scopes=_SCOPES)
+
+
+def _user(described: Mapping[str, Any]) -> Any:
+    from google.oauth2 import credentials
+
+    return credentials.Credentials.from_authorized_user_info(described, scopes=_SCOPES)
+
+
+def _federated(described: Mapping[str, Any]) -> Any:
+    from google.auth import aws, identity_pool
+
+    of_aws = described.get("subject_token_type") == "urn:ietf:params:aws:token-type:aws4_request"
+    return (aws if of_aws else identity_pool).Credentials.from_info(described, scopes=_SCOPES)
+
+
+def _impersonated(described: Mapping[str, Any]) -> Any:
+    from google.auth import impersonated_credentials
+
+    return impersonated_credentials.Credentials.from_impersonated_service_account_info(described, scopes=_SCOPES)
+
+
+# By type, as google-auth asks for: what loads any type would also start the program that a file may name.
+_TYPES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "service_account": _service_account,
+    "external_account": _federated,
+    "impersonated_service_account": _impersonated,
+    "authorized_user": _user,
+}
+
+
 class Tokens:
     """A token that is renewed before its end, for obstore and for the JSON interface. May be used by several threads.
 
     An instance is a `GCSCredentialProvider` of obstore.
 
     Args:
-        described: the content of a credentials file, of any type that google-auth knows: a service account, workload
-            identity federation, an impersonation. None for application default credentials.
+        described: the content of a credentials file: a service account, workload identity federation, an
+            impersonation, a user. None for application default credentials.
         request_seconds: the longest wait for an answer of a token service.
     """
 
@@ -62,9 +96,9 @@ class Tokens:
         described: Any = None
         with contextlib.suppress(ValueError):  # whose message may have a part of the key
             described = json.loads(content)
-        if not isinstance(described, dict) or not isinstance(described.get("type"), str):
+        if not isinstance(described, dict) or described.get("type") not in _TYPES:
             raise ConfigurationError(
-                name, "is not the JSON of a credentials file, an object with `type`, as Google's console gives it"
+                name, f"is not the JSON of a credentials file; allowed is an object whose `type` is {', '.join(_TYPES)}"
             )
         return cls(described, request_seconds)
 
@@ -110,7 +144,7 @@ class Tokens:
     def _found(self) -> Any:
         if self._described is None:
             return google.auth.default(scopes=_SCOPES)[0]
-        return google.auth.load_credentials_from_dict(self._described, scopes=_SCOPES)[0]
+        return _TYPES[self._described["type"]](self._described)
 
     def _within(self, deadline: float) -> Any:
         def send(url: str, method: str = "GET", **more: Any) -> Any:

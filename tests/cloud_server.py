@@ -59,7 +59,12 @@ def answering(path: str) -> Callable[[str], bool]:
 
 
 @contextlib.contextmanager
-def running(command: Callable[[int], list[str]], directory: Path, answers: Callable[[str], bool]) -> Iterator[str]:
+def running(
+    command: Callable[[int], list[str]],
+    directory: Path,
+    answers: Callable[[str], bool],
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Runs the command for a free port until the end; its address.
 
     Raises:
@@ -70,7 +75,7 @@ def running(command: Callable[[int], list[str]], directory: Path, answers: Calla
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
         # It ends with the tests, also where they are killed.
-        process = watched(command(port), output=log)
+        process = watched(command(port), output=log, environ=environ)
         try:
             deadline = time.monotonic() + _START_SECONDS
             while not answers(address):

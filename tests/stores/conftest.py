@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from stores.azure import AzureStore
 from stores.filesystem import FilesystemStore
 from stores.gcs import GcsStore
 from stores.memory import MemoryStore
 from stores.s3 import S3Store
 from stores.store import Store
+from tests.azure_server import azure_server_or_skip
 from tests.cloud_server import CloudServer
 from tests.gcs_server import gcs_server_or_skip
 from tests.s3_server import KINDS, Kind, S3Server, s3_server_or_skip
@@ -24,6 +26,7 @@ StartServer = Callable[[Kind], S3Server]
 StartCloud = Callable[[str], CloudServer]
 
 CLOUDS: Mapping[str, tuple[Callable[[Path], contextlib.AbstractContextManager[CloudServer]], type[Store]]] = {
+    "azure": (azure_server_or_skip, AzureStore),
     "gcs": (gcs_server_or_skip, GcsStore),
 }
 

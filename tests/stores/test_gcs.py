@@ -361,22 +361,15 @@ def test_a_token_of_googles_chain_goes_with_every_request(tmp_path: Path) -> Non
 
     def script(request: Request, wire: Wire) -> bool:
         if request.path == "/token":
-            body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer"}'
+            body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer", "issued_token_type": "t"}'
         else:
             body = b'{"metageneration": "1"}' if request.path.startswith("/storage/") else b"data"
         wire.write(b"%bContent-Length: %d\r\nContent-Type: application/json\r\n\r\n%b" % (HEAD, len(body), body))
         return True
 
     with scripted_server(script) as server:
-        described = {
-            "type": "authorized_user",
-            "client_id": "a",
-            "client_secret": "b",
-            "refresh_token": "c",
-            "token_uri": f"{server.endpoint}/token",
-        }
         file = tmp_path / "credentials.json"
-        file.write_text(json.dumps(described))
+        file.write_text(federation(f"{server.endpoint}/token", tmp_path))
         keys = {**config("https://127.0.0.1:1"), "gcs.anonymous": False, "gcs.credentials.file": str(file)}
         with opened(keys) as store:
             _point(store, server.endpoint)
@@ -388,7 +381,7 @@ def test_a_token_of_googles_chain_goes_with_every_request(tmp_path: Path) -> Non
         assert {request.headers["authorization"] for request in server.requests[1:]} == {"Bearer sesame"}
 
 
-def test_credentials_that_google_refuses_are_a_matter_of_access() -> None:
+def test_credentials_that_google_refuses_are_a_matter_of_access(tmp_path: Path) -> None:
     """A token service that says no is told apart from one that does not answer."""
     pytest.importorskip("google.auth")
 
@@ -399,20 +392,31 @@ def test_credentials_that_google_refuses_are_a_matter_of_access() -> None:
         )
         return True
 
-    def described(uri: str) -> str:
-        more = {"client_id": "a", "client_secret": "b", "refresh_token": "c", "token_uri": uri}
-        return json.dumps({"type": "authorized_user", **more})
-
     with scripted_server(refused) as server:
-        keys = {"gcs.bucket": "payloads", "gcs.credentials.json": described(server.endpoint)}
+        keys = {"gcs.bucket": "payloads", "gcs.credentials.json": federation(server.endpoint, tmp_path)}
         with opened(keys) as store, pytest.raises(PayloadStoreAccessError, match="invalid_grant") as caught:
             store.check()
         assert caught.value.key == "gcs.credentials.file"
-    down = described(f"http://127.0.0.1:{free_port()}")
+    down = federation(f"http://127.0.0.1:{free_port()}", tmp_path)
     with opened({"gcs.bucket": "payloads", "gcs.credentials.json": down}) as store:
         with pytest.raises(PayloadStoreError) as told:
             store.check()
         assert (told.value.retriable, type(told.value)) == (True, PayloadStoreError)
+
+
+def federation(token_url: str, directory: Path) -> str:
+    """Workload identity federation: the token of another identity provider, as a file has it, for one of Google's."""
+    token = directory / "their-token"
+    token.write_text("theirs")
+    return json.dumps(
+        {
+            "type": "external_account",
+            "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/p",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": token_url,
+            "credential_source": {"file": str(token)},
+        }
+    )
 
 
 def _point(store: GcsStore, endpoint: str) -> None:

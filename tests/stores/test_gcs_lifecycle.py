@@ -135,9 +135,12 @@ def test_a_missing_permission_is_named() -> None:
         wire.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         return True
 
-    with scripted_server(forbidden) as server, opened(config(server.endpoint)) as store:
-        with pytest.raises(PayloadStoreAccessError, match=r"storage\.buckets\.get"):
-            store.expiry_rules("orders")
+    with (
+        scripted_server(forbidden) as server,
+        opened(config(server.endpoint)) as store,
+        pytest.raises(PayloadStoreAccessError, match=r"storage\.buckets\.get"),
+    ):
+        store.expiry_rules("orders")
 
 
 @pytest.mark.parametrize(
