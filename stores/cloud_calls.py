@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from transforms.errors import PayloadStoreError
+
 __all__ = ["Calls", "LateError"]
 
 _T = TypeVar("_T")
@@ -55,6 +57,7 @@ class Calls:
 
         Raises:
             LateError: no attempt ended in time.
+            PayloadStoreError: this process was forked after the first call.
             Exception: what the last attempt raised.
         """
         ends = self.deadline() if deadline is None else deadline
@@ -119,7 +122,7 @@ async def _within(attempt: Callable[[], Awaitable[_T]], seconds: float) -> _T:
 
 
 class _Thread:
-    """The thread of the loop; a process that was forked has none, and starts its own."""
+    """The thread of the loop, in the process that started it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -133,7 +136,14 @@ _thread: _Thread | None = None
 
 def _loop() -> asyncio.AbstractEventLoop:
     global _thread  # noqa: PLW0603  (one for all stores, as it only waits)
+    # Before the lock, which another thread may have held when the process was forked.
+    if _thread is not None and _thread.pid != os.getpid():
+        raise PayloadStoreError(
+            "obstore has threads, which no forked process has, so the stores gcs and azure cannot be used in a process "
+            f"that was forked (from {_thread.pid}) after their first use: fork before it, or start processes by spawn "
+            "or forkserver"
+        )
     with _lock:
-        if _thread is None or _thread.pid != os.getpid():
+        if _thread is None:
             _thread = _Thread()
         return _thread.loop

@@ -127,11 +127,10 @@ class Tokens:
 
     def __call__(self) -> dict[str, Any]:
         """The token for obstore, which keeps it until its end."""
-        expiry: datetime | None = self._credentials.expiry  # without time zone, in UTC
-        return {
-            "token": self._credentials.token,
-            "expires_at": None if expiry is None else expiry.replace(tzinfo=UTC),
-        }
+        expiry: datetime | None = self._credentials.expiry
+        if expiry is not None and expiry.tzinfo is None:
+            expiry = expiry.replace(tzinfo=UTC)  # as google-auth means it
+        return {"token": self._credentials.token, "expires_at": expiry}
 
     def bearer(self) -> str:
         """The value of an Authorization header; after `ready`."""

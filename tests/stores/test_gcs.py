@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pickle
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -402,6 +407,63 @@ def test_credentials_that_google_refuses_are_a_matter_of_access(tmp_path: Path) 
         with pytest.raises(PayloadStoreError) as told:
             store.check()
         assert (told.value.retriable, type(told.value)) == (True, PayloadStoreError)
+
+
+def test_a_forked_process_is_told(gcs: CloudServer) -> None:
+    """obstore's threads are not there after a fork: that is said at once, in place of a call that hangs to its end."""
+    with opened(gcs.config("forked")) as store:
+        path = store.publish("orders", b"data")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not go with it
+            pid = os.fork()
+        if pid == 0:
+            try:
+                store.download(path)
+            except PayloadStoreError as exc:
+                os._exit(7 if "start processes by spawn" in str(exc) and not exc.retriable else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert store.download(path) == b"data"
+
+
+def test_a_store_goes_to_another_process_as_its_keys(gcs: CloudServer) -> None:
+    """What Spark's executors get is the configuration; a process that knows no more reads what the driver wrote."""
+    keys = {"large.message.payload.store.class": "gcs", **gcs.config("elsewhere")}
+    with opened(gcs.config("elsewhere")) as store:
+        path = store.publish("orders", b"data")
+    code = "import pickle, sys; from stores.registry import open_store; keys, path = pickle.load(sys.stdin.buffer)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; sys.stdout.buffer.write(open_store(keys).download(path))"],
+        input=pickle.dumps((keys, path)),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == b"data"
+
+
+def test_a_redirection_takes_no_token_along(tmp_path: Path) -> None:
+    """A token goes to the endpoint alone, wherever that leads."""
+    pytest.importorskip("google.auth")
+
+    def leads(request: Request, wire: Wire) -> bool:
+        if request.path == "/token":
+            body = b'{"access_token": "sesame", "expires_in": 3600, "token_type": "Bearer", "issued_token_type": "t"}'
+            wire.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+            )
+        else:
+            wire.write(b"HTTP/1.1 302 Found\r\nLocation: %b/x\r\nContent-Length: 0\r\n\r\n" % other.endpoint.encode())
+        return True
+
+    with scripted_server(error(404, "NoSuchKey")) as other, scripted_server(leads) as server:
+        keys = {"gcs.bucket": "payloads", "gcs.credentials.json": federation(f"{server.endpoint}/token", tmp_path)}
+        with opened({**keys, "gcs.retry.attempts": 1}) as store:
+            _point(store, server.endpoint)
+            for call in (store.check, lambda: store.expiry_rules("orders")):
+                with contextlib.suppress(PayloadStoreError):
+                    call()
+        assert [request.headers.get("authorization") for request in other.requests] == [None]
 
 
 def federation(token_url: str, directory: Path) -> str:
