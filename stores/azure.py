@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from email.utils import formatdate
 from http import HTTPStatus
@@ -127,6 +127,18 @@ class AzureStore(CloudStore):
             told = "is no account key" if "Invalid Access Key" in str(exc) else "is refused by obstore"
             raise ConfigurationError(_key_of(credentials), told) from None
         return CloudClient(reader, writer, times, _cloud(container, _key_of(credentials)))
+
+    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """See `CloudStore.found_below`."""
+        yield from self._client.pages(prefix.removesuffix("/"), f"{self._container_uri}{prefix}")
+        # obstore takes a web page, for instance for maintenance, for the last page of the listing, and an empty one.
+        self.check()
+
+    def folders_below(self, prefix: str) -> Iterator[str]:
+        """See `CloudStore.folders_below`; all are in memory together."""
+        for folder in self._client.folders(prefix.removesuffix("/"), f"{self._container_uri}{prefix}"):
+            yield f"{folder}/"
+        self.check()
 
     def delete_key(self, key: str, path: str) -> None:
         """See `CloudStore.delete_key`."""

@@ -191,19 +191,24 @@ class CloudStore(Store):
             return Removal(payload, "failed", str(exc))
 
     def topics(self) -> Iterator[str]:
-        """See `ListTopics.topics`; the names of all topics are in memory together."""
-        for folder in self._client.folders(self._key(self.root.uri).removesuffix("/"), self.root.uri):
-            if self.root.holds(f"{self._container_uri}{folder}/any"):
-                yield folder.rpartition("/")[2]
-        self.check()
+        """See `ListTopics.topics`."""
+        for folder in self.folders_below(self._key(self.root.uri)):
+            if self.root.holds(f"{self._container_uri}{folder}any"):
+                yield folder.removesuffix("/").rpartition("/")[2]
 
     def list(self, topic: str | None = None) -> Iterator[PayloadInfo]:
-        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure, and one more."""
+        """See `List.list`; a request for every 1,000 objects, or 5,000 in Azure."""
         start = self.root.uri if topic is None else f"{self.root.uri}{check_object_id(topic)}/"
-        for page in self._client.pages(self._key(start).removesuffix("/"), start):
+        for page in self.found_below(self._key(start)):
             yield from (self._info(found) for found in page if self.root.holds(f"{self._container_uri}{found.key}"))
-        # obstore takes a web page, for instance for maintenance, for the last page of the listing, and an empty one.
-        self.check()
+
+    @abstractmethod
+    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """Every object whose name begins with `prefix`, page by page; see `List.list` for errors."""
+
+    @abstractmethod
+    def folders_below(self, prefix: str) -> Iterator[str]:
+        """The beginning of names up to the first slash behind `prefix`, each once."""
 
     def check(self, *, writing: bool = True) -> None:  # noqa: ARG002  (a put would not be harmless)
         """See `Check.check`: gets a payload that never exists."""

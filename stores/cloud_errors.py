@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     r"^(?:Generic \w+ error: Error (?:performing|getting|reading) [\w ]*token"
     r"|[\w ]{0,80} for path External \w+ credential provider)"
 )
+_FINAL = re.compile(r"redirect without LOCATION|^Encountered object with invalid path")
 _SETTLED = ("InvalidCertificate", "InvalidContentType")  # TLS that fails so will fail again
 
 
@@ -107,7 +108,7 @@ class Failure:
             status,
             code,
             printable(text, _TEXT_CHARACTERS),
-            settled=cause[0] in _SETTLED or "redirect without LOCATION" in told,
+            settled=cause[0] in _SETTLED or _FINAL.search(told) is not None,
             foreign=not status and _NO_ANSWER_OF_ITS_OWN.search(told) is not None,
             token=_TOKEN.match(told) is not None,
         )
@@ -166,6 +167,8 @@ def _hint(failure: Failure, cloud: Cloud) -> str:
         return f"; this is not how {cloud.name} answers: check {cloud.endpoint_key}, and any proxy before it"
     if "InvalidContentType" in failure.text:
         return f"; there is no TLS at this port: begin {cloud.endpoint_key} with http://, or correct the port"
+    if "object with invalid path" in failure.text:
+        return "; somebody else has put it there, and obstore lists no such name: delete it, or use another prefix"
     advice = cloud.advice.get(failure.code)
     return f"; {advice}" if advice else ""
 

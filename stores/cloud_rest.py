@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import requests
 import requests.adapters
+import urllib3.exceptions
 
 from stores.cloud_calls import LateError
 
@@ -80,27 +84,43 @@ class Rest:
             RestError: there was no answer, or it is no success.
             LateError: it did not come in time.
         """
+        request = requests.Request(
+            method,
+            url,
+            params=params,
+            data=None if body is None else json.dumps(body),
+            headers={
+                "Accept-Encoding": "identity",
+                **({} if body is None else {"Content-Type": "application/json"}),
+                **(headers or {}),
+            },
+            auth=_unchanged,
+        )
+        done: Future[bytes] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._answered(request, seconds))
+            except BaseException as exc:  # noqa: BLE001  (raised where it is waited for)
+                done.set_exception(exc)
+
+        # A head that comes byte by byte begins the time-out of the socket again with each, so another thread waits.
+        threading.Thread(target=run, name="wideload-cloud-rest", daemon=True).start()
+        try:
+            return done.result(seconds)
+        except FutureTimeoutError:
+            raise LateError(f"no whole answer came in {seconds:,.1f} s") from None
+
+    def _answered(self, request: requests.Request, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
         try:
-            with contextlib.closing(
-                self.session.request(
-                    method,
-                    url,
-                    params=params,
-                    data=None if body is None else json.dumps(body),
-                    headers={
-                        "Accept-Encoding": "identity",
-                        **({} if body is None else {"Content-Type": "application/json"}),
-                        **(headers or {}),
-                    },
-                    auth=_unchanged,
-                    timeout=(min(self.connect_seconds, seconds), min(self.read_seconds, seconds)),
-                    allow_redirects=False,
-                    stream=True,
-                )
-            ) as answer:
+            prepared = self.session.prepare_request(request)
+            around: Any = self.session.merge_environment_settings(str(prepared.url), {}, True, None, None)  # proxies
+            wait = min(self.connect_seconds, seconds), min(self.read_seconds, seconds)
+            answer = self.session.send(prepared, timeout=wait, allow_redirects=False, **around)
+            with contextlib.closing(answer):
                 received = _received(answer, deadline)
-        except requests.RequestException as exc:
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as exc:
             # Its text and its causes have the URL.
             raise RestError(f"error sending request ({type(exc).__name__})") from None
         if answer.status_code not in range(200, 300):

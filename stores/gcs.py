@@ -1,7 +1,7 @@
 """Payloads in Google Cloud Storage: `gs://<bucket>/<prefix>/<topic>/<id>`.
 
-Objects are put, read and listed by obstore, through the XML interface. A delete names the generation that was looked
-at, and rules are read and set, through the JSON interface, since obstore can do neither.
+Objects are put, read and looked at by obstore, through the XML interface. Through the JSON interface a delete names the
+generation that was looked at, and rules are read and set, since obstore can do neither; and objects are listed.
 
 The permissions needed are storage.objects.create, .get and .list; storage.objects.delete, which an overwriting put
 needs too; and for lifecycle rules storage.buckets.get and .update.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import quote
@@ -143,6 +144,41 @@ class GcsStore(CloudStore):
             raise ConfigurationError("gcs", f"obstore refuses the settings: {str(exc).partition(chr(10))[0]}") from exc
         return CloudClient(reader, writer, times, _cloud(bucket), self._ready)
 
+    def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
+        """See `CloudStore.found_below`. obstore would end with an error at names as others may have, such as `a//b`."""
+        from stores.cloud_client import Found
+
+        for page in self._listed(prefix, {"fields": "nextPageToken,items(name,size,updated,generation)"}):
+            with self._as_gcs_answers("list", f"{self._container_uri}{prefix}"):
+                found = [
+                    Found(
+                        key=str(item["name"]),
+                        size=int(item["size"]),
+                        modified=datetime.fromisoformat(item["updated"]).astimezone(UTC).replace(microsecond=0),
+                        etag=None,
+                        version=str(item["generation"]),
+                    )
+                    for item in page.get("items", ())
+                ]
+            yield found
+
+    def folders_below(self, prefix: str) -> Iterator[str]:
+        """See `CloudStore.folders_below`."""
+        for page in self._listed(prefix, {"delimiter": "/", "fields": "nextPageToken,prefixes"}):
+            with self._as_gcs_answers("list", f"{self._container_uri}{prefix}"):
+                folders = [str(folder) for folder in page.get("prefixes", ())]
+            yield from folders
+
+    def _listed(self, prefix: str, params: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        more: dict[str, str] = {}
+        while True:
+            query = {"prefix": prefix, "maxResults": "1000", **params, **more}
+            page = self._json("list", f"{self._container_uri}{prefix}", "GET", "/o", query)
+            yield page
+            if not page.get("nextPageToken"):
+                return
+            more = {"pageToken": str(page["nextPageToken"])}
+
     def delete_key(self, key: str, path: str) -> None:
         """See `CloudStore.delete_key`."""
         self._client.delete(key, path)
@@ -154,7 +190,7 @@ class GcsStore(CloudStore):
         if found.version is None:
             raise PayloadStoreError(f"GCS delete {path} failed: the server gives it no generation", key="gcs.endpoint")
         try:
-            self._json("delete", path, "DELETE", f"/o/{quote(found.key, safe='')}", {"generation": found.version})
+            self._sent("delete", path, "DELETE", f"/o/{quote(found.key, safe='')}", {"generation": found.version})
         except PayloadNotFoundError:
             self._client.head(found.key, path)  # raises PayloadNotFoundError if there is no other generation
             raise ChangedError from None
@@ -179,19 +215,36 @@ class GcsStore(CloudStore):
         self, operation: str, method: str, params: Mapping[str, str], body: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
         """The bucket as the JSON interface describes it, before or after a change."""
-        answer = self._json(operation, self._container_uri, method, "", params, body)
-        found: object = None
-        with contextlib.suppress(ValueError):
-            found = json.loads(answer)
-        if not isinstance(found, dict):
-            raise PayloadStoreError(
-                f"GCS {operation} {self._container_uri} failed: this is not how GCS answers: check gcs.endpoint",
-                retriable=True,
-                key="gcs.endpoint",
-            )
-        return found
+        return self._json(operation, self._container_uri, method, "", params, body)
 
     def _json(
+        self,
+        operation: str,
+        path: str,
+        method: str,
+        resource: str,
+        params: Mapping[str, str],
+        body: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        with self._as_gcs_answers(operation, path):
+            found = json.loads(self._sent(operation, path, method, resource, params, body))
+            if not isinstance(found, dict):
+                raise TypeError
+            return found
+
+    @contextlib.contextmanager
+    def _as_gcs_answers(self, operation: str, path: str) -> Iterator[None]:
+        """Whatever cannot be read is no answer of Google's, but for instance a web page."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise PayloadStoreError(
+                f"GCS {operation} {path} failed: this is not how GCS answers: check gcs.endpoint and what is before it",
+                retriable=True,
+                key="gcs.endpoint",
+            ) from exc
+
+    def _sent(
         self,
         operation: str,
         path: str,
@@ -209,7 +262,7 @@ class GcsStore(CloudStore):
                     method, f"{self._bucket_url}{resource}", seconds, params=params, headers=headers, body=body
                 )
             except RestError as exc:
-                if resource and exc.status == HTTPStatus.NOT_FOUND:
+                if method == "DELETE" and exc.status == HTTPStatus.NOT_FOUND:
                     raise PayloadNotFoundError(path) from exc
                 raise
 

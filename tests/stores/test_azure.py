@@ -281,6 +281,23 @@ def test_a_shared_access_signature_goes_with_a_delete() -> None:
         assert all("sig=sesame" in request.path for request in server.requests)
 
 
+def test_an_object_that_cannot_be_listed_is_named() -> None:
+    """obstore ends a listing at a name with an empty segment; that does not pass, and says what to do."""
+    listing = b"""<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>orders/a//b</Name><Properties>
+        <Last-Modified>Mon, 01 Jan 2024 00:00:00 GMT</Last-Modified><Content-Length>1</Content-Length><Etag>e</Etag>
+        <Content-Type>a/b</Content-Type>
+        </Properties></Blob></Blobs><NextMarker/></EnumerationResults>"""
+
+    def script(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(listing), listing))
+        return True
+
+    with scripted_server(script) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match=r"orders/a//b.*delete it, or use another prefix") as caught:
+            list(store.list())
+        assert not caught.value.retriable
+
+
 def test_rules_are_not_known() -> None:
     """Azure's rules cannot be seen with rights on blobs; that is said, and where to look."""
     with opened({**ACCOUNT, "azure.account.key": KEY}) as store:

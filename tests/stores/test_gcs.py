@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -188,17 +189,30 @@ def test_a_server_that_hangs_is_cut() -> None:
 
 
 def test_a_server_that_drips_is_cut() -> None:
-    """A byte now and then, in a payload or in an error, keeps no call beyond its time."""
+    """A byte now and then, in a payload, in an error or in a head, keeps no call beyond its time."""
 
     def drip(request: Request, wire: Wire) -> bool:
-        ok = request.method == "GET" and "list-type" not in request.path
+        ok = request.method == "GET" and request.path.startswith("/payloads/")
         wire.write((HEAD if ok else b"HTTP/1.1 400 Bad\r\n") + b"Content-Length: 100000\r\n\r\n")
         with contextlib.suppress(OSError):
             while not wire.stopped.wait(0.05):
                 wire.write(b"x")
         return False
 
+    def drip_head(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\n")
+        with contextlib.suppress(OSError):
+            while not wire.stopped.wait(0.05):
+                wire.write(b"x")
+        return False
+
     keys = {"large_message_store_timeout_ms": 600}
+    with scripted_server(drip_head) as server, opened(config(server.endpoint, **keys)) as store:
+        began = time.monotonic()
+        with pytest.raises(PayloadStoreError, match="no whole answer came") as caught:
+            store.expiry_rules("orders")
+        assert caught.value.retriable
+        assert time.monotonic() - began < 3
     with scripted_server(drip) as server, opened(config(server.endpoint, **keys)) as store:
         for call in (
             lambda: store.get(store.root.path(*NAME), MIB),
@@ -298,6 +312,50 @@ def test_what_is_published_in_between_stays(gcs: CloudServer) -> None:
         assert [removal.outcome for removal in store.delete_unchanged([PayloadInfo(path, 4, again.modified)])] == [
             "gone"
         ]
+
+
+def test_objects_of_others_are_skipped(gcs: CloudServer) -> None:
+    """Names that no payload has, such as those with an empty segment, end no listing."""
+    with opened(gcs.config("shared")) as store:
+        path = store.publish("orders", b"data")
+        for name in ("shared/orders/a//b", "shared//c", "shared/orders/id/", "shared/orders/../y", "shared/\x01/b"):
+            store._rest.send("PUT", f"{gcs.endpoint}/payloads/{quote(name, safe='')}", 10)
+        assert [info.path for info in store.list()] == [info.path for info in store.list("orders")] == [path]
+        assert list(store.topics()) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "page", [b"[]", b'{"items": 5}', b'{"items": [{}]}', b'{"items": [{"name": "a", "size": "x"}]}', b"<html>"]
+)
+def test_a_listing_that_is_none_is_an_error(page: bytes) -> None:
+    """What is not written as Google writes it is no empty bucket."""
+
+    def says(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        return True
+
+    with scripted_server(says) as server, opened(config(server.endpoint)) as store:
+        with pytest.raises(PayloadStoreError, match="this is not how GCS answers") as caught:
+            list(store.list())
+        assert caught.value.retriable
+
+
+def test_an_answer_without_end_is_bounded() -> None:
+    """A listing, or an error to it, is read to 4 MiB and no further, whatever the server says."""
+
+    def endless(_: Request, wire: Wire) -> bool:
+        wire.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not wire.stopped.is_set():
+                wire.write(b"x" * MIB)
+        return False
+
+    with (
+        scripted_server(endless) as server,
+        opened(config(server.endpoint)) as store,
+        pytest.raises(PayloadStoreError, match=r"longer than 4,194,304 bytes"),
+    ):
+        list(store.list())
 
 
 def test_bakdatas_payloads_are_read(gcs: CloudServer) -> None:
