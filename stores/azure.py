@@ -131,14 +131,11 @@ class AzureStore(CloudStore):
     def found_below(self, prefix: str) -> Iterator[Sequence[Found]]:
         """See `CloudStore.found_below`."""
         yield from self._client.pages(prefix.removesuffix("/"), f"{self._container_uri}{prefix}")
-        # obstore takes a web page, for instance for maintenance, for the last page of the listing, and an empty one.
-        self.check()
 
     def folders_below(self, prefix: str) -> Iterator[str]:
         """See `CloudStore.folders_below`; all are in memory together."""
         for folder in self._client.folders(prefix.removesuffix("/"), f"{self._container_uri}{prefix}"):
             yield f"{folder}/"
-        self.check()
 
     def delete_key(self, key: str, path: str) -> None:
         """See `CloudStore.delete_key`."""
