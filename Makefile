@@ -28,6 +28,7 @@ SERVERS := $(or $(WIDELOAD_CACHE),$(HOME)/.cache/wideload)/bin
 VERSITYGW := $(STAMPS)/versitygw@v1.8.0
 MINIO := $(STAMPS)/minio@v0.0.0-20260212201848-7aac2a2c5b7c
 PROMETHEUS := $(STAMPS)/prometheus
+CHROMIUM := $(STAMPS)/chromium
 STEP = @command -v "$(CHOSEN)" >/dev/null || { \
     echo "Set-up: $(CHOSEN) was not found. Install Python 3.11, 3.12 or 3.13, or name one: make PYTHON=/path/to/python3.12" >&2; \
     exit 1; }; \
@@ -42,7 +43,7 @@ setup: setup-test ## Do the set-up of all other targets (each target also does i
 setup-demo: $(JAVA_STAMP) $(STAMPS)/wideload $(STAMPS)/broker
 	@:
 
-setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS)
+setup-test: setup-demo $(STAMPS)/spark $(VERSITYGW) $(MINIO) $(PROMETHEUS) $(CHROMIUM)
 	@:
 
 $(STAMPS)/environment:
@@ -82,7 +83,10 @@ $(VERSITYGW) $(MINIO): $(STAMPS)/wideload
 $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Prometheus" sh deploy/prometheus/fetch.sh "$(SERVERS)"
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)): FORCE
+$(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
+	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
+
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver),,$(CHROMIUM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
+from tests.integration.worker_process import until
+
 __all__ = ["Browser"]
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -77,6 +79,10 @@ class Browser:
     def run(self, script: str, *arguments: object) -> Any:
         """What a script returns in the page."""
         return self.driver.execute_script(script, *arguments)  # type: ignore[no-untyped-call]
+
+    def until(self, expression: str, seconds: float = 20.0) -> Any:
+        """Waits for an expression to be true in the page, and returns its value."""
+        return until(lambda: self.run(f"return {expression}"), f"the page has {expression}; it has {self.text()}", seconds)
 
     def text(self, selector: str = "body") -> str:
         """The visible text of the first element that fits, or nothing."""

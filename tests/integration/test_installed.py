@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -172,6 +173,14 @@ class InstalledWorker(WorkerProcess):
         return subprocess.Popen(self.command(), cwd=self.installed.folder, stdout=log, stderr=log, env=clean())
 
 
+def page(worker: WorkerProcess, path: str) -> str:
+    """What a browser gets."""
+    request = urllib.request.Request(f"http://127.0.0.1:{worker.port}{path}", headers={"Accept": "text/html"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        body: bytes = response.read()
+        return body.decode()
+
+
 def clean() -> dict[str, str]:
     """The environment without what would lead to the checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COVERAGE"))}
@@ -222,6 +231,8 @@ def test_wheel_has_one_name_at_the_top(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == {"wideload"}
     assert "wideload/py.typed" in files
     assert "wideload/_internal/app/local/jars.lock" in files
+    pages = {f"wideload/_internal/{path.relative_to(ROOT)}" for path in (*ROOT.glob("app/web/static/*"), *ROOT.glob("docs/*.md"))}
+    assert pages <= set(files)
     assert not [name for name in files if "__pycache__" in name or name.startswith("wideload/tests")]
 
 
@@ -323,6 +334,8 @@ def test_worker_and_spark_job_beside_an_application(
     assert installed.run("wideload", "check", "-c", worker.config).splitlines()[-1] == "OK"
     with worker:
         until(lambda: read_all(broker, orders).get(0), "the worker has offloaded the value")
+        assert "<h1>Wideload" in page(worker, "/")
+        assert page(worker, "/docs/worker.md").startswith("# The worker")
         assert worker.terminate() == 0
     (found,) = read_all(broker, orders)[0]
     assert len(found.value or b"") < len(VALUE)
