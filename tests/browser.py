@@ -108,9 +108,10 @@ class Browser:
         wishes = [{"name": name, "value": value} for name, value in (features or {}).items()]
         self._tell("Emulation.setEmulatedMedia", {"features": wishes})
 
-    def picture(self, path: Path) -> None:
-        """Writes the window as it is as a PNG."""
-        answer = self._tell("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": False})
+    def picture(self, path: Path, clip: tuple[float, float, float, float]) -> None:
+        """Writes a part of the page as a PNG: from the left, from the top, width, height."""
+        area = dict(zip(("x", "y", "width", "height"), clip, strict=True)) | {"scale": 1}
+        answer = self._tell("Page.captureScreenshot", {"format": "png", "clip": area})
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def _tell(self, command: str, parameters: Mapping[str, object]) -> Any:
