@@ -2,9 +2,9 @@
 
 In the checkout `app`, `jobs`, `stores` and `transforms` stand at the top, and half of all Python services have an `app`
 of their own. In the wheel they stand in `wideload/_internal/`, and each import of one of them has the longer name. The
-folder `wideload/` itself is the same in both. The worker serves its documentation, so the pages of `docs/` go along. This is a build backend (PEP 517) around that of setuptools: it arranges
-a copy of the sources in a temporary folder and lets setuptools make the wheel from there. An editable installation and
-a source distribution have the folders of the checkout.
+folder `wideload/` itself is the same in both. The pages of `docs/` go along, as the worker serves them. This is a build
+backend (PEP 517) around that of setuptools: it arranges a copy of the sources in a temporary folder and lets setuptools
+make the wheel from there. An editable installation and a source distribution have the folders of the checkout.
 """
 
 from __future__ import annotations

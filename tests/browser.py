@@ -54,7 +54,9 @@ class Browser:
         driver = shutil.which("chromedriver")
         browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
         if driver is None or browser is None:
-            pytest.skip("no Chromium: install the packages chromium and chromium-driver (as root: sh tests/chromium.sh)")
+            pytest.skip(
+                "no Chromium: install the packages chromium and chromium-driver (as root: sh tests/chromium.sh)"
+            )
         options = ChromeOptions()
         options.binary_location = browser
         for option in (*_OPTIONS, f"--user-data-dir={folder}"):
@@ -78,15 +80,18 @@ class Browser:
 
     def run(self, script: str, *arguments: object) -> Any:
         """What a script returns in the page."""
-        return self.driver.execute_script(script, *arguments)  # type: ignore[no-untyped-call]
+        return self.driver.execute_script(script, *arguments)
 
     def until(self, expression: str, seconds: float = 20.0) -> Any:
         """Waits for an expression to be true in the page, and returns its value."""
-        return until(lambda: self.run(f"return {expression}"), f"the page has {expression}; it has {self.text()}", seconds)
+        return until(
+            lambda: self.run(f"return {expression}"), f"the page has {expression}; it has {self.text()}", seconds
+        )
 
     def text(self, selector: str = "body") -> str:
-        """The visible text of the first element that fits, or nothing."""
-        return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+        """The visible text of the first element that fits, or nothing; with plain spaces."""
+        found = str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+        return found.replace("\u00a0", " ")
 
     def complaints(self) -> Sequence[str]:
         """What the console had since the last call: errors, and violations of the policy."""
@@ -101,12 +106,21 @@ class Browser:
                 found.add(urlsplit(message["params"]["request"]["url"]).netloc)
         return found - {""}
 
+    def accessible(self) -> Mapping[str, Sequence[str]]:
+        """What the page is to assistive technology: for each role the names of its nodes, in any order."""
+        found: dict[str, list[str]] = {}
+        for node in self._tell("Accessibility.getFullAXTree", {})["nodes"]:
+            if not node["ignored"]:
+                found.setdefault(str(node["role"]["value"]), []).append(str(node.get("name", {}).get("value", "")))
+        return found
+
     def look(self, width: int, height: int, features: Mapping[str, str] | None = None) -> None:
         """Gives the window a size, and the user wishes such as `prefers-color-scheme`."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._tell("Emulation.setDeviceMetricsOverride", size)
         wishes = [{"name": name, "value": value} for name, value in (features or {}).items()]
         self._tell("Emulation.setEmulatedMedia", {"features": wishes})
+        self._tell("Emulation.setScrollbarsHidden", {"hidden": True})  # as on a phone
 
     def picture(self, path: Path, clip: tuple[float, float, float, float]) -> None:
         """Writes a part of the page as a PNG: from the left, from the top, width, height."""

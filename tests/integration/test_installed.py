@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import IO
 
 import pytest
 
+from tests.integration.rest import shown
 from tests.integration.topics import read_all, send
 from tests.integration.worker_process import WorkerProcess, toml, until
 
@@ -173,14 +173,6 @@ class InstalledWorker(WorkerProcess):
         return subprocess.Popen(self.command(), cwd=self.installed.folder, stdout=log, stderr=log, env=clean())
 
 
-def page(worker: WorkerProcess, path: str) -> str:
-    """What a browser gets."""
-    request = urllib.request.Request(f"http://127.0.0.1:{worker.port}{path}", headers={"Accept": "text/html"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        body: bytes = response.read()
-        return body.decode()
-
-
 def clean() -> dict[str, str]:
     """The environment without what would lead to the checkout."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COVERAGE"))}
@@ -231,7 +223,10 @@ def test_wheel_has_one_name_at_the_top(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in files if ".dist-info/" not in name} == {"wideload"}
     assert "wideload/py.typed" in files
     assert "wideload/_internal/app/local/jars.lock" in files
-    pages = {f"wideload/_internal/{path.relative_to(ROOT)}" for path in (*ROOT.glob("app/web/static/*"), *ROOT.glob("docs/*.md"))}
+    pages = {
+        f"wideload/_internal/{path.relative_to(ROOT)}"
+        for path in (*ROOT.glob("app/web/static/*"), *ROOT.glob("docs/*.md"))
+    }
     assert pages <= set(files)
     assert not [name for name in files if "__pycache__" in name or name.startswith("wideload/tests")]
 
@@ -334,8 +329,8 @@ def test_worker_and_spark_job_beside_an_application(
     assert installed.run("wideload", "check", "-c", worker.config).splitlines()[-1] == "OK"
     with worker:
         until(lambda: read_all(broker, orders).get(0), "the worker has offloaded the value")
-        assert "<h1>Wideload" in page(worker, "/")
-        assert page(worker, "/docs/worker.md").startswith("# The worker")
+        assert "<h1>Wideload" in shown(worker.port, "/")[1]
+        assert shown(worker.port, "/docs/worker.md")[1].startswith("# The worker")
         assert worker.terminate() == 0
     (found,) = read_all(broker, orders)[0]
     assert len(found.value or b"") < len(VALUE)

@@ -1,7 +1,7 @@
 // Asks the worker every two seconds, and shows what it says. Names and reasons may be anybody's: they are text, never markup.
 
 import { drawLines, drawWay } from "./draw.js";
-import { UNKNOWN, bytes, count, duration, plural, rate, seconds } from "./text.js";
+import { UNKNOWN, bytes, count, duration, percent, plural, rate, seconds } from "./text.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000;
@@ -166,8 +166,9 @@ function showTiles({ root, parts }, pipeline) {
   const paused = pipeline.partitions_paused ? `, ${count(pipeline.partitions_paused)} not read` : "";
   put(parts["lag-more"], `records, in ${plural(pipeline.partitions_assigned, "partition")}${paused}`);
   const part = shown.limit_bytes ? (100 * pipeline.in_flight_bytes) / shown.limit_bytes : 0;
+  const ahead = pipeline.read_ahead_bytes ? `; ${bytes(pipeline.read_ahead_bytes)} read ahead` : "";
   put(parts.flight, bytes(pipeline.in_flight_bytes));
-  put(parts["flight-more"], `${rate(part)} % of ${bytes(shown.limit_bytes)}; ${bytes(pipeline.read_ahead_bytes)} read ahead`);
+  put(parts["flight-more"], `${percent(part)} of ${bytes(shown.limit_bytes)}${ahead}`);
   const meter = root.querySelector(".meter");
   meter.setAttribute("aria-valuenow", part.toFixed(0));
   meter.classList.toggle("full", part > 85);
@@ -176,7 +177,7 @@ function showTiles({ root, parts }, pipeline) {
   put(parts.dead, count(pipeline.dead_letters));
   put(parts["dead-more"], pipeline.dead_letter_topic === null ? "no topic: a bad record stops the pipeline" : `to ${pipeline.dead_letter_topic}`);
   put(parts.chunks, pipeline.pending_chunked_messages ? plural(pipeline.pending_chunked_messages, "message") : "0");
-  put(parts["chunks-more"], pipeline.pending_chunked_messages ? bytes(pipeline.pending_chunked_bytes) : "no message waits for its chunks");
+  put(parts["chunks-more"], pipeline.pending_chunked_messages ? bytes(pipeline.pending_chunked_bytes) : "no message waits");
 }
 
 function operations({ store_calls: calls }) {
@@ -187,7 +188,7 @@ function showStore(parts, pipeline) {
   const used = operations(pipeline);
   put(parts.store, used.map(([, each]) => seconds(each.mean_s)).join(" · ") || UNKNOWN);
   const told = used.map(([name, each]) => {
-    const slow = each.p95_s === null ? "" : `; 95 % within ${seconds(each.p95_s)}`;
+    const slow = each.p95_s === null ? "" : `; ${percent(95)} within ${seconds(each.p95_s)}`;
     return `mean of ${plural(each.calls, ...CALLS[name])}${slow}${each.errors ? `; ${plural(each.errors, "error")}` : ""}`;
   });
   const none = pipeline.store === null ? "this pipeline has no store" : "no call";
@@ -235,7 +236,7 @@ function newRow() {
 }
 
 function totals(pipeline) {
-  const told = [`Since the start: ${count(pipeline.records_in)} records in, ${count(pipeline.records_out)} out, ${plural(pipeline.restarts, "restart")}.`];
+  const told = [`Since the start: ${plural(pipeline.records_in, "record")} in, ${count(pipeline.records_out)} out, ${plural(pipeline.restarts, "restart")}.`];
   if (pipeline.last_error !== null && pipeline.last_error_at !== null && pipeline.reason === null) {
     told.push(`Last error, ${new Date(pipeline.last_error_at).toLocaleString("en-GB")}: ${pipeline.last_error}`);
   }

@@ -2,6 +2,7 @@
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const GAP = "\u00a0"; // no line ends between a number and its unit
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export const UNKNOWN = "–";
@@ -21,12 +22,17 @@ export function bytes(value) {
     value /= 1024;
     unit += 1;
   }
-  return `${short.format(value)} ${UNITS[unit]}`;
+  return `${short.format(value)}${GAP}${UNITS[unit]}`;
 }
 
 export function seconds(value) {
   if (value === null) return UNKNOWN;
-  return value < 1 ? `${short.format(value * 1000)} ms` : `${short.format(value)} s`;
+  return value < 1 ? `${short.format(value * 1000)}${GAP}ms` : `${short.format(value)}${GAP}s`;
+}
+
+export function percent(value) {
+  const shown = value >= 10 ? value.toFixed(0) : value > 0 && value < 0.1 ? "< 0.1" : short.format(value);
+  return `${shown}${GAP}%`;
 }
 
 export function duration(value) {

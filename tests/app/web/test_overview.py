@@ -23,7 +23,9 @@ def test_document_has_all_that_is_shown() -> None:
     settings = pipeline_settings(
         "p", **{"errors.tolerance": "all", "errors.deadletterqueue.topic.name": "dead", "topics": ["raw", "more"]}
     )
-    pipeline = Pipeline(own_settings=settings, flow=flow, degraded="the store is down", last_error="x", last_error_at=0.5)
+    pipeline = Pipeline(
+        own_settings=settings, flow=flow, degraded="the store is down", last_error="x", last_error_at=0.5
+    )
     document = json.loads(json.dumps(overview(pipeline, Pipeline("q", flow=Flow(5))).document()))
     assert (document["status"], document["in_flight_bytes"], document["limit_bytes"]) == ("degraded", 12, 1_000)
     shown, other = document["pipelines"]
@@ -42,7 +44,7 @@ def test_document_has_all_that_is_shown() -> None:
 
 
 def test_pipeline_that_is_not_well_says_why() -> None:
-    """A pipeline that has failed has its last error, one that has not begun its state; one stopped on request nothing."""
+    """A pipeline that has failed has its last error, one that begins its state; one stopped on request nothing."""
     found = overview(
         Pipeline("a", status="FAILED", last_error="a record"),
         Pipeline("b", status="STARTING"),
@@ -57,7 +59,9 @@ def test_pipeline_that_is_not_well_says_why() -> None:
 
 def test_document_of_many_partitions_is_bounded() -> None:
     """Those with the greatest lag are told, in their order; the sum is that of all."""
-    partitions = {TopicPartition("raw", number): (0, 0, number) for number in range(MOST_PARTITIONS + 50)}
-    (found,) = overview(Pipeline(flow=Flow(partitions=partitions))).document()["pipelines"]
+    flow = Flow()
+    for number in range(MOST_PARTITIONS + 50):
+        flow.partitions[TopicPartition("raw", number)] = (0, 0, number)
+    (found,) = overview(Pipeline(flow=flow)).document()["pipelines"]
     assert [each["partition"] for each in found["partitions"]] == list(range(50, MOST_PARTITIONS + 50))
     assert (found["lag"], found["partitions_assigned"]) == (sum(range(MOST_PARTITIONS + 50)), MOST_PARTITIONS + 50)
