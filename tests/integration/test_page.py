@@ -5,6 +5,7 @@ With `WIDELOAD_PICTURES=docs/images` it also makes the pictures for the document
 
 from __future__ import annotations
 
+import http.client
 import math
 import os
 import secrets
@@ -195,6 +196,22 @@ def test_browsers_get_the_page_and_others_json(shown: Shown) -> None:
         headers, _ = rest.shown(shown.worker.port, "/", accept)
         assert (headers["Content-Type"].partition(";")[0], headers["Vary"]) == (kind, "Accept")
     assert set(shown.worker.get("/")[1]) == {"version", "commit", "kafka_cluster_id"}
+
+
+@pytest.mark.parametrize("path", ["/", "/overview", "/static/page.js", "/docs/worker.md"])
+def test_pages_of_other_hosts_read_nothing(shown: Shown, path: str) -> None:
+    """A name of another host that leads here (DNS rebinding) is refused; and no answer lets another origin read it."""
+    connection = http.client.HTTPConnection("127.0.0.1", shown.worker.port, timeout=30)
+    try:
+        connection.request("GET", path, headers={"Host": "page.example.com", "Accept": CHROME})
+        assert connection.getresponse().status == 421
+        connection.close()
+        connection.request("GET", path, headers={"Origin": "http://page.example.com", "Accept": CHROME})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")]
+    finally:
+        connection.close()
 
 
 def test_pipeline_that_runs(shown: Shown) -> None:
