@@ -86,7 +86,7 @@ $(PROMETHEUS): deploy/prometheus/fetch.sh $(STAMPS)/environment
 $(CHROMIUM): tests/chromium.sh $(STAMPS)/environment
 	$(STEP) --optional $@ "Chromium" sh tests/chromium.sh
 
-$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver),,$(CHROMIUM)): FORCE
+$(if $(wildcard $(SERVERS)/versitygw),,$(VERSITYGW)) $(if $(wildcard $(SERVERS)/minio),,$(MINIO)) $(if $(wildcard $(SERVERS)/promtool),,$(PROMETHEUS)) $(if $(shell command -v chromedriver 2>/dev/null),,$(CHROMIUM)): FORCE
 FORCE:
 
 demo: setup-demo ## Send large files through Kafka, a worker and Spark, and compare the result (INPUT=folder)

@@ -13,8 +13,9 @@ command -v apt-get >/dev/null || {
     exit 1
 }
 export DEBIAN_FRONTEND=noninteractive
-install() {
-    timeout 180 apt-get -qq install --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core
-}
+set -- --yes --no-install-recommends chromium chromium-driver fonts-dejavu-core
 # An image has no lists of packages, as a rule.
-install 2>/dev/null || { timeout 60 apt-get -qq update && install; }
+apt-cache show chromium-driver >/dev/null 2>&1 || timeout 60 apt-get -qq update
+# More than 100 MB: a slow mirror shall not hold up the other tests. An installation is never cut off.
+timeout 120 apt-get -qq install --download-only "$@"
+apt-get -qq install "$@"
