@@ -257,6 +257,7 @@ def test_page_follows_by_itself(shown: Shown) -> None:
     button = "document.querySelector('#follow')"
     browser.run(f"{button}.click()")
     assert browser.text("#follow") == "Resume updates"
+    assert browser.text("#updated").startswith("Paused at ")
     browser.until("performance.getEntriesByType('resource').every((each) => each.responseEnd > 0)")
     shown.send(1, 10)
     until(lambda: shown.worker.get("/pipelines")[1][0]["records_in"] == 44, "the worker has read it", 20)

@@ -31,9 +31,12 @@ async function ask() {
   clearTimeout(timer);
   if (asking || !following) return;
   asking = true;
-  if (!document.hidden) await look();
-  asking = false;
-  timer = setTimeout(ask, EVERY_MS);
+  try {
+    if (!document.hidden) await look();
+  } finally {
+    asking = false;
+    timer = setTimeout(ask, EVERY_MS);
+  }
 }
 
 async function look() {
@@ -285,6 +288,7 @@ byId("follow").addEventListener("click", () => {
   following = !following;
   put(byId("follow"), following ? "Pause updates" : "Resume updates");
   if (following) ask();
+  else put(byId("updated"), `Paused at ${new Date().toLocaleTimeString("en-GB")}`);
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
 new ResizeObserver(() => { for (const card of cards.values()) card.draw(); }).observe(byId("pipelines"));

@@ -116,11 +116,13 @@ async def test_hostile_names_are_text(tmp_path: Path) -> None:
         transforms=(HOSTILE,),
         store={"large.message.payload.store.class": HOSTILE},
     )
-    flow = Flow(partitions={TopicPartition(HOSTILE, 0): (0, 0, 5)})
+    flow, many = Flow(partitions={TopicPartition(HOSTILE, 0): (0, 0, 5)}), Flow()
+    for number in range(60):
+        many.partitions[TopicPartition("many", number)] = (0, 0, number)
     pipelines = [
         Pipeline(own_settings=settings, flow=flow, degraded=HOSTILE),
         Pipeline("other", status="FAILED", last_error=f"{HOSTILE}\u202e\x00"),
-        Pipeline("third", last_error=HOSTILE, last_error_at=1.0),
+        Pipeline("third", last_error=HOSTILE, last_error_at=1.0, flow=many),
     ]
     async with served(pipelines) as address:
 
@@ -135,6 +137,9 @@ async def test_hostile_names_are_text(tmp_path: Path) -> None:
                 assert browser.run("return document.querySelectorAll('img, script:not([src])').length") == 0
                 assert browser.complaints() == []
                 assert browser.hosts() == {address.split("/")[2]}
+                # What can be scrolled has the focus of the keyboard, and a name; what is short is no stop.
+                stops = "[...document.querySelectorAll('.scroll')].map((e) => [e.tabIndex, e.getAttribute('role')])"
+                assert browser.run(f"return {stops}") == [[-1, None], [-1, None], [0, "region"]]
                 # The policy is not only sent: it is what the browser enforces.
                 refused = "try { document.body.innerHTML = '<b>'; return 'set' } catch (error) { return error.name }"
                 assert browser.run(refused) == "TypeError"
