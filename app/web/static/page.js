@@ -207,7 +207,10 @@ function showPartitions(card, { partitions, partitions_assigned: assigned }) {
   }
   partitions.forEach((each, index) => {
     const [name, lag, committed, end] = body.rows[index].cells;
-    put(name, `${each.topic} ${each.partition}${each.paused ? " (not read)" : ""}`);
+    const [topic, partition] = name.children;
+    put(topic, each.topic);
+    topic.title = each.topic;
+    put(partition, ` ${each.partition}${each.paused ? " (not read)" : ""}`);
     put(lag, count(each.lag));
     lag.classList.toggle("behind", each.lag > 0);
     put(committed, count(each.committed));
@@ -215,7 +218,7 @@ function showPartitions(card, { partitions, partitions_assigned: assigned }) {
   });
   const scroll = card.root.querySelector(".scroll");
   scroll.hidden = partitions.length === 0;
-  if (scroll.scrollHeight > scroll.clientHeight) {
+  if (scroll.scrollHeight > scroll.clientHeight || scroll.scrollWidth > scroll.clientWidth) {
     scroll.tabIndex = 0;
     scroll.setAttribute("role", "region");
   } else {
@@ -231,6 +234,7 @@ function newRow() {
   const row = document.createElement("tr");
   const name = document.createElement("th");
   name.scope = "row";
+  name.append(Object.assign(document.createElement("span"), { className: "topic" }), document.createElement("span"));
   row.append(name);
   for (let cell = 0; cell < 3; cell += 1) {
     row.append(Object.assign(document.createElement("td"), { className: "number" }));
