@@ -20,6 +20,9 @@ from app.kafka.cluster_id import ClusterId
 from app.log_filters import LEAST_LEVELS, hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
 from app.pipeline.service import Pipeline
+from app.web.dashboard import Dashboard
+from app.web.history import History
+from app.web.overview import Overview
 from app.web.pages import add_pages
 from app.web.rest import Rest
 from app.web.server import WebServer
@@ -88,7 +91,11 @@ class Application(faust.App):
         ]
         self._cluster_id = ClusterId(settings.client)
         web: Any = self.web  # its type is that of any driver
-        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS).add_to(web.web_app)
+        history = History(self.pipelines)
+        web.web_app.cleanup_ctx.append(history.running)
+        dashboard = Dashboard(Overview(self.pipelines, settings.in_flight_bytes, history))
+        dashboard.add_to(web.web_app)
+        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, dashboard.index).add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes)
 
     def _new_web(self) -> WebServer:

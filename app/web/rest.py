@@ -14,6 +14,7 @@ from aiohttp.web import Application, HTTPException, Request, Response, StreamRes
 from app.config.settings import Settings
 from app.pipeline.report import PipelineControl, PipelineReport, Target
 from app.web import connectors, plugins
+from app.web.accept import prefers_html
 from app.web.access import Access
 from app.web.errors import RestError
 from app.web.loggers import Loggers
@@ -52,6 +53,7 @@ class Rest:
         pipelines: all of them.
         cluster_id: gives the id of the cluster; None if it is not known.
         least_levels: see `Loggers`.
+        page: gives the page for people, which has the path `/` too.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class Rest:
         pipelines: Sequence[PipelineControl],
         cluster_id: Callable[[], Awaitable[str | None]],
         least_levels: Mapping[str, int],
+        page: Callable[[], Response],
     ) -> None:
         self._settings = settings
         self._pipelines = {pipeline.settings.name: pipeline for pipeline in pipelines}
         self._cluster_id = cluster_id
         self._loggers = Loggers(least_levels)
+        self._page = page
         self._access = Access(settings.web_control_token, enabled=settings.web_control)
         self._worker = connectors.worker_id(settings.web_port)
         self._validating = asyncio.Lock()
@@ -112,8 +116,14 @@ class Rest:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    async def _root(self, _: Request) -> Response:
-        return json_response({"version": _version(), "commit": _UNKNOWN, "kafka_cluster_id": await self._cluster_id()})
+    async def _root(self, request: Request) -> Response:
+        if prefers_html(",".join(request.headers.getall("Accept", ()))):
+            response = self._page()
+        else:
+            id_ = await self._cluster_id()
+            response = json_response({"version": _version(), "commit": _UNKNOWN, "kafka_cluster_id": id_})
+        response.headers["Vary"] = "Accept"
+        return response
 
     async def _list(self, request: Request) -> Response:
         if "expand" not in request.query:
