@@ -25,6 +25,7 @@ from app.pipeline.flow import Flow
 from app.pipeline.learned_limits import LearnedLimits, LimitError, UnfitError
 from app.pipeline.report import Target
 from app.pipeline.stages import UnfitStage
+from app.pipeline.state_log import StateLog
 from app.pipeline.stats import PipelineStats
 from stores.registry import open_store
 from stores.store import PayloadStore
@@ -88,6 +89,11 @@ class Pipeline(Service):
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
+        self._log = StateLog(self, self._trouble)
+        self._following: asyncio.Task[None] | None = None
+
+    def _trouble(self) -> str | None:
+        return None if self.flow is None or self._ending else self.flow.trouble
 
     @property
     def label(self) -> str:
@@ -137,7 +143,9 @@ class Pipeline(Service):
 
     async def on_start(self) -> None:
         """Begins; returns before the first record."""
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+        loop = asyncio.get_running_loop()
+        self._supervisor = loop.create_task(self._supervise())
+        self._following = loop.create_task(self._log.follow())
 
     async def on_stop(self) -> None:
         """Drains, commits, and closes the store."""
@@ -151,6 +159,9 @@ class Pipeline(Service):
             await asyncio.wait([self._supervisor], timeout=patience_s)
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._following is not None:
+            self._following.cancel()
+            self._log.ends({} if self.flow is None else self.flow.left)
         if self._store is not None:
             await self._close(self._store)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -241,6 +252,7 @@ class Pipeline(Service):
         if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
             warn_in_background(self.settings, plan, self._store)
+        self._log.starts(plan, self._store)
         if self._ending or self.target == "STOPPED":
             return
         renewed = {each.name for each in plan.sources if each.id and self._topic_ids.get(each.name, each.id) != each.id}
@@ -301,7 +313,7 @@ class Pipeline(Service):
     def _give_up(self, error: Exception) -> None:
         self._status = "FAILED"
         self._note(error)
-        log.error("pipeline %s has stopped: %s", self.settings.name, error)
+        log.error("pipeline %s has failed: %s", self.settings.name, (self.last_error or "").replace("\n", "; "))
         self._ended(self)
 
     def _note(self, error: Exception) -> None:
