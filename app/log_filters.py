@@ -58,12 +58,15 @@ TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
         "Marking the coordinator dead (node %s)for group %s.",
         "OffsetCommit failed for group %s due to group error (%s), will rejoin",
     ),
-    "aiokafka.producer.sender": ("Cannot send %r to %s: %r",),
+    "aiokafka.producer.sender": (
+        "Cannot send %r to %s: %r",
+        "Got error produce response on topic-partition %s, retrying. Error: %s",
+    ),
 }
 """Templates of lines, by logger, that aiokafka logs as warnings or errors and then tries again.
 
 Some come with each healthy start or rebalance. Of the others a pipeline tells itself: that brokers or the group do not
-answer, that a rebalance lasts, that offsets were not committed.
+answer, that a rebalance lasts, that offsets were not committed, that a batch was not acknowledged in its time.
 """
 
 
@@ -158,7 +161,7 @@ class RepeatFilter(logging.Filter):
     Lines are alike if logger, level and template are the same, and the pipeline if the template names one first. In
     `seconds` a text passes once, and of lines that are alike ten pass, of the client's one. What was left out is
     counted: the next line that is alike says so, or else a line of its own, which comes with the next line of any kind.
-    Lines at DEBUG all pass.
+    Lines at DEBUG all pass, and those with `fields`: a change of state is told each time.
 
     Without it, aiokafka logs each connection attempt to a broker that is down, about thirty lines a second, and hides
     all other lines; and a million records that fail leave a million lines.
@@ -183,7 +186,7 @@ class RepeatFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line passes."""
         most = _most(record.name)
-        if most is None or record.levelno <= logging.DEBUG:
+        if most is None or record.levelno <= logging.DEBUG or hasattr(record, "fields"):
             return True
         now_s = self._clock()
         with self._lock:
@@ -228,9 +231,13 @@ class RepeatFilter(logging.Filter):
         return [each for each in gone.values() if each.left_out]
 
     def _tell(self, passed: _Passed) -> None:
-        last = passed.last
-        told = logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, last.msg, last.args, None)
-        _add_left_out(told, passed.left_out - 1)
+        last, count = passed.last, passed.left_out
+        template, args = _with_arguments(last)
+        told = logging.LogRecord(
+            last.name, last.levelno, last.pathname, last.lineno, f"left out %d lines like this: {template}",
+            (count, *args), None,
+        )  # fmt: skip
+        told.left_out = count
         if told.levelno >= self._handler.level:
             self._handler.acquire()
             try:
@@ -265,15 +272,14 @@ def _alike(record: logging.LogRecord) -> _Alike:
     return record.name, record.levelno, _DIGITS.sub("0", template), named
 
 
+def _with_arguments(record: logging.LogRecord) -> tuple[str, tuple[object, ...]]:
+    """Template and arguments of a line; a formatter takes from them what the line names."""
+    if isinstance(record.args, tuple) and record.args:
+        return str(record.msg), record.args
+    return record.getMessage().replace("%", "%%"), ()
+
+
 def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
-    """Lets the line say how many more there were; its arguments stay, from which a formatter takes what it names."""
-    if not left_out:
-        return
-    args = record.args
-    if not isinstance(args, tuple):
-        record.msg, args = record.getMessage().replace("%", "%%"), ()
-    elif not args:
-        record.msg = str(record.msg).replace("%", "%%")
-    record.msg = f"{record.msg} (and %d more like it)"
-    record.args = (*args, left_out)
+    template, args = _with_arguments(record)
+    record.msg, record.args = f"{template} (and %d more like it)", (*args, left_out)
     record.left_out = left_out

@@ -42,7 +42,7 @@ class _Worker(faust.Worker):
 
     def _on_sigint(self) -> None:  # mode's own, as below
         if self._application.ending is None:
-            self._told("Ctrl-C (SIGINT)", "Ctrl-C again does not wait for them")
+            self._application.ending = "because of SIGINT (Ctrl-C; a second one does not wait)"
             super()._on_sigint()
         else:
             log.warning("a second SIGINT: the worker ends at once; what is not committed is read again")
@@ -50,13 +50,10 @@ class _Worker(faust.Worker):
 
     def _on_sigterm(self) -> None:
         if self._application.ending is None:
-            self._told("SIGTERM", None)
+            self._application.ending = "because of SIGTERM"
             super()._on_sigterm()
         else:
             log.info("another SIGTERM changes nothing: the worker stops already; SIGINT or SIGKILL ends it at once")
-
-    def _told(self, signal_name: str, hint: str | None) -> None:
-        self._application.ending = f"because of {signal_name}" + (f" ({hint})" if hint else "")
 
 
 class _Application(Application):

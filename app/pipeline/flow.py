@@ -327,7 +327,12 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._joined()
         gone, self._had = self._had - assigned, set(assigned)
         given_back = f"; gave back {_named(gone)}" if gone else ""
-        log.info("pipeline %s reads %s%s", self.settings.name, _named(assigned), given_back)
+        fields = {
+            "partitions": [_name(each) for each in sorted(assigned)],
+            "given_back": [_name(each) for each in gone],
+        }
+        told = _named(assigned)
+        log.info("pipeline %s reads %s%s", self.settings.name, told, given_back, extra={"fields": fields})
 
     def _discard(self, partitions: Collection[TopicPartition]) -> None:
         self._lanes.discard(partitions)
@@ -365,7 +370,11 @@ class Flow(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
 
 def _named(partitions: Collection[TopicPartition]) -> str:
-    return ", ".join(f"{each.topic}-{each.partition}" for each in sorted(partitions)) or "no partition"
+    return ", ".join(map(_name, sorted(partitions))) or "no partition"
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
 
 
 def _brokers(settings: PipelineSettings) -> BrokerHealth:

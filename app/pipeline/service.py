@@ -308,7 +308,7 @@ class Pipeline(Service):
         self.failing_since = self.failing_since or time.time()
         self.stats.restarts += 1
         self._note(error)
-        log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
+        self._log.begins_again(error, delay_s)
 
     def _give_up(self, error: Exception) -> None:
         self._status = "FAILED"

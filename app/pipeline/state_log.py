@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _AGAIN_S = 300.0
+_BEGINS_AGAIN_S = 30.0
 _MOST_NAMED = 5
 _MINUTE_S = 60
 _QUIET = ("PAUSED", "STOPPED")  # states that come about on request; for the others there are lines with their reasons
@@ -47,6 +48,9 @@ class StateLog:
         self._since_s: float | None = None
         self._told_s = 0.0
         self._start = ""
+        self._error = ""
+        self._error_told_s = 0.0
+        self._untold = 0
 
     async def follow(self) -> None:
         """Looks at the pipeline once a second, until it is cancelled."""
@@ -66,12 +70,14 @@ class StateLog:
         now_s = time.monotonic()
         if trouble is None:
             if self._since_s is not None:
-                log.info("pipeline %s: brokers and group answer again, after %s", self._name, lasted(self._since_s))
+                after = lasted(self._since_s)
+                fields = _fields(state=self._state)
+                log.info("pipeline %s: brokers and group answer again, after %s", self._name, after, extra=fields)
             self._since_s = None
         elif self._since_s is None or now_s - self._told_s >= _AGAIN_S:
             self._since_s = self._since_s or now_s
             self._told_s = now_s
-            log.warning("pipeline %s waits: %s", self._name, trouble)
+            log.warning("pipeline %s waits: %s", self._name, trouble, extra=_fields(state=self._state))
 
     def starts(self, plan: Plan, store: PayloadStore | None) -> None:
         """Tells from where to where the pipeline goes, how, with which limits; again only if that has changed."""
@@ -106,6 +112,17 @@ class StateLog:
         )
         log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
 
+    def begins_again(self, error: Exception, delay_s: float) -> None:
+        """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
+        now_s, text = time.monotonic(), str(error)
+        if text == self._error and now_s - self._error_told_s < _BEGINS_AGAIN_S:
+            self._untold += 1
+            return
+        untold = f" (and {self._untold} times since the last line)" if text == self._error and self._untold else ""
+        self._error, self._error_told_s, self._untold = text, now_s, 0
+        fields = _fields(state="RESTARTING")
+        log.warning("pipeline %s begins again in %.1f s%s: %s", self._name, delay_s, untold, text, extra=fields)
+
     def ends(self, left: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Tells how the pipeline has ended: what it has moved, and what is not committed.
 
@@ -137,12 +154,11 @@ def uncommitted_text(left: Mapping[TopicPartition, tuple[int, int]]) -> str:
     if not left:
         return "all that was read is committed"
     told = [
-        f"topic {each.topic}, partition {each.partition}, offset {offset} ({count:,})"
+        f"{count:,} from topic {each.topic}, partition {each.partition}, offset {offset} on"
         for each, (offset, count) in sorted(left.items())
     ]
-    others = f" and {len(told) - _MOST_NAMED} more partitions" if told[_MOST_NAMED:] else ""
-    count = sum(count for _, count in left.values())
-    return f"{count:,} records are not committed, and are read again: from {', '.join(told[:_MOST_NAMED])}{others}"
+    others = f", and of {len(told) - _MOST_NAMED} more partitions" if told[_MOST_NAMED:] else ""
+    return f"not committed, and read again: {', '.join(told[:_MOST_NAMED])}{others}"
 
 
 def lasted(since_s: float) -> str:
