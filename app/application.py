@@ -176,8 +176,15 @@ class Application(faust.App):
         )
 
     def _pipeline_ended(self, _: Pipeline) -> None:
-        """A worker runs while one pipeline runs, like Kafka Connect; when all have failed it ends, to be noticed."""
-        if all(pipeline.status == "FAILED" for pipeline in self.pipelines) and not self.agents:
+        """A worker runs while one pipeline runs; when all have failed it ends, to be noticed.
+
+        Where requests may restart them it stays, like Kafka Connect.
+        """
+        if any(pipeline.status != "FAILED" for pipeline in self.pipelines) or self.agents:
+            return
+        if self.settings.web_control:
+            log.warning("no pipeline is left; the worker stays, for requests may restart them (web.control.enable)")
+        else:
             reasons = "; ".join(f"{pipeline.settings.name}: {pipeline.last_error}" for pipeline in self.pipelines)
             self.failure = PipelinesFailedError(f"no pipeline is left: {reasons}")
             self._ending = self.loop.create_task(self.end(self.failure))

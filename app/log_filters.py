@@ -60,6 +60,7 @@ TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
     ),
     "aiokafka.producer.sender": (
         "Cannot send %r to %s: %r",
+        "Got error produce response: %s",
         "Got error produce response on topic-partition %s, retrying. Error: %s",
     ),
 }

@@ -115,7 +115,7 @@ class Pipeline(Service):
         """See `PipelineControl`."""
         if target == self.target:
             return
-        log.info("pipeline %s is to be %s", self.settings.name, target)
+        self._log.is_asked(f"to be {target}")
         self.target = target
         if self.flow is not None and target == "STOPPED":
             self.flow.stop()
@@ -127,7 +127,7 @@ class Pipeline(Service):
         """See `PipelineControl`."""
         if self.target == "STOPPED":
             return
-        log.info("pipeline %s is to begin anew", self.settings.name)
+        self._log.is_asked("to begin anew")
         if self._status == "FAILED":
             self._status = "STARTING"
         elif self._status != "STARTING":
@@ -313,7 +313,7 @@ class Pipeline(Service):
     def _give_up(self, error: Exception) -> None:
         self._status = "FAILED"
         self._note(error)
-        log.error("pipeline %s has failed: %s", self.settings.name, (self.last_error or "").replace("\n", "; "))
+        self._log.fails(self.last_error or "")
         self._ended(self)
 
     def _note(self, error: Exception) -> None:

@@ -112,6 +112,15 @@ class StateLog:
         )
         log.info("pipeline %s %s: %s", self._name, "goes on" if before else "starts", start, extra=fields)
 
+    def is_asked(self, what: str) -> None:
+        """Tells what a request wants of the pipeline."""
+        log.info("pipeline %s is asked %s", self._name, what, extra=_fields(state=self._pipeline.status))
+
+    def fails(self, reason: str) -> None:
+        """Tells that the pipeline has failed for good."""
+        told = reason.replace("\n", "; ")
+        log.error("pipeline %s has failed: %s", self._name, told, extra=_fields(state="FAILED"))
+
     def begins_again(self, error: Exception, delay_s: float) -> None:
         """Tells that an error which may pass has ended the flow; of one that stays, once in 30 s, and how often."""
         now_s, text = time.monotonic(), str(error)
