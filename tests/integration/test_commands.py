@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,44 @@ def test_topics_of_a_file_are_made(place: Place) -> None:
             0,
             "all topics exist; wideload check tells whether they fit",
         )
+
+
+def at_a_terminal(typed: bytes, *arguments: object) -> tuple[int, str]:
+    """Runs a command at a terminal of its own, and types this at its question; status, and what stands behind it."""
+    terminal, side = pty.openpty()
+    # Opened by the leader of a new session, it is the terminal whose Ctrl-C is a signal.
+    at = f'exec "$@" < {os.ttyname(side)} > {os.ttyname(side)} 2>&1'
+    command = ["sh", "-c", at, "sh", sys.executable, "-m", "app.cli", *map(str, arguments)]
+    with (
+        subprocess.Popen(command, start_new_session=True) as process,
+        os.fdopen(terminal, "rb+", buffering=0) as screen,
+    ):
+        shown = b""
+        while b"[y/N]: " not in shown:
+            shown += screen.read(1_000)
+        os.close(side)
+        screen.write(typed)
+        with suppress(OSError):  # so a terminal ends
+            while more := screen.read(1_000):
+                shown += more
+        return process.wait(30), shown.decode().partition("[y/N]: ")[2]
+
+
+def test_topics_are_agreed_to_at_a_terminal(place: Place) -> None:
+    """Enter and the end of the input mean no, with status 1; Ctrl-C ends with 130; nothing was created."""
+    names = f"{place.raw}-asked", f"{place.orders}-asked"
+    config = place.config(None, **{"topics": [names[0]], "output.topic": names[1]})
+    command = "topics", "create", "-c", config
+    assert at_a_terminal(b"what\r\r", *command) == (
+        1,
+        "what\r\n\r\nError: invalid input\r\ncreate 2 topics? [y/N]: nothing was created\r\n",
+    )
+    assert at_a_terminal(b"\x04", *command) == (1, "\r\nnothing was created\r\n")
+    assert at_a_terminal(b"\x03", *command) == (130, "^C\r\nnothing was created\r\n")
+    assert described(config, *names) == {}
+    with deleted(config, *names):
+        status, shown = at_a_terminal(b"y\r", *command)
+        assert (status, shown) == (0, "y\r\n" + "".join(f"created topic {name}\r\n" for name in names))
 
 
 def test_topics_of_a_source_that_is_missing(place: Place) -> None:
