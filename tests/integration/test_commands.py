@@ -601,6 +601,37 @@ def test_check_good_configuration(place: Place) -> None:
     assert groups(place.broker).isdisjoint({place.group})
 
 
+@pytest.mark.parametrize("wrong", ["port", "topic"])
+def test_no_topic_is_created_while_anything_is_wrong(wrong: str, place: Place) -> None:
+    """A worker whose port is taken, or that lacks the source of a pipeline, tells that, and creates nothing."""
+    sink = f"{place.raw}-new"
+    creating = {"topic.creation.enable": True}
+    first = place.pipeline(**{"output.topic": sink, **creating})
+    second = place.pipeline(
+        **{"topics": [sink], "output.topic": f"{sink}-2", "group.id": sink, "transforms": ["inflate"], **creating}
+    )
+    third = {**second, "topics": ["no-such-topic"], "output.topic": f"{sink}-3", "group.id": f"{sink}-3"}
+    path = place.folder / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] if wrong == "port" else free_port()
+        pipelines = {"a": first, "b": second} if wrong == "port" else {"a": first, "b": second, "c": third}
+        path.write_text(toml({"bootstrap.servers": place.broker, "web.port": port}, pipelines))
+        done = wideload("worker", "-c", path)
+    told = (
+        "wideload: web.port: "
+        if wrong == "port"
+        else "wideload: [pipeline.c] topics: topic no-such-topic does not exist"
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith(told)
+    assert described(path, sink, f"{sink}-2", f"{sink}-3") == {}
+    if wrong == "port":
+        with deleted(path, sink, f"{sink}-2"):
+            checked = wideload("check", "-c", path)
+            assert (checked.returncode, checked.stderr) == (0, "")
+            assert checked.stdout.startswith(f"created topic {sink}\ncreated topic {sink}-2\n")
+
+
 def test_check_creates_topics_where_allowed(place: Place) -> None:
     """With topic.creation.enable a missing sink is created and reported."""
     config = place.config({}, **{"output.topic": f"{place.raw}-new", "topic.creation.enable": True})
