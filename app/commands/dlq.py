@@ -15,34 +15,25 @@ from typing import Any, TypeVar
 import click
 
 from app.commands.connection import config_option, named, opened_store
-from app.commands.console import Column, Rows, progress
-from app.commands.consume import header_json, json_line, text_json
+from app.commands.console import progress
+from app.commands.letters import LetterPrinter
 from app.config.naming import check_name
 from app.config.parsing import load
 from app.config.settings import ClientSettings, PipelineSettings, Settings
 from app.deadletters.log import Filters, open_log
 from app.deadletters.owner import Owner, SharedReaders
-from app.deadletters.reader import FoundLetter, LetterSummary
-from app.deadletters.replay import Replay, Tally, letter_reader, open_writer
+from app.deadletters.reader import FoundLetter
+from app.deadletters.record_writer import open_writer
+from app.deadletters.replay import Replay, letter_reader
+from app.deadletters.tally import Tally
 from app.kafka.sender import find_topic
 from transforms.errors import ConfigurationError
-from transforms.record_format import name_bytes
-from transforms.text import bytes_text, printable
+from transforms.text import printable
 
 __all__ = ["command", "moment_ms"]
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
-_COLUMNS = (
-    Column("partition", 9, ">"),
-    Column("offset", 10, ">"),
-    Column("when", 19),
-    Column("from", 32),
-    Column("error", 26),
-    Column("size", 9, ">"),
-    Column("key", 20),
-    Column("message", 60),
-)
 _AGE = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -138,75 +129,13 @@ def command() -> None:
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
-class _Printer:
-    def __init__(self, *, as_json: bool) -> None:
-        self._rows = None if as_json else Rows(_COLUMNS, sys.stdout)
-        self.shown = 0
-        self.unreadable = 0
-
-    def show(self, found: FoundLetter, summary: LetterSummary) -> None:
-        """Shows one letter."""
-        self.shown += 1
-        self.unreadable += summary.letter is None
-        if self._rows is None:
-            sys.stdout.write(json_line(_line(found, summary)))
-            return
-        letter = summary.letter
-        context = {} if letter is None else letter.context
-        origin = None if letter is None else letter.origin
-        key = found.record.key if letter is None else letter.record.key
-        message = f"! {summary.error}" if summary.error else context.get("exception.message", "-")
-        self._rows.add(
-            str(found.partition),
-            str(found.offset),
-            _when(found.timestamp),
-            "-" if origin is None else printable(f"{origin[0]}-{origin[1]}@{origin[2]}", 32),
-            printable(context.get("exception.class.name", "-").rpartition(".")[2], 26),
-            "-" if summary.size is None else bytes_text(summary.size),
-            printable(key, 20),
-            printable(message, 500),
-        )
-
-
-def _when(timestamp_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return "-"  # the timestamp may be any 64 bits
-
-
-def _line(found: FoundLetter, summary: LetterSummary) -> dict[str, Any]:
-    letter = summary.letter
-    context = {} if letter is None else letter.context
-    origin = None if letter is None else letter.origin
-    record = found.record if letter is None else letter.record
-    return {
-        "partition": found.partition,
-        "offset": found.offset,
-        "last_offset": found.offsets[-1],
-        "timestamp": found.timestamp,
-        "topic": None if origin is None else origin[0],
-        "original_partition": None if origin is None else origin[1],
-        "original_offset": None if origin is None else origin[2],
-        "pipeline": context.get("connector.name"),
-        "error": context.get("exception.class.name"),
-        "message": context.get("exception.message"),
-        "key": text_json(record.key),
-        "size": summary.size,
-        "form": summary.form,
-        "replays": None if letter is None else letter.replays,
-        "headers": header_json([(name_bytes(name).decode(errors="replace"), value) for name, value in record.headers]),
-        **({} if summary.error is None else {"problem": summary.error}),
-    }
-
-
 async def _list(
     client: ClientSettings,
     dead_letters: str,
     readers: SharedReaders,
     filters: Filters,
     owner: Owner | None,
-    printer: _Printer,
+    printer: LetterPrinter,
 ) -> None:
     topic = await find_topic(client, dead_letters)
 
@@ -260,7 +189,7 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
             for each in pipelines
             if each.dead_letter_topic == dead_letters
         }
-        printer = _Printer(as_json=not rows)
+        printer = LetterPrinter(as_json=not rows)
         asyncio.run(_list(settings.client, dead_letters, SharedReaders(readers), filters, owner, printer))
     if rows:
         letters = "1 letter" if printer.shown == 1 else f"{printer.shown:,} letters"

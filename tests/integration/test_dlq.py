@@ -18,7 +18,8 @@ import pytest
 from app.cli import main
 from app.config.parsing import load
 from app.deadletters.log import Filters, ReplayTakenOverError, open_log
-from app.deadletters.replay import RecordWriter, Replay, open_writer
+from app.deadletters.record_writer import RecordWriter, open_writer
+from app.deadletters.replay import Replay
 from app.kafka.clients import ClusterError
 from app.kafka.sender import find_topic
 from app.kafka.topics import Topic
