@@ -60,7 +60,7 @@ def _filter_options(command: _Function) -> _Function:
     options = (
         config_option,
         click.option(
-            "--pipeline", metavar="NAME", help="Only letters of this pipeline; replay needs it if several have some."
+            "--pipeline", metavar="NAME", help="Only letters of this pipeline; needed if dead-letter topics differ."
         ),
         click.option("--error", metavar="CLASS", help="Only letters with this exception: PayloadNotFoundError."),
         click.option("--since", metavar="TIME", help="Only records with this timestamp or a later one; or 2h, 7d."),
@@ -177,10 +177,7 @@ def list_(config: str, pipeline: str | None, *, as_json: bool, **given: Any) -> 
     rows = sys.stdout.isatty() and not as_json
     settings = load(config)
     pipelines = _pipelines(settings)
-    if pipeline is None and len({each.dead_letter_topic for each in pipelines}) == 1:
-        chosen = pipelines[0]
-    else:
-        chosen = _chosen(pipelines, pipeline, ", and the dead-letter topics differ")
+    chosen, _ = _whose(pipelines, pipeline)
     dead_letters = str(chosen.dead_letter_topic)
     owner = None if pipeline is None else Owner.of(chosen, pipelines)
     with ExitStack() as stack:
@@ -210,6 +207,7 @@ def _group(pipeline: PipelineSettings, given: str | None, client: ClientSettings
 def _report(pipeline: PipelineSettings, tally: Tally, group: str, *, yes: bool, as_json: bool) -> None:
     if as_json:
         summary = {
+            "pipeline": pipeline.name,
             "dry_run": not yes,
             "replayed" if yes else "would_replay": tally.replayed,
             "targets": [
@@ -282,7 +280,9 @@ def replay(
     how often it was replayed. Offsets of replayed letters are committed as soon as their records are durable, so the
     next run continues there and repeats nothing. Letters that a filter excludes can be replayed later. Run one replay
     at a time: the one that began last continues, the others end. With --pipeline only letters of that pipeline are
-    replayed. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed already.
+    replayed; without it those of all that share the dead-letter topic, one pipeline after another, each with its own
+    store and group. The status is 1 if a letter cannot be replayed, or if all are skipped and none was replayed
+    already.
 
     \b
     Examples:
@@ -291,29 +291,82 @@ def replay(
       wideload dlq replay -c wideload.toml --partition 0 --from-offset 17 --to-offset 17 --to orders-repaired --yes
     """
     filters = _filters(given)
+    settings = load(config)
+    pipelines = _pipelines(settings)
+    chosen, shares = _whose(pipelines, pipeline)
+    if len(shares) > 1 and group is not None:
+        raise ConfigurationError(
+            "--group", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        )
+    if len(shares) > 1 and given["limit"] is not None:
+        raise ConfigurationError(
+            "--limit", "is of one pipeline, and several share the dead-letter topic; add --pipeline"
+        )
+    owners: Sequence[Owner | None] = [None if pipeline is None else Owner.of(chosen, pipelines)]
+    if len(shares) > 1:
+        owners = [*Owner.one_after_another(shares)]
+    as_json = as_json or not sys.stdout.isatty()
+    failed = False
+    for each, owner in zip(shares, owners, strict=True):
+        name = _group(each, group, settings.client)
+        tally = _replay(settings.client, each, name, filters, owner, to, max_replays, yes=yes, skip=skip_unreadable)
+        if len(shares) > 1 and not as_json:
+            click.echo(f"pipeline {each.name}:")
+        _report(each, tally, name, yes=yes, as_json=as_json)
+        if tally.passed_over:
+            _tell_passed_over(tally, yes=yes)
+        failed = failed or tally.failures > 0 or tally.in_vain
+    return 1 if failed else 0
+
+
+def _whose(
+    pipelines: Sequence[PipelineSettings], name: str | None
+) -> tuple[PipelineSettings, Sequence[PipelineSettings]]:
+    """The pipeline whose dead-letter topic is meant, and those whose letters are."""
+    if name is None and len({each.dead_letter_topic for each in pipelines}) == 1:
+        return pipelines[0], pipelines
+    chosen = _chosen(pipelines, name, ", and the dead-letter topics differ")
+    return chosen, [chosen]
+
+
+def _tell_passed_over(tally: Tally, *, yes: bool) -> None:
+    letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
+    reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
+    click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
+
+
+def _replay(
+    client: ClientSettings,
+    pipeline: PipelineSettings,
+    group: str,
+    filters: Filters,
+    owner: Owner | None,
+    to: str | None,
+    max_replays: int,
+    *,
+    yes: bool,
+    skip: bool,
+) -> Tally:
+    """One replay, of one pipeline's letters."""
     with ExitStack() as stack:
-        settings = load(config)
-        pipelines, client = _pipelines(settings), settings.client
-        chosen = _chosen(pipelines, pipeline, "")
-        store = opened_store(chosen, stack) if chosen.store else None
-        name = _group(chosen, group, client)
-        advance = stack.enter_context(progress(f"from {chosen.dead_letter_topic}", filters.limit, unit="messages"))
+        store = opened_store(pipeline, stack) if pipeline.store else None
+        advance = stack.enter_context(progress(f"from {pipeline.dead_letter_topic}", filters.limit, unit="messages"))
 
         async def run() -> Tally:
-            assert chosen.dead_letter_topic is not None
-            topic = await find_topic(client, chosen.dead_letter_topic)
-            async with open_log(client, topic, name) as log:
+            assert pipeline.dead_letter_topic is not None
+            topic = await find_topic(client, pipeline.dead_letter_topic)
+            async with open_log(client, topic, group) as log:
                 work = Replay(
                     client,
-                    chosen,
+                    pipeline,
                     log,
                     store,
                     filters,
                     to=to,
                     max_replays=max_replays,
                     done=advance,
-                    owner=None if pipeline is None else Owner.of(chosen, pipelines),
-                    skip_unreadable=skip_unreadable,
+                    owner=owner,
+                    skip_unreadable=skip,
                 )
                 try:
                     if yes:
@@ -327,10 +380,4 @@ def replay(
                     raise
                 return work.tally
 
-        tally = asyncio.run(run())
-    _report(chosen, tally, name, yes=yes, as_json=as_json or not sys.stdout.isatty())
-    if tally.passed_over:
-        letters = "the only letter was" if tally.passed_over == 1 else f"all {tally.passed_over:,} letters were"
-        reasons = "; ".join(printable(reason, 500) for reason in tally.skipped)
-        click.echo(f"wideload: nothing {'was' if yes else 'would be'} replayed: {letters} skipped: {reasons}", err=True)
-    return 1 if tally.failures or tally.in_vain else 0
+        return asyncio.run(run())

@@ -18,7 +18,7 @@ from aiokafka.partitioner import murmur2
 
 from app.config.settings import ClientSettings, PipelineSettings
 from app.deadletters.log import Filters, LetterLog
-from app.deadletters.owner import Owner
+from app.deadletters.owner import Owner, told_context
 from app.deadletters.reader import FoundLetter, LetterReader
 from app.deadletters.record_writer import RecordWriter, size_alone
 from app.deadletters.replay_offsets import ReplayedOffsets
@@ -153,6 +153,9 @@ class Replay:
         summary = await asyncio.to_thread(reader.summarize, found)
         if self._limit_reached or not self.filters.match(found, summary):
             return
+        context = told_context(found.record) if summary.letter is None else summary.letter.context
+        if self.owner is not None and self.owner.leaves(context):
+            return
         if found.offset in replayed:
             self.tally.skipped[f"{REPLAYED}before"] += 1
             return
@@ -196,7 +199,10 @@ class Replay:
 
     def _skip_reason(self, letter: Letter) -> str | None:
         if self.owner is not None and not self.owner.owns(letter.context):
-            return f"of pipeline {letter.context.get('connector.name', '-')} (--pipeline)"
+            whose = f"of pipeline {letter.context.get('connector.name', '-')}"
+            return (
+                f"{whose} (--pipeline)" if self.owner.rivals is None else f"{whose}, whose it is not known (--pipeline)"
+            )
         if letter.replays >= self.max_replays:
             return f"{REPLAYED}{letter.replays} times already, and failed again (--max-replays)"
         topic = self._target(letter)
