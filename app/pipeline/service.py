@@ -7,14 +7,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from faust import Service
 
 from app.cluster import capacity
-from app.cluster.expiry import warn_in_background
+from app.cluster.expiry_watch import ExpiryWatch
 from app.cluster.preflight import Plan, plan_pipeline
 from app.config.secret import without_secrets
 from app.config.settings import PipelineSettings, Settings
@@ -91,6 +91,10 @@ class Pipeline(Service):
         self._topic_ids: dict[str, str] = {}
         self._log = StateLog(self, self._trouble)
         self._following: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _margins(self, margins_s: Mapping[str, float]) -> None:
+        self.stats.expiry_margins_s = margins_s
 
     def _trouble(self) -> str | None:
         return None if self.flow is None or self._ending else self.flow.trouble
@@ -159,6 +163,8 @@ class Pipeline(Service):
             await asyncio.wait([self._supervisor], timeout=patience_s)
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
         if self._following is not None:
             self._following.cancel()
             self._log.ends({} if self.flow is None else self.flow.left)
@@ -251,7 +257,8 @@ class Pipeline(Service):
                 log.warning("pipeline %s: %s", self.settings.name, warning)
         if self._store is None and self.settings.store:
             self._store = open_store(self.settings.store)
-            warn_in_background(self.settings, plan, self._store)
+            watch = ExpiryWatch(self._worker.client, self.settings, self._margins)
+            self._watching = asyncio.create_task(watch.follow(plan, self._store))
         self._log.starts(plan, self._store)
         if self._ending or self.target == "STOPPED":
             return
