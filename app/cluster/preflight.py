@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
         if not findings.errors:
             raise
         findings.add(ConfigurationError("bootstrap.servers", str(exc)))
-    findings.check(_place(settings))
+    findings.check(settings.place)
     return plans
 
 
@@ -101,12 +101,6 @@ async def _plans(settings: Settings, findings: Findings) -> list[Plan]:
                 with findings.noted():
                     plans[pipeline.name] = await plan_pipeline(settings.client, pipeline)
     return [plans[pipeline.name] for pipeline in settings.pipelines if pipeline.name in plans]
-
-
-def _place(settings: Settings) -> Callable[[ConfigurationError], int]:
-    """The place of an error in the order of the file: the worker's first, then those of each pipeline."""
-    names = [None, *(pipeline.name for pipeline in settings.pipelines)]
-    return lambda error: names.index(error.pipeline)
 
 
 async def check_stores(pipelines: Sequence[PipelineSettings]) -> None:
