@@ -11,6 +11,7 @@ import sys
 
 from app.application import Application
 from app.cluster.preflight import Plan, check
+from app.config.findings import Findings
 from app.config.parsing import load
 from app.log_filters import keep_secrets
 from app.malloc import keep_freed
@@ -33,8 +34,10 @@ def _build() -> Application:
     keep_freed(settings.in_flight_bytes)
     plans: list[Plan] = []
     if "worker" in sys.argv:  # Faust imports the app for each of its commands
-        check_address(settings)
-        plans = asyncio.run(check(settings))
+        findings = Findings()
+        with findings.noted():
+            check_address(settings)
+        plans = asyncio.run(check(settings, findings))
     return Application(settings, plans, path)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from app.cli import main
 from app.config.parsing import parse
 from app.run import run_worker
 from app.web.address import runs_already
+from tests.forks import run
 from transforms.errors import ConfigurationError
 
 ORDERS = {
@@ -59,6 +62,21 @@ def test_all_that_is_wrong_is_told_at_once(
         "[pipeline.p] filesystem.root",
     ]
     assert all(line.startswith("wideload: ") for line in told)
+
+
+def test_fausts_own_command_looks_at_the_port(tmp_path: Path) -> None:
+    """It tells the same as `wideload worker`, a line for each error, without a traceback."""
+    path = tmp_path / "wideload.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(
+            f"bootstrap.servers = '127.0.0.1:1'\nweb.port = {taken.getsockname()[1]}\n[pipeline.p]\ntopics = ['raw']\n"
+            "output.topic = 'orders'\ntransforms = ['offload']\nlarge.message.payload.store.class = 'memory'\n"
+        )
+        command = [sys.executable, "-m", "faust", "-A", "app.worker", "worker"]
+        done = run(command, environ={**os.environ, "WIDELOAD_CONFIG": str(path)})
+    told = [line for line in done.stderr.splitlines() if not line.startswith("Unable")]
+    assert done.returncode == 2
+    assert [line.partition(": ")[2].partition(": ")[0] for line in told] == ["bootstrap.servers", "web.port"]
 
 
 def test_errors_come_in_the_order_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
