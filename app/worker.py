@@ -13,7 +13,7 @@ from app.application import Application
 from app.cluster.preflight import Plan, check
 from app.config.findings import Findings
 from app.config.parsing import load
-from app.log_filters import keep_secrets
+from app.log_filters import calm_clients, keep_secrets
 from app.malloc import keep_freed
 from app.web.address import check_address
 from transforms.errors import ConfigurationError, WideloadError
@@ -30,6 +30,7 @@ def _build() -> Application:
             CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
         )
     keep_secrets()
+    calm_clients(debug=False)
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
     plans: list[Plan] = []
