@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from aiokafka.errors import IllegalGenerationError, KafkaError, RebalanceInProgressError, UnknownMemberIdError
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
 
 from app.config.secret import without_secrets
@@ -34,6 +35,7 @@ _LOOK_S = 1.0
 _REMEMBERED = 1_000
 _PARENT = __name__.removesuffix("app.log_filters")  # of our folders: the wheel has them in a package
 _MOST: Mapping[str, int] = {"aiokafka": 1, f"{_PARENT}app": 10, f"{_PARENT}stores": 10}
+_OF_A_REBALANCE = (IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError)
 _DIGITS = re.compile("[0-9]+")
 
 _TOO_LOUD = ("aiokafka", "faust", "mode")  # at INFO they tell each step of theirs
@@ -66,8 +68,9 @@ TOLD_BY_US: Mapping[str, tuple[str, ...]] = {
 }
 """Templates of lines, by logger, that aiokafka logs as warnings or errors and then tries again.
 
-Some come with each healthy start or rebalance. Of the others a pipeline tells itself: that brokers or the group do not
-answer, that a rebalance lasts, that offsets were not committed, that a batch was not acknowledged in its time.
+They stay what they are if they name an error that does not pass by itself. Some come with each healthy start or
+rebalance. Of the others a pipeline tells itself: that brokers or the group do not answer, that a rebalance lasts, that
+offsets were not committed, that a batch was not acknowledged in its time.
 """
 
 
@@ -102,8 +105,26 @@ def calm_clients(*, debug: bool) -> None:
 def _calmed(record: logging.LogRecord) -> bool:
     if record.msg not in TOLD_BY_US.get(record.name, ()):
         return True
+    args = record.args if isinstance(record.args, tuple) else ()
+    if not all(map(_passes_by_itself, args)):
+        return True
     record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
     return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+def _passes_by_itself(arg: object) -> bool:
+    """Whether an argument of a line is no error, or one of those that `TOLD_BY_US` is about.
+
+    A login that is refused, a certificate, a name that is not found: their reasons are in no other line.
+    """
+    kind = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(kind, BaseException):
+        return True
+    if issubclass(kind, KafkaError):
+        return kind in _OF_A_REBALANCE or (
+            bool(getattr(kind, "retriable", False)) and kind.__module__ == KafkaError.__module__
+        )
+    return issubclass(kind, (ConnectionError, TimeoutError))
 
 
 class LineFormatter(logging.Formatter):

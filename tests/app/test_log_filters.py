@@ -7,9 +7,12 @@ import inspect
 import io
 import json
 import logging
+import socket
+import ssl
 from collections.abc import Iterator
 
 import pytest
+from aiokafka.errors import AuthenticationFailedError, GroupAuthorizationFailedError, KafkaConnectionError
 
 from app.json_log import JsonFormatter
 from app.log_filters import TOLD_BY_US, LineFormatter, RepeatFilter, bound_repeats, calm_clients
@@ -151,6 +154,28 @@ def test_errors_of_a_healthy_rebalance_are_none(calmed: list[logging.LogRecord])
         logger.error("Heartbeat failed: %r", "a new error")
         assert [record.levelname for record in calmed] == expected
         calmed.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed"), False),
+        (TimeoutError(), False),
+        (KafkaConnectionError("closed"), False),
+        (AuthenticationFailedError("wrong password"), True),
+        (ssl.SSLCertVerificationError("expired"), True),
+        (socket.gaierror("no such name"), True),
+        (GroupAuthorizationFailedError("g"), True),
+    ],
+)
+def test_reasons_that_only_the_client_tells_stay(
+    error: Exception, *, told: bool, calmed: list[logging.LogRecord]
+) -> None:
+    """A line is taken down only if its error passes by itself; a refused login, a certificate, a name stay errors."""
+    calm_clients(debug=False)
+    logging.getLogger("aiokafka").error("Unable connect to node with id %s: %s", 1, error)
+    logging.getLogger("aiokafka.consumer.group_coordinator").error("Group Coordinator Request failed: %s", error)
+    assert [record.levelname for record in calmed] == ["ERROR", "ERROR"] * told
 
 
 def test_lines_that_we_tell_are_those_of_the_installed_client() -> None:
