@@ -158,7 +158,7 @@ def worker(config: str, log_level: str) -> int:
     from app.run import run_worker
 
     try:
-        return run_worker(settings, log_level.upper())
+        return run_worker(settings, log_level.upper(), config)
     except ClusterError as exc:
         raise _at_start(exc) from exc
 

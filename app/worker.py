@@ -10,10 +10,12 @@ import os
 import sys
 
 from app.application import Application
-from app.cluster.preflight import check
+from app.cluster.preflight import Plan, check
+from app.config.findings import Findings
 from app.config.parsing import load
-from app.log_filters import keep_secrets
+from app.log_filters import calm_clients, keep_secrets
 from app.malloc import keep_freed
+from app.web.address import check_address
 from transforms.errors import ConfigurationError, WideloadError
 
 __all__ = ["CONFIG_VARIABLE", "app"]  # noqa: F822  # `app` is created at its first use
@@ -28,11 +30,16 @@ def _build() -> Application:
             CONFIG_VARIABLE, "the environment variable is not set; it names the configuration file"
         )
     keep_secrets()
+    calm_clients(debug=False)
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
-    # Faust imports the app for each of its commands, but only `worker` uses the cluster.
-    plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
-    return Application(settings, plans)
+    plans: list[Plan] = []
+    if "worker" in sys.argv:  # Faust imports the app for each of its commands
+        findings = Findings()
+        with findings.noted():
+            check_address(settings)
+        plans = asyncio.run(check(settings, findings))
+    return Application(settings, plans, path)
 
 
 def __getattr__(name: str) -> Application:

@@ -7,6 +7,7 @@ earlier, so it needs no longer TTL.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -178,6 +179,19 @@ class Retention:
                 "that start at the beginning may meet references without a payload"
             )
         return told
+
+    def margin_s(self, rules: Iterable[ExpiryRule]) -> float | None:
+        """How much longer than `retention_ms` payloads stay, in seconds, by the earliest rule that counts for `judge`.
+
+        Minus infinity if a rule deletes payloads whose records stay for ever, or payloads of any age; infinity if none
+        deletes payloads; None if neither is deleted for its age.
+        """
+        earliest = min((_age(rule) for rule in rules if not rule.tagged), default=None)
+        if self.forever:
+            return None if earliest is None else -math.inf
+        if earliest is None:
+            return math.inf
+        return -math.inf if earliest < 0 else (earliest * _DAY_MS - self.retention_ms) / 1000
 
     def _is_early(self, rule: ExpiryRule) -> bool:
         return _age(rule) * _DAY_MS * 100 < self.retention_ms * _LEAST_PERCENT

@@ -23,10 +23,10 @@ from transforms.retention import Retention, State
 
 __all__ = [
     "TopicExpiry",
+    "ask_in_background",
     "carriers",
     "references",
     "survey",
-    "warn_in_background",
     "warnings_within",
     "with_carriers",
 ]
@@ -72,6 +72,17 @@ class TopicExpiry:
     wrong: bool = False
     changed: str | None = None
     notes: Sequence[str] = ()
+
+    @property
+    def margin_s(self) -> float | None:
+        """How much longer the store keeps payloads than `retention.ms` the records, in seconds, by the earliest rule.
+
+        Below 0 if payloads expire before their records; infinite if no rule deletes payloads. None if it is not known,
+        or if neither is deleted for its age.
+        """
+        if self.retention is None or self.state in ("no-rules", "unknown"):
+            return None
+        return self.retention.margin_s(self.rules)
 
 
 def survey(pipeline: PipelineSettings, found: Mapping[str, Topic], *, apply: bool = False) -> list[TopicExpiry]:
@@ -218,38 +229,31 @@ def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _AS
 
     def ask() -> None:
         with closing(open_store(pipeline.store)) as store:
-            told.extend(_warnings(pipeline, plan, store))
+            told.extend(expiry.message for expiry in _expiries(pipeline, plan, store) if expiry.warns)
 
     _in_background(pipeline, ask).join(seconds)
     return list(told)
 
 
-def warn_in_background(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> None:
-    """Logs the warnings in one line when the store has answered.
+def ask_in_background(
+    pipeline: PipelineSettings, plan: Plan, store: PayloadStore, tell: Callable[[Sequence[TopicExpiry]], None]
+) -> None:
+    """Calls `tell` on a thread with the expiry of each topic of the pipeline, when the store has answered.
 
     It returns at once, and never fails: if the store fails, as without a permission, the log says so at DEBUG.
     """
-
-    def warn() -> None:
-        told = _warnings(pipeline, plan, store)
-        if told:
-            log.warning("pipeline %s: %s", pipeline.name, "; ".join(told))
-
     if isinstance(store, Lifecycle):
-        _in_background(pipeline, warn)
+        _in_background(pipeline, lambda: tell(_expiries(pipeline, plan, store)))
 
 
-def _warnings(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[str]:
+def _expiries(pipeline: PipelineSettings, plan: Plan, store: PayloadStore) -> list[TopicExpiry]:
     dead = () if plan.dead_letters is None else (plan.dead_letters,)
     found = {topic.name: topic for topic in (*plan.sources, plan.sink, *dead)}
-    told = []
-    for transform, name in references(pipeline):
-        expiry = _expiry(pipeline, transform, name, found.get(name), store)
+    expiries = [_expiry(pipeline, transform, name, found.get(name), store) for transform, name in references(pipeline)]
+    for expiry in expiries:
         if expiry.state == "unknown":
             log.debug("pipeline %s: expiry of payloads is not known: %s", pipeline.name, expiry.message)
-        if expiry.warns:
-            told.append(expiry.message)
-    return told
+    return expiries
 
 
 def _in_background(pipeline: PipelineSettings, ask: Callable[[], object]) -> threading.Thread:

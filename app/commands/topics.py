@@ -89,7 +89,14 @@ def create(config: str, *, yes: bool, dry_run: bool, partitions: int | None, lar
 def _agreed(count: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError("--yes", "is missing, and there is no terminal to ask at; add it, or --dry-run")
-    return click.confirm(f"create {count}?")
+    try:
+        return click.confirm(f"create {count}?")
+    except click.Abort as exc:
+        click.echo()  # what was typed has left the cursor in the line of the question
+        if isinstance(exc.__context__, EOFError):
+            return False
+        click.echo("nothing was created")
+        raise
 
 
 async def _wanted(settings: Settings, partitions: int | None, largest_bytes: int | None) -> list[Wanted]:

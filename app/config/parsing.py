@@ -95,9 +95,10 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     everything = Findings()
     for error in (*top.errors, *_of_tables(found, flat), *between.errors):
         everything.add(error)
-    everything.check(_place(flat, found))
+    order = _order(flat, found)
+    everything.check(_place(order))
     (client,) = clients
-    return settings_of(Settings, worker, client=client, pipelines=tuple(right))
+    return settings_of(Settings, worker, client=client, pipelines=tuple(right), order=order)
 
 
 def _tables(document: Mapping[str, Any], top: Findings) -> Sequence[tuple[str, Mapping[str, Any], Findings]]:
@@ -122,12 +123,16 @@ def _of_tables(tables: Sequence[Table], top: Mapping[str, object]) -> Iterator[C
         yield errors[0] if len(errors) == 1 else ConfigurationError(key, reason)
 
 
-def _place(top: Mapping[str, object], tables: Sequence[Table]) -> Callable[[ConfigurationError], float]:
-    """The place of an error in the file: by table, and in a table by key; keys that are missing come last."""
+def _order(top: Mapping[str, object], tables: Sequence[Table]) -> tuple[tuple[str | None, str], ...]:
+    """See `Settings.order`."""
     names: list[tuple[str | None, str]] = [(None, name) for name in [*top, ""]]
     for table in tables:
         names += [(table.name, name) for name in [*table.given, ""]]
-    places = {name: i for i, name in enumerate(names)}
+    return tuple(names)
+
+
+def _place(order: Sequence[tuple[str | None, str]]) -> Callable[[ConfigurationError], float]:
+    places = {name: i for i, name in enumerate(order)}
     return lambda error: places.get((error.pipeline, error.key), places[error.pipeline, ""])
 
 

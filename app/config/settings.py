@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from app.config.chunking import ChunkSettings
@@ -16,6 +16,7 @@ from stores.keys import REQUIRED, Value
 from stores.registry import STORE_CLASS
 from transforms.claims import ON_REFERENCE, OnReference
 from transforms.compression import CODECS, Codec
+from transforms.errors import ConfigurationError
 from transforms.formats import FORMATS, FormatName
 from transforms.identifiers import LIMIT_KEY
 from transforms.inflate import DEFAULT_MAX_BYTES
@@ -267,6 +268,15 @@ class Settings:
         minimum=0,
     )
     pipelines: tuple[PipelineSettings, ...]
+    order: tuple[tuple[str | None, str], ...] = field(default=(), compare=False, repr=False)
+    """The keys as they stand in the file, each with its pipeline; an empty name stands behind those of a table."""
+
+    def place(self, error: ConfigurationError) -> int:
+        """The place of an error in the file: by table, and in a table by key; keys that are not there come last."""
+        for name in ((error.pipeline, error.key), (error.pipeline, "")):
+            if name in self.order:
+                return self.order.index(name)
+        return len(self.order)
 
 
 WORKER_KEYS = keys_of(Settings)

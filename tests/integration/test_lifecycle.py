@@ -321,13 +321,19 @@ def test_worker_warns_once_at_start(place: Place, versitygw: S3Server) -> None:
     with WorkerProcess(place.folder, place.worker, pipelines) as worker:
         worker.wait_ready()
         log = until(lambda: warnings(worker, 2), "both warnings are in the log")
+        margins = [line for line in worker.text("/metrics").splitlines() if line.startswith(MARGIN)]
         assert worker.terminate() == 0
     log = warnings(worker, 2)
     assert len(log) == 2
     by_pipeline = {line.partition("pipeline ")[2].partition(":")[0]: line for line in log}
     assert set(by_pipeline) == {"missing", "compacted"}
-    assert "WARNING app.cluster.expiry: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
+    assert "WARNING app.cluster.expiry_watch: pipeline missing: no rule deletes payloads" in by_pipeline["missing"]
     assert "a TTL must not be used" in by_pipeline["compacted"]
+    assert [line.partition(" ")[2] for line in margins if 'pipeline="missing"' in line] == ["+Inf"]
+    assert not [line for line in margins if 'pipeline="gateway"' in line]  # it does not tell its rules
+
+
+MARGIN = "wideload_payload_expiry_margin_seconds{"
 
 
 def warnings(worker: WorkerProcess, count: int) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_recommended_is_ok_whatever_the_retention(milliseconds: int) -> None:
 def test_verdict_at_each_boundary(milliseconds: int, days: int, state: str) -> None:
     """Between 10 and 20 % above the retention, in whole days, is right."""
     assert retention(milliseconds).judge([rule(days)]).state == state
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "margin_s"),
+    [
+        ("delete", [rule(9)], 2 * DAY / 1000),
+        ("delete", [rule(400), rule(3, whole=False)], -4 * DAY / 1000),
+        ("delete", [rule(3, tagged=True), ours(9)], 2 * DAY / 1000),
+        ("delete", [rule(None, date="2030-01-31")], -math.inf),
+        ("delete", [], math.inf),
+        ("compact", [], None),
+        ("compact", [rule(400)], -math.inf),
+    ],
+)
+def test_margin(policy: str, rules: Sequence[ExpiryRule], margin_s: float | None) -> None:
+    """How much longer than seven days the payloads stay, by the earliest rule; rules for tags do not count."""
+    assert retention(policy=policy).margin_s(rules) == margin_s
 
 
 @pytest.mark.parametrize(
