@@ -12,6 +12,7 @@ import pytest
 from app.cluster.preflight import check
 from app.config.parsing import parse
 from app.local.broker import EmbeddedBroker
+from app.serializers import kafka_python
 from app.serializers.aiokafka import DeserializingConsumer, SerializingProducer
 from tests.integration.topics import read_all, send
 from tests.integration.way import MakeTopic, Way, digests, expected, first_occurrences, mixed
@@ -149,3 +150,18 @@ async def test_clients_log_in(secured: Secured, way: Way) -> None:
     reads = {**keys, **store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
     async with DeserializingConsumer({**reads, "auto.offset.reset": "earliest"}, way.raw) as consumer:
         assert (await consumer.getone()).value == b"x" * 5_000
+
+
+def test_kafka_python_logs_in(secured: Secured, way: Way) -> None:
+    """So do those of kafka-python, which knows no such keys by itself."""
+    store = {**way.store, "large.message.threshold.bytes": 1_000}
+    producer = kafka_python.SerializingProducer(
+        {**secured.keys(), **store, "value.serializer": "wideload.serializers.LargeMessageSerializer"}
+    )
+    producer.send(way.raw, b"x" * 5_000).get(30)
+    producer.close()
+    reads = {**store, "value.deserializer": "wideload.serializers.LargeMessageDeserializer"}
+    more = {"auto.offset.reset": "earliest", "consumer.timeout.ms": 30_000}
+    consumer = kafka_python.DeserializingConsumer({**secured.keys(), **reads, **more}, way.raw)
+    assert next(iter(consumer)).value == b"x" * 5_000
+    consumer.close()
