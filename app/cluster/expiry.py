@@ -22,6 +22,7 @@ from transforms.errors import PayloadStoreError
 from transforms.retention import Retention, State
 
 __all__ = [
+    "GROWS",
     "TopicExpiry",
     "ask_in_background",
     "carriers",
@@ -34,6 +35,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Transform = Literal["offload", "inflate", "dead-letter"]
+
+GROWS = "payloads stay until those without a record are swept, so it grows for ever unless a sweep is scheduled"
+"""What a store without expiry rules does."""
 
 _ADVISED = frozenset({"missing", "too-short", "too-long", "forbidden"})
 _ASK_S = 10.0  # how long `wideload check` waits for the rules of one store
@@ -54,7 +58,7 @@ class TopicExpiry:
         state: of `Verdict`. `no-rules`: the store has no expiry rules; `unknown`: the store, or the cluster, did not
             answer.
         message: explains the state.
-        warns: whether the worker and `wideload check` warn of it.
+        warnings: what the worker and `wideload check` warn of, a sentence each.
         wrong: whether the user has to change something.
         changed: the rule that `--apply` has set or removed; None if it had nothing to do.
         notes: further sentences.
@@ -68,7 +72,7 @@ class TopicExpiry:
     rules: Sequence[ExpiryRule]
     state: State | Literal["no-rules", "unknown"]
     message: str
-    warns: bool = False
+    warnings: Sequence[str] = ()
     wrong: bool = False
     changed: str | None = None
     notes: Sequence[str] = ()
@@ -133,7 +137,7 @@ def _expiry(
         message = f"topic {name} does not exist, so it is not known how long its records stay; create it first"
         return dataclasses.replace(expiry, message=message, wrong=True)
     if not isinstance(store, Lifecycle):
-        message = "this store has no expiry rules: payloads stay until those without a record are swept"
+        message = f"this store has no expiry rules: {GROWS}"
         return dataclasses.replace(expiry, state="no-rules", message=message + _forbidding(retention))
     try:
         rules = store.expiry_rules(name)
@@ -142,13 +146,14 @@ def _expiry(
             rules = store.expiry_rules(name)
     except PayloadStoreError as exc:
         return dataclasses.replace(expiry, message=f"{exc}{_forbidding(retention)}", wrong=True)
-    verdict = retention.judge(rules)
+    verdict, outlived = retention.judge(rules), retention.outlived(rules)
+    message = f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message
     return dataclasses.replace(
         expiry,
         rules=rules,
         state=verdict.state,
-        message=f"{verdict.message}; {_advice(retention, rules)}" if verdict.state in _ADVISED else verdict.message,
-        warns=verdict.warns,
+        message=message,
+        warnings=[*([message] if verdict.warns else []), *([outlived] if outlived else [])],
         wrong=verdict.wrong,
         changed=changed,
         notes=retention.notes(rules),
@@ -229,7 +234,8 @@ def warnings_within(pipeline: PipelineSettings, plan: Plan, seconds: float = _AS
 
     def ask() -> None:
         with closing(open_store(pipeline.store)) as store:
-            told.extend(expiry.message for expiry in _expiries(pipeline, plan, store) if expiry.warns)
+            for expiry in _expiries(pipeline, plan, store):
+                told.extend(expiry.warnings)
 
     _in_background(pipeline, ask).join(seconds)
     return list(told)

@@ -7,12 +7,12 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from app.cluster.expiry import TopicExpiry, ask_in_background
+from app.cluster.expiry import GROWS, TopicExpiry, ask_in_background, references
 from app.cluster.preflight import Plan
 from app.config.settings import ClientSettings, PipelineSettings
 from app.kafka.clients import ClusterError, admin
 from app.kafka.topics import topics
-from stores.store import PayloadStore
+from stores.store import Lifecycle, PayloadStore
 from transforms.errors import ConfigurationError
 
 __all__ = ["ExpiryWatch"]
@@ -49,12 +49,15 @@ class ExpiryWatch:
             plan = await self._renewed(plan)
 
     def look(self, plan: Plan, store: PayloadStore) -> None:
-        """Asks the store once; does not wait for the answer."""
+        """Asks the store once; does not wait for the answer. A store without rules is told of once."""
+        if not isinstance(store, Lifecycle) and not self._said and any(references(self._pipeline)):
+            self._said = GROWS
+            log.info("pipeline %s: its store has no expiry rules: %s", self._pipeline.name, GROWS)
         ask_in_background(self._pipeline, plan, store, self._tell)
 
     def _tell(self, expiries: Sequence[TopicExpiry]) -> None:
         self._told({each.topic: each.margin_s for each in expiries if each.margin_s is not None})
-        said = "; ".join(each.message for each in expiries if each.warns)
+        said = "; ".join(warning for each in expiries for warning in each.warnings)
         if said and said != self._said:
             log.warning("pipeline %s: %s", self._pipeline.name, said)
         self._said = said

@@ -182,6 +182,19 @@ def test_notes_name_rules_for_tags_and_long_segments() -> None:
     assert retention(policy="compact", segment_ms=7 * DAY).notes([]) == []
 
 
+def test_segments_count_for_the_age() -> None:
+    """A record may stay for `segment.ms` longer: payloads stay for a day more, and our own rule is made longer."""
+    days = {0: 9, DAY: 9, 2 * DAY: 10, 7 * DAY: 15}
+    assert {each: retention(segment_ms=each).recommended_days for each in days} == days
+    week = retention(segment_ms=7 * DAY)
+    assert week.judge([ours(15)]).state == "ok"
+    assert week.judge([ours(16)]).state == "too-long"
+    assert week.own_days([ours(9)]) == 15
+    assert week.own_days([ours(15)]) == 15
+    assert "keep payloads for 15 d" in (week.outlived([ours(9)]) or "")
+    assert week.outlived([ours(14)]) is None
+
+
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
     [
