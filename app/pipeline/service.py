@@ -85,6 +85,7 @@ class Pipeline(Service):
         self._supervisor: asyncio.Task[None] | None = None
         self._ending = False
         self._woken = asyncio.Event()  # something is asked for, whatever the supervisor waits for
+        self._anew = False
         self._joined_s: float | None = None
         self._proven = False
         self._topic_ids: dict[str, str] = {}
@@ -126,6 +127,7 @@ class Pipeline(Service):
             self._status = "STARTING"
         elif self._status != "STARTING":
             self._status = "RESTARTING"
+        self._anew = True
         if self.flow is not None:
             self.flow.stop()
         self._woken.set()
@@ -176,6 +178,7 @@ class Pipeline(Service):
         delay_s = _FIRST_DELAY_S
         while not self._ending:
             self._woken.clear()
+            self._anew = False
             self._status = self._next
             if self._status in {"STOPPED", "FAILED"}:
                 await self._woken.wait()
@@ -299,8 +302,11 @@ class Pipeline(Service):
         log.warning("pipeline %s begins again in %.1f s: %s", self.settings.name, delay_s, error)
 
     def _give_up(self, error: Exception) -> None:
-        self._status = "FAILED"
         self._note(error)
+        if self._anew or self.target == "STOPPED":
+            log.warning("pipeline %s: its last records were not finished: %s", self.settings.name, error)
+            return  # it was to end anyway, and whoever asked for that has the say
+        self._status = "FAILED"
         log.error("pipeline %s has stopped: %s", self.settings.name, error)
         self._ended(self)
 
