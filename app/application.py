@@ -19,19 +19,35 @@ from app.kafka.clients import security_arguments
 from app.kafka.cluster_id import ClusterId
 from app.log_filters import LEAST_LEVELS, hide_secrets, keep_secrets
 from app.pipeline.budget import Budget
+from app.pipeline.control_topic import ControlTopic
 from app.pipeline.service import Pipeline
+from app.pipeline.steering import GroupSteering, OwnSteering
 from app.web.pages import add_pages
 from app.web.rest import Rest
 from app.web.server import WebServer
 from transforms.errors import WideloadError
 
-__all__ = ["Application", "PipelinesFailedError"]
+__all__ = ["Application", "PipelinesFailedError", "read_control_topic"]
 
 log = logging.getLogger(__name__)
 
 
 class PipelinesFailedError(WideloadError):
     """All pipelines have stopped for good, so the worker has nothing left to do."""
+
+
+def read_control_topic(settings: Settings) -> ControlTopic | None:
+    """The topic of `control.topic` with all that it says now; None without the key.
+
+    Raises:
+        ConfigurationError: a certificate or key cannot be used, or a package is missing.
+        ClusterError: it cannot be read.
+    """
+    if settings.control_topic is None:
+        return None
+    topic = ControlTopic(settings.control_topic, settings)
+    asyncio.run(topic.read())
+    return topic
 
 
 class _BootStrategy(BootStrategy):
@@ -50,12 +66,15 @@ class Application(faust.App):
     Args:
         settings: the configuration of the worker.
         plans: the results of the preflight, by pipeline; a pipeline without a plan runs the preflight when it starts.
+        control_topic: what it has said; without it, each request is for this worker alone.
     """
 
     BootStrategy = _BootStrategy
     logger = logging.getLogger("faust")  # "Starting...", "Stopping..." and the like
 
-    def __init__(self, settings: Settings, plans: Sequence[Plan] = ()) -> None:
+    def __init__(
+        self, settings: Settings, plans: Sequence[Plan] = (), control_topic: ControlTopic | None = None
+    ) -> None:
         self.web_hosts = settings.web_hosts or ()
         self.log_format = settings.log_format
         super().__init__(
@@ -86,18 +105,21 @@ class Application(faust.App):
             )
             for pipeline in settings.pipelines
         ]
+        self._group_steering = None if control_topic is None else GroupSteering(control_topic, self.pipelines)
+        steering = self._group_steering or OwnSteering()
         self._cluster_id = ClusterId(settings.client)
         web: Any = self.web  # its type is that of any driver
-        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS).add_to(web.web_app)
+        Rest(settings, self.pipelines, self._cluster_id.get, LEAST_LEVELS, steering).add_to(web.web_app)
         add_pages(self, self.pipelines, settings.in_flight_bytes)
 
     def _new_web(self) -> WebServer:
         return WebServer(self)
 
     def on_init_dependencies(self) -> Iterable[ServiceT]:
-        """The web server, the services that agents need, and the pipelines."""
+        """The web server, the services that agents need, what steers the pipelines, and the pipelines."""
         self.producer_only = not self.agents
-        return [*super().on_init_dependencies(), *self.pipelines]
+        steering = [] if self._group_steering is None else [self._group_steering]
+        return [*super().on_init_dependencies(), *steering, *self.pipelines]
 
     async def on_first_start(self) -> None:
         """Makes Faust's folders only if there are agents. Faust's own command has set up its log by now."""
@@ -109,7 +131,8 @@ class Application(faust.App):
 
     async def on_stop(self) -> None:
         """Stops all pipelines at the same time: a pipeline that waits for its broker does not delay the others."""
-        await asyncio.gather(self._cluster_id.stop(), *(pipeline.stop() for pipeline in self.pipelines))
+        services = [*self.pipelines, *([] if self._group_steering is None else [self._group_steering])]
+        await asyncio.gather(self._cluster_id.stop(), *(service.stop() for service in services))
         await super().on_stop()
 
     def _pipeline_ended(self, _: Pipeline) -> None:

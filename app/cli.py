@@ -194,6 +194,8 @@ def check(config: str, *, show: bool) -> int:
         for topic in plan.created:
             click.echo(f"created topic {topic}")
     print_table(TITLES, plan_rows(settings, plans))
+    if settings.control_topic is not None:
+        click.echo(f"control.topic {settings.control_topic}: 1 partition, compact")
     for doubt in store_doubts(settings.pipelines):
         click.echo(f"warning: {doubt}")
     for pipeline, plan in zip(settings.pipelines, plans, strict=True):

@@ -12,7 +12,7 @@ from typing import Literal
 
 import faust
 
-from app.application import Application, PipelinesFailedError
+from app.application import Application, PipelinesFailedError, read_control_topic
 from app.cluster.preflight import check
 from app.config.findings import Findings
 from app.config.handover import store_doubts
@@ -50,18 +50,21 @@ def run_worker(settings: Settings, log_level: str) -> int:
 
     Raises:
         ConfigurationError: the preflight found problems of configuration, cluster or stores; nothing was consumed.
+        ClusterError: the cluster did not answer; nothing was consumed.
     """
     findings = Findings()
     with findings.noted():
         check_address(settings)
     keep_freed(settings.in_flight_bytes)
-    plans = asyncio.run(check(settings, findings))  # before logging is set up: the caller prints an error as one line
+    # Before logging is set up: the caller prints an error as one line.
+    plans = asyncio.run(check(settings, findings))
+    control_topic = read_control_topic(settings)
     set_up_logging(log_level, settings.log_format)
     for doubt in store_doubts(settings.pipelines):
         log.warning("%s", doubt)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    application = _Application(settings, plans)
+    application = _Application(settings, plans, control_topic)
     worker = faust.Worker(
         application, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False, loglevel=log_level
     )

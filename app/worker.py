@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from app.application import Application
+from app.application import Application, read_control_topic
 from app.cluster.preflight import check
 from app.config.parsing import load
 from app.log_filters import keep_secrets
@@ -31,8 +31,9 @@ def _build() -> Application:
     settings = load(path)
     keep_freed(settings.in_flight_bytes)
     # Faust imports the app for each of its commands, but only `worker` uses the cluster.
-    plans = asyncio.run(check(settings)) if "worker" in sys.argv else []
-    return Application(settings, plans)
+    if "worker" not in sys.argv:
+        return Application(settings)
+    return Application(settings, asyncio.run(check(settings)), read_control_topic(settings))
 
 
 def __getattr__(name: str) -> Application:

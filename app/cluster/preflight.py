@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from app.cluster.control_topic import check_control_topic
 from app.cluster.coordinator import check_transactions
 from app.cluster.topic_checks import check_chunks, check_dead_letters, check_limits, check_wrappers
 from app.cluster.topic_creation import create_topic, until_known
@@ -80,6 +81,8 @@ async def check(settings: Settings, findings: Findings | None = None) -> list[Pl
         await check_stores(settings.pipelines)
     plans = []
     try:
+        with findings.noted():
+            await check_control_topic(settings)
         for pipeline in settings.pipelines:
             with findings.noted():
                 plans.append(await plan_pipeline(settings.client, pipeline))
