@@ -89,10 +89,12 @@ def parse(document: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
         *names,
         *group_errors(right),
         *circle_errors(right),
-        *control_errors(worker["control.topic"], right),
         *form_errors(right),
     ):
         between.add(error)
+    with top.noted():
+        for error in control_errors(worker["control.topic"], right):
+            top.add(error)
     with top.noted():
         _check_shutdown(worker["task.shutdown.graceful.timeout.ms"], right)
     everything = Findings()

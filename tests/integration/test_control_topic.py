@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient
 
 from app.cluster.control_topic import check_control_topic
 from app.config.parsing import parse
 from app.config.settings import Settings
 from app.kafka.clients import ClusterError
 from app.kafka.topic_log import Entry, TopicLog
+from app.kafka.topics import topic_of
 from tests.integration.rest import Answer, ask
 from tests.integration.topics import alter, end_offsets, read_all, send
 from tests.integration.way import MakeTopic, Way
@@ -133,9 +134,8 @@ def test_the_topic_is_made(group: Group) -> None:
     try:
         asyncio.run(check_control_topic(settings_of(group)))
         asyncio.run(check_control_topic(settings_of(group)))
-        resource = ConfigResource(ResourceType.TOPIC, group.topic)
-        assert client.describe_configs([resource])[resource].result(30)["cleanup.policy"].value == "compact"
-        assert len(client.list_topics(group.topic, 30).topics[group.topic].partitions) == 1
+        made = asyncio.run(topic_of({"bootstrap.servers": group.way.broker}, group.topic))
+        assert (made.partitions, made.cleanup_policy) == (1, "compact")
     finally:
         client.delete_topics([group.topic])[group.topic].result(30)
 
