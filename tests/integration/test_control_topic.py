@@ -199,6 +199,15 @@ def test_a_request_that_kafka_does_not_take(group: Group) -> None:
     until_state("PAUSED", worker)
 
 
+def test_a_worker_that_cannot_read_the_topic_does_not_start(group: Group) -> None:
+    """It is not known which pipelines are to run, so none does; one line says so."""
+    worker = group.worker(**{"app.pipeline.control_topic:_READ_S": 0.0})
+    assert worker.wait() == 2
+    (line,) = worker.log.read_text().splitlines()
+    assert "control.topic cannot be read, so it is not known which pipelines are to run: " in line
+    assert f"topic {group.topic} was not read to its end within 0 s" in line
+
+
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 
