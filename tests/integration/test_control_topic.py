@@ -36,10 +36,10 @@ class Group:
         self.topic = topic
         self._stack = stack
 
-    def worker(self, *, more: dict[str, object] | None = None, **constants: object) -> WorkerProcess:
+    def worker(self, **constants: object) -> WorkerProcess:
         """A worker that has started; it is not waited for."""
         control = {"web.control.enable": True, "web.control.token": TOKEN, "control.topic": self.topic}
-        worker = WorkerProcess(self.way.folder, {**self.way.settings(), **control}, self.way.offload(**(more or {})))
+        worker = WorkerProcess(self.way.folder, {**self.way.settings(), **control}, self.way.offload())
         worker.constants = constants
         return self._stack.enter_context(worker)
 
